@@ -1,0 +1,54 @@
+# Two commands a newcomer needs: `make demo` and `make test`. Both create .venv and install all they need.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
+
+.PHONY: demo test check lint format types unit scanner scanner-check docs clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+demo: $(VENV)/.demo  ## record, analyse and report a small real two-rank job on this machine
+	$(BIN)/stepscope demo
+
+test: check unit  ## everything CI runs: linters, types, scanner rebuild, tests
+
+check: lint types scanner-check
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev  ## format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source
+	$(BIN)/python tools/build_scanner.py
+
+scanner-check: $(VENV)/.dev
+	$(BIN)/python tools/build_scanner.py --check
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=python3.x"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml requirements/test.txt
+	$(PIP) -r requirements/test.txt
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.demo
+	$(PIP) -e '.[dev,sql]'
+	@touch $@
+
+clean:  ## remove the environment and what was built
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

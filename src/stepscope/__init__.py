@@ -1,0 +1,28 @@
+"""Where did the training step go, and what would each fix give back?
+
+Two sides, and only files between them. The *job side* (`record`, `bench`, `integrations`) runs inside training
+and needs torch and the standard library. The *desk side* (everything else) reads what the job left behind and
+never imports torch. This module imports neither side until a name is asked for, so `import stepscope` is cheap
+in both places.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "load": "stepscope.run.load",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+if TYPE_CHECKING:
+    from stepscope.run.load import load as load
+
+
+def __getattr__(name: str) -> Any:
+    """Import the room that holds `name` on first use."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'stepscope' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_PUBLIC[name]), name)

@@ -1,0 +1,1 @@
+"""In the job: the recorder inside Accelerate, Transformers, Lightning and DeepSpeed loops."""

@@ -1,0 +1,70 @@
+"""The names inside a run folder, shared by the side that writes it and the side that reads it.
+
+    run.json                    written last by rank 0
+    rank00000.pt.trace.json.gz  Kineto trace of the profiled window
+    rank00000.steps.jsonl       every step, profiled or not
+    rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
+
+Standard library only: the job side imports it.
+"""
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+SCHEMA = 1
+RUN_JSON = "run.json"
+CACHE_FOLDER = ".stepscope"
+
+_RANK_PREFIX = re.compile(r"^rank(\d{5})\.")
+
+
+def rank_file(rank: int, what: str) -> str:
+    """Return the name of one rank's file, e.g. `rank00003.steps.jsonl` for `what='steps.jsonl'`."""
+    return f"rank{rank:05d}.{what}"
+
+
+def trace_file(rank: int) -> str:
+    """Return the name of one rank's trace."""
+    return rank_file(rank, "pt.trace.json.gz")
+
+
+def steps_file(rank: int) -> str:
+    """Return the name of one rank's step log."""
+    return rank_file(rank, "steps.jsonl")
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank in a run folder's file name, or None for any other name."""
+    found = _RANK_PREFIX.match(name)
+    return int(found.group(1)) if found else None
+
+
+@contextmanager
+def written_whole(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path` and move it there once all was written; nothing is left on failure.
+
+    A link at `path` is replaced, never followed. After a crash there is the old file or the new, never half.
+    """
+    target = Path(path)
+    fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    try:
+        with os.fdopen(fd, mode) as f:
+            yield f
+            f.flush()
+            os.fsync(f.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current

@@ -1,0 +1,92 @@
+"""One trace file as columns: what every reader returns and everything after it works on."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.schema import NO_STRING, STRING_ID_BASE
+
+Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
+
+    rows: npt.NDArray[np.int64]
+    values: Int64s
+
+    def dense(self, num_rows: int, *, missing: int) -> Int64s:
+        """Return one value per event row, `missing` where the event has none."""
+        out = np.full(num_rows, missing, np.int64)
+        out[self.rows] = self.values
+        return out
+
+    def at(self, rows: npt.NDArray[Any], *, missing: int) -> Int64s:
+        """Return the values at the given event rows, `missing` where the event has none."""
+        if not len(self.rows):
+            return np.full(len(rows), missing, np.int64)
+        i = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+        return np.where(self.rows[i] == rows, self.values[i], missing)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """What reading had to drop, mend or shorten. Every non-zero count becomes a warning."""
+
+    truncated: bool = False
+    malformed: int = 0
+    """events that were no JSON and are lost"""
+    bad_time: int = 0
+    """events dropped for a ts or dur that is no finite number, out of range or missing where needed"""
+    negative_duration: int = 0
+    mended: int = 0
+    """events that were read although their JSON was bad (bare quotes, control characters)"""
+    bad_text: int = 0
+    """distinct strings with invalid UTF-8, lone surrogates or bad escapes, replaced"""
+    shortened: int = 0
+    """distinct strings longer than the limit, shortened"""
+    bad_args: int = 0
+    """argument values of the wrong type or out of range, left out"""
+    first_bad_offset: int | None = None
+    notes: tuple[str, ...] = ()
+    """anything else worth telling: byte-order mark, trailing garbage"""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One trace file: columns of `schema.DENSE`, sparse columns of `schema.ARGS`, strings and header.
+
+    `header` holds the top-level fields beside `traceEvents` (`distributedInfo`, `deviceProperties`, ...).
+    """
+
+    path: str
+    raw_bytes: int
+    header: dict[str, Any]
+    strings: list[str]
+    columns: dict[str, npt.NDArray[Any]]
+    args: dict[str, Sparse]
+    quality: Quality = field(default_factory=Quality)
+    from_cache: bool = False
+
+    @property
+    def num_events(self) -> int:
+        """Return the number of rows."""
+        return len(self.columns["ts_ns"])
+
+    def __getitem__(self, column: str) -> npt.NDArray[Any]:
+        return self.columns[column]
+
+    def arg(self, name: str) -> Sparse:
+        """Return a sparse column; an empty one where no event has it."""
+        return self.args.get(name) or Sparse(np.empty(0, np.int64), np.empty(0, np.int64))
+
+    def text(self, string_id: int) -> str | None:
+        """Return the string of an id in `cat`, `name` or a TEXT argument; None for `NO_STRING`."""
+        return None if string_id == NO_STRING else self.strings[string_id]
+
+    def id_text(self, value: int) -> str:
+        """Return a `pid` or `tid` as people read it, whether it was a number or a string."""
+        return self.strings[value - STRING_ID_BASE] if value < STRING_ID_BASE // 2 else str(value)

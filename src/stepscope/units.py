@@ -1,0 +1,34 @@
+"""Numbers in the units people read: nanoseconds to ms, bytes to MB, names made safe to print."""
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+
+def ms(time_ns: int | float) -> float:
+    """Return milliseconds, rounded to the nanosecond so that sums stay exact in print."""
+    return round(float(time_ns) / NS_PER_MS, 6)
+
+
+def us(time_ns: int | float) -> float:
+    """Return microseconds."""
+    return round(float(time_ns) / NS_PER_US, 3)
+
+
+def readable_bytes(size_bytes: int | float) -> str:
+    """Return `1.5 MB` style text in powers of 1000."""
+    size = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def printable(name: str, *, width: int = 200) -> str:
+    """Return `name` with control, escape and bidirectional characters shown as escapes, cut to `width`.
+
+    Names come from traces and traces are untrusted: they may hold terminal escape sequences.
+    """
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
+    return safe if len(safe) <= width else safe[: width - 1] + "…"
