@@ -1,0 +1,134 @@
+"""Every setting of a recording, in one frozen record that reaches all processes of a job as one variable.
+
+The launcher writes it with `to_env()`; every process of the job reads the same text with `from_env()`.
+Because the window is a function of these settings and the step number alone, all ranks open and close it together
+without exchanging a word.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from stepscope.errors import UsageError
+
+VARIABLE = "STEPSCOPE_RECORD"
+OUT_VARIABLE = "TORCH_TRACE_DIR"
+DEFAULT_OUT = "stepscope-run"
+
+WARMUP_STEPS = 2
+ACTIVE_STEPS = 5
+WAIT_STEPS = 8
+
+
+@dataclass(frozen=True)
+class RecordConfig:
+    """How a job is recorded; the defaults are those of `stepscope record`."""
+
+    out: str = DEFAULT_OUT
+    command: tuple[str, ...] = ()
+    run_id: str | None = None  # set by a launcher; a fallback where ranks share no store
+
+    # The window: (wait + warmup + active) * repeat steps. wait steps are timed without the profiler.
+    wait: int = WAIT_STEPS
+    warmup: int = WARMUP_STEPS
+    active: int = ACTIVE_STEPS
+    repeat: int = 1
+    light: bool = False  # step log only, no profiler at all
+    ranks: tuple[int, ...] | None = (
+        None  # ranks whose window is profiled; None: all. Step logs come from all.
+    )
+    tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)
+
+    activities: tuple[str, ...] | None = None  # ("cpu", "cuda"); None: what this torch supports
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    count_flops: bool = True  # one step outside the window is observed with shapes to count its FLOPs
+
+    # Budgets: whichever is met first ends the window early; the trace keeps what was recorded.
+    max_events: int = 1_000_000
+    max_seconds: float = 120.0
+    max_memory_mb: int = 2_000
+
+    # What is sampled beside the steps.
+    memory: bool = False
+    memory_history: bool = False
+    telemetry: bool = True
+    collectives: bool = True
+    nccl_log: bool = False
+    nvtx: bool = True  # where CUDA is
+
+    # How long anything of ours may take once training is over.
+    close_wait_s: float = 30.0
+    other_ranks_wait_s: float = 60.0
+    write_timeout_s: float = 600.0
+    scratch: str | None = (
+        None  # where the plain trace lies before it is compressed; None: local temporary folder
+    )
+
+    def __post_init__(self) -> None:
+        for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("repeat", 1), ("max_events", 1)):
+            if getattr(self, name) < least:
+                raise UsageError(
+                    f"{name}: expected a whole number of at least {least}, found {getattr(self, name)}"
+                )
+        if self.tool not in ("torch", "cuda"):
+            raise UsageError(f"tool: expected 'torch' or 'cuda', found {self.tool!r}")
+
+    def with_steps(self, first: int, last: int) -> "RecordConfig":
+        """Return the same settings with the window on steps `first` to `last - 1`, counted from 0."""
+        if not 0 <= first < last:
+            raise UsageError(
+                f"--steps {first}:{last}: expected FIRST:LAST with 0 <= FIRST < LAST (LAST exclusive)"
+            )
+        warmup = min(WARMUP_STEPS, first)
+        return replace(self, wait=first - warmup, warmup=warmup, active=last - first, repeat=1)
+
+    def to_env(self) -> dict[str, str]:
+        """Return the one environment variable that carries these settings into a job."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> "RecordConfig | None":
+        """Return the settings found in the environment, or None where nothing asks for a recording.
+
+        Names this version does not know are left out, so that a launcher may be newer than the job's copy.
+        """
+        text = (os.environ if environ is None else environ).get(VARIABLE)
+        if not text:
+            return None
+        try:
+            found = json.loads(text)
+            known = {f.name for f in fields(cls)}
+            return cls(**{name: _settled(value) for name, value in found.items() if name in known})
+        except (ValueError, TypeError, AttributeError) as e:
+            raise UsageError(
+                f"{VARIABLE}: expected the JSON that `stepscope record` sets, found {text[:80]!r}"
+            ) from e
+
+
+def default_out(environ: Mapping[str, str] | None = None) -> str:
+    """Return the output folder: `TORCH_TRACE_DIR` where it is set, else `./stepscope-run`."""
+    return (os.environ if environ is None else environ).get(OUT_VARIABLE) or DEFAULT_OUT
+
+
+def ranks_from(text: "str | int | list[int] | tuple[int, ...] | None") -> tuple[int, ...] | None:
+    """Return the chosen ranks: None for "all", else a sorted tuple, from "0,3", a number or a list."""
+    if text is None or text == "all":
+        return None
+    try:
+        parts = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
+        chosen = sorted({int(part) for part in parts})
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"ranks: expected 'all' or rank numbers such as 0,3, found {text!r}") from e
+    if not chosen or chosen[0] < 0:
+        raise UsageError(f"ranks: expected 'all' or rank numbers such as 0,3, found {text!r}")
+    return tuple(chosen)
+
+
+def _settled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

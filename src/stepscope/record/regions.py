@@ -1,0 +1,136 @@
+"""Where in its step each rank is: a stack of named regions, their own time, and their marks in the trace.
+
+Time is *exclusive*: a region's time is its span minus the regions inside it, so the regions of a step never
+sum to more than the step. Forward and backward inside `optimizer.step` (LBFGS, Lightning closures) thereby
+leave only the optimizer's own work to `optimizer_step`.
+
+    begin optimizer_step 0, begin forward_pass 2, end forward_pass 7, end optimizer_step 10
+    -> optimizer_step 5, forward_pass 5
+"""
+
+import threading
+from time import perf_counter_ns
+from typing import Any
+
+DATA_LOADING = "data_loading"
+FORWARD = "forward_pass"
+BACKWARD = "backward_pass"
+GRADIENT_SYNC = "gradient_sync"
+OPTIMIZER = "optimizer_step"
+LR_SCHEDULING = "lr_scheduling"
+CLIPPING = "gradient_clipping_warmup"
+
+STANDARD = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING))
+
+
+class _Open:
+    """One region that has begun and not ended."""
+
+    __slots__ = ("child_ns", "mark", "name", "nvtx", "since_ns", "steps_old")
+
+    def __init__(self, name: str, since_ns: int) -> None:
+        self.name = name
+        self.since_ns = since_ns
+        self.child_ns = 0
+        self.steps_old = 0
+        self.mark: Any = None
+        self.nvtx = False
+
+
+class Regions:
+    """The open regions of every thread, and the time per region name on the training thread.
+
+    Only the training thread's regions are timed: those of other threads overlap it and do not sum to a step.
+    `marker`, when set, opens a mark in the trace (`record_function`); `nvtx` pushes and pops ranges.
+    """
+
+    def __init__(self, *, nvtx: Any = None) -> None:
+        self.marker: Any = None
+        self.nvtx = nvtx
+        self.training_thread = threading.get_ident()
+        self._stacks: dict[int, list[_Open]] = {}
+        self._totals: dict[str, list[int]] = {}
+
+    def begin(self, name: str) -> None:
+        """Open a region on the calling thread."""
+        thread = threading.get_ident()
+        stack = self._stacks.get(thread)
+        if stack is None:
+            stack = self._stacks[thread] = []
+        opened = _Open(name, perf_counter_ns())
+        if self.marker is not None:
+            opened.mark = self.marker(name)
+        if self.nvtx is not None:
+            self.nvtx.range_push(name)
+            opened.nvtx = True
+        stack.append(opened)
+
+    def end(self, name: str) -> None:
+        """Close the innermost open region of that name, and any left open inside it; if none, do nothing."""
+        thread = threading.get_ident()
+        stack = self._stacks.get(thread)
+        if not stack:
+            return
+        if stack[-1].name != name and not any(r.name == name for r in stack):
+            return
+        now_ns = perf_counter_ns()
+        while True:
+            region = stack.pop()
+            self._close_marks(region)
+            parent = stack[-1] if stack else None
+            if thread == self.training_thread:
+                self._account(region, now_ns, parent)
+            if region.name == name:
+                return
+
+    def split_step(self, now_ns: int) -> dict[str, dict[str, int]]:
+        """Return `{name: {"ns", "n"}}` for the step that ends now; open regions go on into the next step.
+
+        A standard region that was open when the step began lost its end to an exception: it is dropped.
+        """
+        self.training_thread = threading.get_ident()
+        stack = self._stacks.get(self.training_thread)
+        if stack:
+            self._split_open(stack, now_ns)
+        totals, self._totals = self._totals, {}
+        return {name: {"ns": ns, "n": n} for name, (ns, n) in totals.items()}
+
+    def drop_marks(self) -> None:
+        """Forget every open mark without touching it: the profiler that they belong to is gone."""
+        for stack in self._stacks.values():
+            for region in stack:
+                region.mark = None
+
+    def _split_open(self, stack: list[_Open], now_ns: int) -> None:
+        inner_ns = 0
+        for region in reversed(stack):
+            span_ns = now_ns - region.since_ns
+            self._add(region.name, span_ns - region.child_ns - inner_ns, 1 if region.steps_old == 0 else 0)
+            region.since_ns, region.child_ns = now_ns, 0
+            region.steps_old += 1
+            inner_ns = span_ns
+        leaked = [r for r in stack if r.steps_old > 1 and r.name in STANDARD]
+        for region in reversed(leaked):
+            self._close_marks(region)
+            stack.remove(region)
+
+    def _account(self, region: _Open, now_ns: int, parent: _Open | None) -> None:
+        span_ns = now_ns - region.since_ns
+        self._add(region.name, span_ns - region.child_ns, 1 if region.steps_old == 0 else 0)
+        if parent is not None:
+            parent.child_ns += span_ns
+
+    def _add(self, name: str, own_ns: int, count: int) -> None:
+        total = self._totals.get(name)
+        if total is None:
+            self._totals[name] = [own_ns, count]
+        else:
+            total[0] += own_ns
+            total[1] += count
+
+    def _close_marks(self, region: _Open) -> None:
+        if region.nvtx and self.nvtx is not None:
+            self.nvtx.range_pop()
+        if region.mark is not None:
+            region.mark.__exit__(None, None, None)
+            region.mark = None
