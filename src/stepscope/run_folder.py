@@ -57,8 +57,8 @@ def written_whole(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator
             yield f
             f.flush()
             os.fsync(f.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, target)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

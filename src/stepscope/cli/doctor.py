@@ -1,0 +1,105 @@
+"""What is installed here and what works: the trace reader, optional extras, torch, devices, external tools."""
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from stepscope.errors import StepscopeError
+from stepscope.report.terminal import console, plain_table
+
+_PACKAGES = (  # package, needed for the analysis, what it is for
+    ("numpy", True, "tables"),
+    ("wasmtime", True, "runs the trace scanner"),
+    ("zlib-ng", True, "reads .json.gz"),
+    ("zstandard", True, "reads .json.zst"),
+    ("rich", True, "terminal output"),
+    ("torch", False, "record, demo, bench"),
+    ("duckdb", False, "sql (extra: sql)"),
+    ("pyarrow", False, "Parquet and Arrow export (extra: sql)"),
+    ("distributed", False, "analysis on a Dask cluster (extra: cluster)"),
+    ("prometheus-client", False, "live metrics (extra: monitor)"),
+)
+_TOOLS = (
+    ("torchrun", "starts distributed jobs"),
+    ("nvidia-smi", "NVIDIA driver is installed"),
+    ("nsys", "Nsight Systems"),
+    ("ncu", "Nsight Compute"),
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that works here or does not."""
+
+    what: str
+    works: bool
+    needed: bool
+    found: str
+    purpose: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 where everything that the analysis needs works, else 2."""
+    found = checks()
+    if args.json:
+        print(json.dumps([asdict(check) for check in found], indent=1))
+    else:
+        _print(found)
+    return 0 if all(check.works for check in found if check.needed) else 2
+
+
+def checks() -> list[Check]:
+    """Return every check. Nothing is imported to find out that it is there, so torch stays untouched."""
+    python = Check("python", sys.version_info >= (3, 11), True, platform.python_version(), f"{os.cpu_count()} cores")
+    packages = [_package(name, needed, purpose) for name, needed, purpose in _PACKAGES]
+    tools = [
+        Check(name, bool(shutil.which(name)), False, shutil.which(name) or "not on PATH", purpose)
+        for name, purpose in _TOOLS
+    ]
+    return [python, _reader(), *packages, *tools]
+
+
+def _package(name: str, needed: bool, purpose: str) -> Check:
+    try:
+        return Check(name, True, needed, version(name), purpose)
+    except PackageNotFoundError:
+        return Check(name, False, needed, "not installed", purpose)
+
+
+def _reader() -> Check:
+    """Read a trace of one event, exactly to the nanosecond."""
+    from stepscope.trace.read import read
+
+    event = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 3850983455851.745, "dur": 0.001}'
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "one.json"
+            path.write_text(f'{{"traceEvents": [{event}]}}')
+            trace = read(path)
+        exact = trace["ts_ns"].tolist() == [3850983455851745] and trace["dur_ns"].tolist() == [1]
+        return Check("trace reader", exact, True, "reads exactly" if exact else "reads wrongly", "reads traces")
+    except (StepscopeError, ImportError, OSError) as error:
+        return Check("trace reader", False, True, str(error), "reads traces")
+
+
+def _print(found: list[Check]) -> None:
+    out = console(sys.stdout)
+    table = plain_table(out, "what", "works", "found", "for")
+    for column in table.columns[2:]:
+        column.justify = "left"
+    for check in found:
+        works = "yes" if check.works else "NO" if check.needed else "no"
+        table.add_row(check.what, works, check.found, check.purpose)
+    out.print(table)

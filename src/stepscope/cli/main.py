@@ -1,0 +1,86 @@
+"""The `stepscope` command: find the command's module, let it run, turn errors into one line and an exit code."""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn
+
+from stepscope import __version__
+from stepscope.errors import StepscopeError
+
+# Each command is a module here, imported only when it is asked for, so that `--help` stays quick.
+COMMANDS = {
+    "demo": "record, analyse and report a small real job on this machine",
+    "record": "record every rank of a PyTorch job, with no code change",
+    "report": "where did the step go: account of a run, a trace or a folder of traces",
+    "doctor": "what is installed and what works here",
+}
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Return the exit code of one command line (the contract lists the codes)."""
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = _parser()
+    if not arguments or arguments[0] not in COMMANDS:
+        return _no_command(parser, arguments)
+    module = import_module(f"stepscope.cli.{arguments[0]}")
+    command = _OneLineParser(
+        prog=f"stepscope {arguments[0]}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(command)
+    try:
+        code: int = module.run(command.parse_args(arguments[1:]))
+        sys.stdout.flush()
+        return code
+    except StepscopeError as error:
+        print(f"stepscope {arguments[0]}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print(f"stepscope {arguments[0]}: stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    listing = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+    parser = _OneLineParser(
+        prog="stepscope",
+        usage="stepscope COMMAND ...",
+        description="Where did the training step go, and what would each fix give back?",
+        epilog=f"commands:\n{listing}\n\n`stepscope COMMAND --help` tells more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
+    return parser
+
+
+def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
+    """Return after --help or --version; otherwise say which commands there are."""
+    if arguments and not arguments[0].startswith("-"):
+        print(
+            f"stepscope: expected a command, found {arguments[0]!r}; use one of {', '.join(COMMANDS)}",
+            file=sys.stderr,
+        )
+        return 2
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    parser.parse_args(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

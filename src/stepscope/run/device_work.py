@@ -1,0 +1,185 @@
+"""What ran on the device, which host call launched it, which operator asked for it, and in which step.
+
+    kernel --correlation--> runtime call --external id or enclosing range--> host operator
+                                |--start--> step
+
+Work launched before the window has no launch event: it is in the window, but in no recorded step.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.intervals import Intervals, union
+from stepscope.run.steps import Steps
+from stepscope.trace.classify import EventKind, Kinds, rows_named
+from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.table import Int64s, Trace
+
+Rows = npt.NDArray[np.int64]
+
+# Calls after which device work of their own is expected.
+_LAUNCHES = re.compile(
+    r"^(cuda|cu|hip)(Ext|Module|Graph)?Launch|^(cuda|cu|hip)(Memcpy|Memset)\w*|^hipExtModuleLaunch|Enqueue"
+)
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """Kernels, copies and sets of one rank, by start. Rows are -1 where there is none."""
+
+    row: Rows
+    """in the event table"""
+    kind: Kinds
+    start_ns: Int64s
+    end_ns: Int64s
+    name: npt.NDArray[np.int32]
+    device: Int64s
+    stream: Int64s
+    launch_row: Rows
+    """runtime call that launched it"""
+    op_row: Rows
+    """innermost host operator around that call"""
+    step: npt.NDArray[np.int32]
+    """index of the step that launched it, -1 for work from before the window"""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def intervals(self, *kinds: EventKind) -> Intervals:
+        """Return the union of the work of these kinds."""
+        keep = np.isin(self.kind, kinds)
+        return union(self.start_ns[keep], self.end_ns[keep])
+
+
+@dataclass(frozen=True)
+class JoinCounts:
+    """What could and could not be joined."""
+
+    device_events: int
+    without_launch: int
+    """launched before the window, or the launch was not recorded"""
+    without_op: int
+    """launched, but no host operator around the launch"""
+    launches_without_work: int
+    reused_correlation: int
+    """launches that share their correlation id with another launch"""
+
+
+DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)
+
+
+def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, JoinCounts]:
+    """Return the device's work joined to launches, operators and steps, with what stayed unjoined."""
+    row = np.flatnonzero(np.isin(kinds, DEVICE_KINDS))
+    row = row[np.argsort(trace["ts_ns"][row], kind="stable")]
+    start = trace["ts_ns"][row]
+    launch_row, launches, reused = _launch_rows(trace, kinds, row)
+    launched = np.flatnonzero(launch_row >= 0)
+    step = np.full(len(row), -1, np.int32)
+    step[launched] = steps.of(trace["ts_ns"][launch_row[launched]])
+    op_row = np.full(len(row), -1, np.int64)
+    op_row[launched] = _op_rows(trace, kinds, launch_row[launched])
+    work = DeviceWork(
+        row=row,
+        kind=kinds[row],
+        start_ns=start,
+        end_ns=start + trace["dur_ns"][row],
+        name=trace["name"][row],
+        device=_first_of(trace.arg("device").at(row, missing=-1), trace["pid"][row]),
+        stream=_first_of(trace.arg("stream").at(row, missing=-1), trace["tid"][row]),
+        launch_row=launch_row,
+        op_row=op_row,
+        step=step,
+    )
+    counts = JoinCounts(
+        device_events=len(row),
+        without_launch=int((launch_row < 0).sum()),
+        without_op=int((op_row[launched] < 0).sum()),
+        launches_without_work=int((~np.isin(launches, launch_row)).sum()),
+        reused_correlation=reused,
+    )
+    return work, counts
+
+
+def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
+    """Return for each wanted key the value of its last occurrence in `keys`, -1 where there is none.
+
+    Dense where the keys span a moderate range (correlation ids do), because sorting permuted ids is slow.
+    """
+    if not len(keys) or not len(wanted):
+        return np.full(len(wanted), -1, np.int64)
+    low, high = int(keys.min()), int(keys.max())
+    if high - low <= 8 * (len(keys) + len(wanted)) + 1_000_000:
+        table = np.full(high - low + 1, -1, np.int64)
+        table[keys - low] = values
+        inside = (wanted >= low) & (wanted <= high)
+        return np.where(inside, table[np.where(inside, wanted - low, 0)], -1)
+    order = np.argsort(keys, kind="stable")
+    i = np.searchsorted(keys[order], wanted, side="right") - 1
+    at = order[np.maximum(i, 0)]
+    return np.where((i >= 0) & (keys[at] == wanted), values[at], -1)
+
+
+def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
+    """Return the launch of each device row, all launching calls, and how many of those share an id."""
+    correlation = trace.arg("correlation")
+    runtime = np.flatnonzero(kinds == EventKind.RUNTIME)
+    key = correlation.at(runtime, missing=-1)
+    has = key > 0
+    runtime, key = runtime[has], key[has]
+    found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
+    launches = rows_named(trace, runtime, lambda s: bool(_LAUNCHES.search(s)))
+    launch_keys = correlation.at(launches, missing=-1)
+    reused = len(launch_keys) - len(np.unique(launch_keys))
+    return found, launches, reused
+
+
+def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
+    """Return the innermost host operator around each launch: by external id where it names one on the same
+    thread around the launch, else by the call stack.
+    """
+    ops = np.flatnonzero(kinds == EventKind.HOST_OP)
+    external = trace.arg("external_id")
+    wanted = external.at(launch_rows, missing=-1)
+    found = lookup(external.at(ops, missing=-2), ops, wanted)
+    found[~_encloses(trace, found, launch_rows)] = -1
+    missing = np.flatnonzero(found < 0)
+    if len(missing):
+        found[missing] = enclosing(trace, ops, launch_rows[missing])
+    return found
+
+
+def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
+    """Return whether each outer row is on the inner's thread and around it."""
+    ts, dur, tid = trace["ts_ns"], trace["dur_ns"], trace["tid"]
+    same = (outer >= 0) & (tid[outer] == tid[inner])
+    return same & (ts[outer] <= ts[inner]) & (ts[outer] + dur[outer] >= ts[inner] + dur[inner])
+
+
+def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
+    """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
+    unique, back = np.unique(inner, return_inverse=True)
+    rows = np.concatenate((outer, unique))
+    is_outer = np.concatenate((np.ones(len(outer), bool), np.zeros(len(unique), bool)))
+    start, thread = trace["ts_ns"][rows], trace["tid"][rows]
+    end = start + trace["dur_ns"][rows]
+    order = np.lexsort((~is_outer, -end, start, thread))
+    parent = call_stack_parents(thread[order], start[order], end[order])
+    # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
+    outer_at = is_outer[order]
+    while True:
+        climb = (parent >= 0) & ~outer_at[parent]
+        if not climb.any():
+            break
+        parent = np.where(climb, parent[parent], parent)
+    position = np.empty(len(rows), np.int64)
+    position[order] = np.arange(len(rows))
+    at = parent[position[len(outer) :]]
+    return np.where(at >= 0, rows[order[at]], -1)[back]
+
+
+def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
+    return np.where(value >= 0, value, fallback)

@@ -1,0 +1,75 @@
+"""Which process groups does a rank take part in, and which ranks belong to each?"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.trace.table import Trace
+
+
+@dataclass(frozen=True)
+class Group:
+    """One process group as one rank names it. `ranks` and `size` are None where the trace does not say."""
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...] | None
+    size: int | None
+
+
+UNKNOWN_GROUP = Group(name="?", desc="unknown", ranks=None, size=None)
+
+
+def header_groups(header: dict[str, Any]) -> dict[str, Group]:
+    """Return the groups listed in `distributedInfo.pg_config`, by name."""
+    info = header.get("distributedInfo")
+    listed = info.get("pg_config") if isinstance(info, dict) else None
+    groups = {}
+    for entry in listed if isinstance(listed, list) else []:
+        if isinstance(entry, dict):
+            ranks = entry.get("ranks")
+            name = str(entry.get("pg_name", "?"))
+            groups[name] = Group(
+                name=name,
+                desc=str(entry.get("pg_desc", "")),
+                ranks=_rank_tuple(ranks),
+                size=entry.get("pg_size") if isinstance(entry.get("pg_size"), int) else None,
+            )
+    return groups
+
+
+def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group]) -> Group:
+    """Return the group that a `record_param_comms` names; `record` holds its argument values by column.
+
+    Long rank lists are shortened in the trace (`[0, 1, ..., 63]`): then start and stride, or the header, tell.
+    """
+    name = trace.text(record["group_name"]) or "?"
+    listed = known.get(name)
+    desc = trace.text(record["group_desc"]) or (listed.desc if listed else "")
+    size = record["group_size"] if record["group_size"] > 0 else (listed.size if listed else None)
+    ranks = _parse_ranks(trace.text(record["group_ranks"]))
+    if ranks is None or (size is not None and len(ranks) != size):
+        ranks = listed.ranks if listed and listed.ranks else _regular(record, size)
+    if name == "?" and ranks is None and size is None:
+        return UNKNOWN_GROUP
+    return Group(name=name, desc=desc, ranks=ranks, size=size if size is not None else len(ranks or ()) or None)
+
+
+def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None:
+    start, stride = record["group_start"], record["group_stride"]
+    if size is None or start < 0 or stride <= 0:
+        return None
+    return tuple(range(start, start + stride * size, stride))
+
+
+def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
+    try:
+        return _rank_tuple(json.loads(text)) if text else None
+    except ValueError:
+        return None
+
+
+def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
+    if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+        return tuple(ranks)
+    return None

@@ -1,0 +1,64 @@
+"""One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.run.collectives import Collectives, device_collectives
+from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
+from stepscope.run.gloo import gloo_collectives
+from stepscope.run.steps import Steps, recorded_steps
+from stepscope.trace.classify import Kinds, event_kinds
+from stepscope.trace.table import Trace
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of a run."""
+
+    rank: int
+    rank_source: str
+    """how the rank is known: `distributedInfo`, `file name` or `order`"""
+    trace: Trace
+    kinds: Kinds
+    steps: Steps
+    work: DeviceWork
+    collectives: Collectives
+    joins: JoinCounts
+
+    @property
+    def has_device(self) -> bool:
+        """Return whether anything ran on a device; if not the host is what computed."""
+        return len(self.work) > 0
+
+    @property
+    def host(self) -> str | None:
+        """Return the machine's name where the trace says it."""
+        name = self.trace.header.get("host_name") or self.trace.header.get("hostname")
+        return str(name) if name else None
+
+    @property
+    def device_name(self) -> str | None:
+        """Return the chip's name as the driver gives it, `CPU` where nothing ran on a device."""
+        if not self.has_device:
+            return "CPU"
+        listed = self.trace.header.get("deviceProperties")
+        used = int(self.work.device[0])
+        for entry in listed if isinstance(listed, list) else []:
+            if isinstance(entry, dict) and entry.get("id") == used:
+                return str(entry.get("name"))
+        return None
+
+    @property
+    def distributed(self) -> dict[str, Any]:
+        """Return the header's `distributedInfo`, empty where there is none."""
+        info = self.trace.header.get("distributedInfo")
+        return info if isinstance(info, dict) else {}
+
+
+def rank_of_trace(trace: Trace, *, rank: int, rank_source: str) -> Rank:
+    """Return the rank with everything joined that its trace allows."""
+    kinds = event_kinds(trace)
+    steps = recorded_steps(trace, kinds)
+    work, joins = device_work(trace, kinds, steps)
+    collectives = device_collectives(trace, kinds, work) if len(work) else gloo_collectives(trace, kinds, steps)
+    return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)

@@ -1,0 +1,129 @@
+"""What kind of event is this row? Decided once per distinct category and name, then spread over the table.
+
+Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
+chips) and communication kernels come from many libraries, not only from NCCL.
+"""
+
+import re
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.table import Trace
+
+
+class EventKind(IntEnum):
+    """What an event is."""
+
+    OTHER = 0
+    KERNEL = 1
+    """device kernel that is not communication"""
+    COMM_KERNEL = 2
+    """device kernel that only communicates"""
+    COPY = 3
+    """device memory copy"""
+    SET = 4
+    """device memory set"""
+    RUNTIME = 5
+    """host call into the device's runtime or driver: launches, copies, synchronisation"""
+    HOST_OP = 6
+    """operator on the host (aten::mm, autograd nodes, record_param_comms)"""
+    ANNOTATION = 7
+    """user's or framework's range on the host (ProfilerStep#, record_function)"""
+    DEVICE_ANNOTATION = 8
+    """the device's share of a host range"""
+    PYTHON = 9
+    """python frame"""
+    MEMORY = 10
+    """allocation or free"""
+    FLOW = 11
+    META = 12
+    """names of processes and threads"""
+    OVERHEAD = 13
+    """the profiler's own time"""
+    DEVICE_SYNC = 14
+    """synchronisation as the device saw it (stream waits, event records)"""
+
+
+Kinds = npt.NDArray[np.uint8]
+
+_CATEGORIES = {
+    "kernel": EventKind.KERNEL,
+    "gpu_memcpy": EventKind.COPY,
+    "memcpy": EventKind.COPY,
+    "gpu_memset": EventKind.SET,
+    "memset": EventKind.SET,
+    "cuda_runtime": EventKind.RUNTIME,
+    "cuda_driver": EventKind.RUNTIME,
+    "runtime": EventKind.RUNTIME,
+    "driver": EventKind.RUNTIME,
+    "hip_runtime": EventKind.RUNTIME,
+    "xpu_runtime": EventKind.RUNTIME,
+    "xpu_driver": EventKind.RUNTIME,
+    "mtia_runtime": EventKind.RUNTIME,
+    "privateuse1_runtime": EventKind.RUNTIME,
+    "privateuse1_driver": EventKind.RUNTIME,
+    "cpu_op": EventKind.HOST_OP,
+    "operator": EventKind.HOST_OP,
+    "user_annotation": EventKind.ANNOTATION,
+    "gpu_user_annotation": EventKind.DEVICE_ANNOTATION,
+    "python_function": EventKind.PYTHON,
+    "cpu_instant_event": EventKind.MEMORY,
+    "ac2g": EventKind.FLOW,
+    "async_cpu_to_gpu": EventKind.FLOW,
+    "async_gpu": EventKind.FLOW,
+    "fwdbwd": EventKind.FLOW,
+    "overhead": EventKind.OVERHEAD,
+    "cuda_sync": EventKind.DEVICE_SYNC,
+}
+
+# Kernels that only move data between devices. Fused ones (a matmul with its all-reduce) are compute.
+COMMUNICATION = re.compile(
+    r"nccl|rccl|oneccl|msccl|nvshmem"
+    r"|deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::"  # DeepEP's expert-parallel dispatch and combine
+    r"|multimem_|(one|two)_shot_all_?reduce|symm_mem::|cross_device_reduce|quick_all_?reduce|userbuffers_",
+    re.IGNORECASE,
+)
+
+_MEMORY_EVENT = "[memory]"
+
+
+def event_kinds(trace: Trace) -> Kinds:
+    """Return the `EventKind` of every row."""
+    cat, ph = trace["cat"], trace["ph"]
+    kinds = by_string(trace, cat, lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
+    kinds[ph == ord("M")] = EventKind.META
+    kinds[(kinds != EventKind.MEMORY) & (kinds != EventKind.FLOW) & (ph != ord("X")) & (ph != ord("M"))] = (
+        EventKind.OTHER
+    )
+    _refine(kinds, EventKind.MEMORY, trace, lambda s: EventKind.MEMORY if s == _MEMORY_EVENT else EventKind.OTHER)
+    _refine(
+        kinds,
+        EventKind.KERNEL,
+        trace,
+        lambda s: EventKind.COMM_KERNEL if COMMUNICATION.search(s) else EventKind.KERNEL,
+    )
+    return kinds
+
+
+def by_string(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+    """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
+    table = np.zeros(len(trace.strings) + 1, np.uint8)
+    used = np.zeros(len(trace.strings) + 1, bool)
+    used[ids] = True  # NO_STRING is -1: the extra last slot, which stays 0
+    for i in np.flatnonzero(used[:-1]):
+        table[i] = rule(trace.strings[i])
+    return table[ids]
+
+
+def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str], bool]) -> npt.NDArray[np.intp]:
+    """Return those of `rows` whose name satisfies `matches`."""
+    return rows[by_string(trace, trace["name"][rows], matches).astype(bool)]
+
+
+def _refine(kinds: Kinds, kind: EventKind, trace: Trace, rule: Callable[[str], int]) -> None:
+    """Replace the kind of all rows of one kind by what `rule` says of their names."""
+    rows = np.flatnonzero(kinds == kind)
+    kinds[rows] = by_string(trace, trace["name"][rows], rule)
