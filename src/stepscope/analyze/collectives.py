@@ -1,0 +1,158 @@
+"""What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and who came last?"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.rank_account import RankAccount
+from stepscope.intervals import clip, covered_ns, union
+from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.collective_names import OPS
+from stepscope.run.groups import Group
+
+
+@dataclass(frozen=True)
+class CollectiveRow:
+    """One operation of one process group over the window; times are means over the ranks that took part."""
+
+    op: str
+    group: Group
+    count: int
+    """per rank"""
+    size_bytes: int | None
+    """all calls of one rank"""
+    wait_ns: float | None
+    transfer_ns: float | None
+    """None where the operation could not be matched across ranks"""
+    exposed_ns: float
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    late_rank: int | None
+    """the rank that most often arrived last, by more than the clocks' uncertainty"""
+    unmatched: int
+    """calls that no other recorded rank could be found for"""
+
+
+@dataclass(frozen=True)
+class RankWait:
+    """How a rank's communication time splits over the window."""
+
+    wait_ns: int | None
+    transfer_ns: int | None
+    unmatched_ns: int
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return bus bandwidth / algorithm bandwidth: the share of the buffer that crosses each link.
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    if ranks < 2:
+        return 1.0
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
+
+
+def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
+    """Return the union of a rank's waits, what is left as transfer, and what nobody could match."""
+    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
+    unmatched = wait == UNMATCHED
+    waits = clip(union(c.start_ns, c.start_ns + np.maximum(wait, 0)), account.start_ns, account.end_ns)
+    lost = clip(union(c.start_ns[unmatched], c.end_ns[unmatched]), account.start_ns, account.end_ns)
+    if len(c) and unmatched.all():
+        return RankWait(None, None, lost.total_ns)
+    return RankWait(waits.total_ns, account.comm.total_ns - waits.total_ns - lost.total_ns, lost.total_ns)
+
+
+def collective_rows(shared: Aligned, accounts: tuple[RankAccount | None, ...]) -> list[CollectiveRow]:
+    """Return one row per operation and process group, the most expensive first."""
+    parts: dict[tuple[str, Group], list[_Part]] = {}
+    for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
+        c = rank.collectives
+        if account is None or not len(c):
+            continue
+        exposed = covered_ns(account.exposed_comm, c.start_ns, c.end_ns)
+        inside = (c.step >= 0) | (len(rank.steps) == 0)
+        for code, group in {(int(o), int(g)) for o, g in zip(c.op[inside], c.group[inside], strict=True)}:
+            rows = np.flatnonzero(inside & (c.op == code) & (c.group == group))
+            key = (OPS[code], _across_ranks(c.groups[group]))
+            parts.setdefault(key, []).append(_part(shared, index, rows, int(exposed[rows].sum())))
+    late = _late_ranks(shared)
+    rows = [_row(op, group, listed, late.get((op, group))) for (op, group), listed in parts.items()]
+    return sorted(rows, key=lambda r: -((r.transfer_ns or 0) + (r.wait_ns or 0) + r.exposed_ns))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One rank's share of a row."""
+
+    count: int
+    size_bytes: int
+    wait_ns: int
+    transfer_ns: int
+    exposed_ns: int
+    unmatched: int
+
+
+def _part(shared: Aligned, index: int, rows: np.ndarray, exposed_ns: int) -> _Part:
+    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index][rows]
+    matched = wait >= 0
+    sizes = c.full_bytes[rows]
+    return _Part(
+        count=len(rows),
+        size_bytes=int(sizes.sum()) if (sizes >= 0).all() else -1,
+        wait_ns=int(wait[matched].sum()),
+        transfer_ns=int(((c.end_ns - c.start_ns)[rows] - wait)[matched].sum()),
+        exposed_ns=exposed_ns,
+        unmatched=int((~matched).sum()),
+    )
+
+
+def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> CollectiveRow:
+    matched = sum(p.count - p.unmatched for p in parts)
+    size = float(np.mean([p.size_bytes for p in parts])) if all(p.size_bytes >= 0 for p in parts) else None
+    transfer = float(np.mean([p.transfer_ns for p in parts])) if matched else None
+    # The ranks of a collective share its transfer: the one that waited longest saw it undisturbed.
+    shortest = min((p.transfer_ns for p in parts), default=0) if matched else 0
+    whole = matched == sum(p.count for p in parts)
+    algbw = size / shortest if size and shortest and whole else None  # bytes per ns = GB per s
+    ranks = group.size or len(parts)
+    return CollectiveRow(
+        op=op,
+        group=group,
+        count=round(float(np.mean([p.count for p in parts]))),
+        size_bytes=None if size is None else round(size),
+        wait_ns=float(np.mean([p.wait_ns for p in parts])) if matched else None,
+        transfer_ns=transfer,
+        exposed_ns=float(np.mean([p.exposed_ns for p in parts])),
+        algbw_gb_per_s=algbw,
+        busbw_gb_per_s=None if algbw is None else algbw * bus_factor(op, ranks),
+        late_rank=late_rank,
+        unmatched=sum(p.unmatched for p in parts),
+    )
+
+
+def _late_ranks(shared: Aligned) -> dict[tuple[str, Group], int]:
+    """Return the rank that most often arrived last, per operation and group, where the clocks allow to say."""
+    matches, ranks = shared.matches, shared.run.ranks
+    votes: dict[tuple[str, Group], dict[int, int]] = {}
+    for m in range(len(matches)):
+        members = slice(matches.first[m], matches.first[m + 1])
+        arrival, index = shared.arrival_ns[members], matches.rank_index[members]
+        order = np.argsort(arrival)
+        doubt = np.nan_to_num(shared.clocks.uncertainty_ns[index]).max()
+        if arrival[order[-1]] - arrival[order[-2]] > doubt:
+            key = (OPS[matches.op[m]], _across_ranks(matches.groups[matches.group[m]]))
+            counted = votes.setdefault(key, {})
+            last = ranks[index[order[-1]]].rank
+            counted[last] = counted.get(last, 0) + 1
+    return {key: max(counted, key=lambda r: counted[r]) for key, counted in votes.items()}
+
+
+def _across_ranks(group: Group) -> Group:
+    """Return the group without its per-rank identity: `mesh_dp` of ranks (0, 2) and of (1, 3) is one row."""
+    if not group.desc or group.desc in ("undefined", "unknown"):
+        return group
+    return Group(name=group.desc, desc=group.desc, ranks=None, size=group.size)

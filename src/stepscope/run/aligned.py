@@ -1,0 +1,55 @@
+"""The run on one clock: offsets, matched collectives, and how long each rank waited in each of them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.run.clocks import Clocks, align_clocks
+from stepscope.run.load import Run
+from stepscope.run.match import Matches, match_collectives
+from stepscope.trace.table import Int64s
+
+UNMATCHED = -1
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """A run whose ranks share a clock."""
+
+    run: Run
+    clocks: Clocks
+    matches: Matches
+    wait_ns: tuple[Int64s, ...]
+    """per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where nobody knows"""
+    arrival_ns: Int64s
+    """when each member of `matches` started, on the shared clock"""
+
+    def last_arrival_ns(self) -> Int64s:
+        """Return when the last member of each match started, on the shared clock."""
+        return np.maximum.reduceat(self.arrival_ns, self.matches.first[:-1]) if len(self.matches) else self.arrival_ns
+
+
+def aligned(run: Run) -> Aligned:
+    """Return the run on one clock."""
+    matches = match_collectives(run.ranks)
+    clocks = align_clocks(run.ranks, matches)
+    arrival = _arrivals(run, clocks, matches)
+    wait = [np.full(len(r.collectives), UNMATCHED, np.int64) for r in run.ranks]
+    if len(matches):
+        last = np.maximum.reduceat(arrival, matches.first[:-1])
+        waited = last[matches.of_member] - arrival
+        for index, rank in enumerate(run.ranks):
+            mine = np.flatnonzero(matches.rank_index == index)
+            rows = matches.row[mine]
+            duration = (rank.collectives.end_ns - rank.collectives.start_ns)[rows]
+            # A coalesced operation is in several matches: it waits for the latest of its peers.
+            np.maximum.at(wait[index], rows, np.clip(waited[mine], 0, duration))
+    return Aligned(run, clocks, matches, tuple(wait), arrival)
+
+
+def _arrivals(run: Run, clocks: Clocks, matches: Matches) -> Int64s:
+    arrival = np.empty(len(matches.row), np.int64)
+    for index, rank in enumerate(run.ranks):
+        mine = matches.rank_index == index
+        arrival[mine] = clocks.shared(index, rank.collectives.start_ns[matches.row[mine]])
+    return arrival

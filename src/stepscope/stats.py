@@ -1,0 +1,137 @@
+"""Robust statistics: medians, spreads and slopes that one outlier cannot move."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import erfc, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_MAD_TO_SIGMA = 1.4826
+_MOST_POINTS = 400
+_LEAST_FOR_TREND = 8
+
+
+def mad_sigma(values: npt.ArrayLike) -> float:
+    """Return the standard deviation as the median absolute deviation gives it (for a normal distribution)."""
+    x = np.asarray(values, float)
+    return float(_MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
+
+
+def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return slope and intercept by the median of all pairwise slopes.
+
+    Beyond 400 points, medians of consecutive chunks stand for them, so that the cost stays bounded.
+    """
+    if len(x) > _MOST_POINTS:
+        cuts = np.linspace(0, len(x), _MOST_POINTS + 1).astype(int)
+        x = np.array([np.median(x[a:b]) for a, b in pairwise(cuts)])
+        y = np.array([np.median(y[a:b]) for a, b in pairwise(cuts)])
+    i, j = np.triu_indices(len(x), 1)
+    run = x[j] - x[i]
+    keep = run != 0
+    slope = float(np.median((y[j] - y[i])[keep] / run[keep])) if keep.any() else 0.0
+    return slope, float(np.median(y - slope * x))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One figure over several ranks, steps or occurrences."""
+
+    mean: float
+    min: float
+    max: float
+    std: float
+    count: int
+
+
+def spread(values: npt.ArrayLike) -> Spread | None:
+    """Return mean, extremes and standard deviation (of the population) of the known values, None without any.
+
+    >>> spread([2.0, 4.0, float("nan")])
+    Spread(mean=3.0, min=2.0, max=4.0, std=1.0, count=2)
+    """
+    x = np.asarray(values, float)
+    x = x[np.isfinite(x)]
+    if not len(x):
+        return None
+    return Spread(float(x.mean()), float(x.min()), float(x.max()), float(x.std()), len(x))
+
+
+@dataclass(frozen=True)
+class Trend:
+    """How a series moves: the median slope, its 95 % interval, and how likely chance alone gives as much."""
+
+    slope: float
+    """per unit of x"""
+    low: float
+    high: float
+    p_value: float
+    """two-sided Mann-Kendall, widened for positive autocorrelation"""
+
+
+def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | None:
+    """Return the Theil-Sen slope with its significance, None below 8 points.
+
+    Long series are judged on medians of consecutive chunks: that bounds the cost, keeps single spikes out, and takes
+    most of the autocorrelation away (the rest widens the test by (1 + r) / (1 - r), r the residuals' lag-1).
+    """
+    xs, ys = _chunk_medians(np.asarray(x, float), np.asarray(y, float), chunks)
+    n = len(xs)
+    if n < _LEAST_FOR_TREND:
+        return None
+    i, j = np.triu_indices(n, 1)
+    slopes = np.sort((ys[j] - ys[i]) / (xs[j] - xs[i]))
+    slope = float(np.median(slopes))
+    sigma = np.sqrt(_kendall_variance(ys) * _inflation(ys - slope * xs))
+    score = float(np.sign(ys[j] - ys[i]).sum())
+    z = max(abs(score) - 1, 0) / sigma if sigma else 0.0
+    reach = 1.96 * sigma / 2
+    low = slopes[max(int(np.floor(len(slopes) / 2 - reach)), 0)]
+    high = slopes[min(int(np.ceil(len(slopes) / 2 + reach)), len(slopes) - 1)]
+    return Trend(slope, float(low), float(high), erfc(z / sqrt(2)))
+
+
+def slow_start(values: npt.ArrayLike) -> int:
+    """Return how many values at the start are larger than the series settles to.
+
+    Settled is the median of the second half; larger is above it by 3 sigmas and 5 %. The start ends where two of
+    three values in a row are no longer larger, so that one lucky step does not end it; it never takes more than half.
+
+    >>> slow_start([90, 30, 10, 11, 10, 10, 11, 10])
+    2
+    """
+    x = np.asarray(values, float)
+    settled = x[len(x) // 2 :]
+    if len(settled) < 2:
+        return 0
+    middle = float(np.median(settled))
+    slow = x > middle + max(3 * mad_sigma(settled), 0.05 * middle)
+    most = len(x) // 2
+    ends = (k for k in range(most) if not slow[k] and slow[k : k + 3].sum() <= 1)
+    return next(ends, most if slow[:most].all() else 0)
+
+
+def _chunk_medians(x: Floats, y: Floats, chunks: int) -> tuple[Floats, Floats]:
+    if len(x) <= chunks:
+        return x, y
+    cuts = np.linspace(0, len(x), chunks + 1).astype(int)
+    return tuple(np.array([np.median(v[a:b]) for a, b in pairwise(cuts)]) for v in (x, y))  # type: ignore[return-value]
+
+
+def _kendall_variance(y: Floats) -> float:
+    """Return the variance of Kendall's score without a trend, ties taken out."""
+    n = len(y)
+    _, ties = np.unique(y, return_counts=True)
+    return float(n * (n - 1) * (2 * n + 5) - (ties * (ties - 1) * (2 * ties + 5)).sum()) / 18
+
+
+def _inflation(residuals: Floats) -> float:
+    """Return by how much autocorrelation widens the variance of the score."""
+    r = residuals - residuals.mean()
+    power = float((r * r).sum())
+    lag = float((r[1:] * r[:-1]).sum()) / power if power else 0.0
+    lag = min(max(lag, 0.0), 0.95)
+    return (1 + lag) / (1 - lag)
