@@ -1,3 +1,28 @@
-"""What things should cost: peak rates of chips with a source per row, FLOPs and bytes of operators and models,
-time of collectives. Knows formulas and tables, no traces.
+"""What things should cost: peak rates of chips, FLOPs and bytes of operators and models. Formulas, no traces.
+
+chip_table, hardware.toml   rows of the hardware table, ours and a user's, each with its source
+hardware                    which chip a device is, and the peak that MFU is measured against
+families                    kinds of device work; the cost of one operator call
+operators                   recorded operator -> cost; counting each piece of work once
+recorded_inputs             shapes and types as the profiler writes them
+matrix_products, attention, convolution, memory_traffic     the formulas behind `operators`
+kernel_names, tensor_core_names                             what a kernel's name tells
+model_flops                 FLOPs per token of transformers from their shape
 """
+
+from stepscope.cost.families import MATMUL_FAMILIES, Family, OpCost
+from stepscope.cost.hardware import chip, look_up, mfu_peak
+from stepscope.cost.kernel_names import kernel_class
+from stepscope.cost.operators import counted_once, operator_cost
+
+__all__ = [
+    "MATMUL_FAMILIES",
+    "Family",
+    "OpCost",
+    "chip",
+    "counted_once",
+    "kernel_class",
+    "look_up",
+    "mfu_peak",
+    "operator_cost",
+]

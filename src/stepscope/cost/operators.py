@@ -13,16 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.cost import attention, convolution, matrix_products, memory_traffic
-from stepscope.cost.families import Family, OpCost
+from stepscope.cost.families import OpCost
+from stepscope.cost.kernel_names import kernel_class
 from stepscope.cost.recorded_inputs import Call, read_call
 
 _COSTS = {**memory_traffic.COSTS, **matrix_products.COSTS, **convolution.COSTS, **attention.COSTS}
 _FOREACH = "aten::_foreach_"
-_COMPILED_FAMILIES = {
-    "triton_poi_": Family.ELEMENTWISE,
-    "triton_red_": Family.REDUCTION,
-    "triton_per_": Family.REDUCTION,
-}
+_COMPILED = ("triton_poi_", "triton_red_", "triton_per_")
 
 COSTED = frozenset(_COSTS)
 """Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels."""
@@ -82,7 +79,7 @@ def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.int64
 def _by_prefix(name: str) -> memory_traffic.CostFunction | None:
     if name.startswith(_FOREACH):
         return memory_traffic.foreach
-    return _compiled if name[:11] in _COMPILED_FAMILIES else None
+    return _compiled if name.startswith(_COMPILED) else None
 
 
 def _compiled(call: Call) -> OpCost | None:
@@ -94,7 +91,7 @@ def _compiled(call: Call) -> OpCost | None:
     if not tensors:
         return None
     return OpCost(
-        _COMPILED_FAMILIES[call.name[:11]],
+        kernel_class(call.name).family,
         flops=0,
         read_bytes=sum(tensor.size_bytes for tensor in tensors[:-1]),
         write_bytes=tensors[-1].size_bytes,
