@@ -1,0 +1,100 @@
+import dataclasses
+import json
+
+import torch
+
+from stepscope.record.memory import memory_snapshot
+from stepscope.record.memory_timeline import NO_DEVICE, MemoryTimeline
+
+
+class Device:
+    """An allocator of known content: `allocated` now, and the most there ever was."""
+
+    def __init__(self):
+        self.allocated = self.peak = 0
+
+    def set(self, allocated, *, via=0):
+        self.allocated = allocated
+        self.peak = max(self.peak, allocated, via)
+
+    def stats(self):
+        return {"allocated_bytes": {"all": {"current": self.allocated, "peak": self.peak}}}
+
+    def snapshot(self, label):
+        return dataclasses.replace(
+            memory_snapshot(label), allocated_bytes=self.allocated, peak_allocated_bytes=self.peak
+        )
+
+
+def train_step(timeline, device, step, *, weights):
+    timeline.on_region_begin("forward_pass")
+    device.set(weights + 500)
+    timeline.on_region_end("forward_pass")
+    timeline.on_region_begin("backward_pass")
+    device.set(weights, via=weights + 700)
+    timeline.on_region_end("backward_pass")
+    timeline.on_step_end(step)
+
+
+def rows_in(folder):
+    return [json.loads(line) for line in (folder / "rank00000.memory.jsonl").read_text().splitlines()]
+
+
+def test_snapshots_lie_at_both_edges_of_every_region_of_the_window(tmp_path):
+    timeline, device = MemoryTimeline(), Device()
+    train_step(timeline, device, 0, weights=100)
+    timeline.on_window_start()
+    train_step(timeline, device, 1, weights=100)
+    timeline.on_window_end()
+    train_step(timeline, device, 2, weights=100)
+    timeline.on_close(tmp_path)
+    seen = [row for row in rows_in(tmp_path) if row["kind"] == "snapshot"]
+    assert [row["label"] for row in seen] == [
+        "begin forward_pass", "end forward_pass", "begin backward_pass", "end backward_pass", "end of step",
+    ]  # fmt: skip
+    assert {row["step"] for row in seen} == {1}
+    assert all(row["host_bytes"] > 0 for row in seen)
+
+
+def test_peak_is_split_even_where_it_was_reached_before_the_window(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    device = Device()
+    timeline = MemoryTimeline(stats=device.stats, snapshot=device.snapshot, objects=lambda: ([], []))
+    train_step(timeline, device, 0, weights=100)
+    timeline.on_window_start()
+    train_step(timeline, device, 1, weights=100)
+    timeline.on_window_end()
+    timeline.on_close(tmp_path)
+    (peak,) = [row for row in rows_in(tmp_path) if row["kind"] == "peak"]
+    assert peak["peak_bytes"] == 800
+    assert peak["between"] == ["begin backward_pass", "end backward_pass"]
+    assert (peak["activations_bytes"], peak["temporary_bytes"]) == (600, 200)
+
+
+def test_peak_is_unknown_on_a_cpu_and_says_why(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    timeline = MemoryTimeline(objects=lambda: ([model], []))
+    timeline.on_window_start()
+    train_step(timeline, Device(), 0, weights=0)
+    timeline.on_window_end()
+    timeline.on_close(tmp_path)
+    rows = rows_in(tmp_path)
+    (peak,) = [row for row in rows if row["kind"] == "peak"]
+    assert peak == {"kind": "peak", "peak_bytes": None, "reason": NO_DEVICE}
+    assert rows[0]["parameters_bytes"] == (4 * 4 + 4) * 4
+    storages = [row for row in rows if row["kind"] == "storage"]
+    assert sorted(row["size_bytes"] for row in storages) == [16, 64]
+    assert model.weight.data_ptr() in {row["address"] for row in storages}
+
+
+def test_light_mode_looks_closely_at_a_few_early_steps(tmp_path):
+    timeline, device = MemoryTimeline(has_window=False, objects=lambda: ([], [])), Device()
+    for step in range(8):
+        train_step(timeline, device, step, weights=100)
+    timeline.on_close(tmp_path)
+    assert {row["step"] for row in rows_in(tmp_path) if row["kind"] == "snapshot"} == {2, 3, 4}
+
+
+def test_nothing_is_written_where_nothing_was_seen(tmp_path):
+    MemoryTimeline().on_close(tmp_path)
+    assert list(tmp_path.iterdir()) == []
