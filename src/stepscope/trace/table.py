@@ -15,7 +15,7 @@ Int64s = npt.NDArray[np.int64]
 class Sparse:
     """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
 
-    rows: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.integer[Any]]
     values: Int64s
 
     def dense(self, num_rows: int, *, missing: int) -> Int64s:

@@ -1,0 +1,242 @@
+"""The scanner: a block of trace text in, columns out. C compiled to WebAssembly, run in a sandbox by wasmtime.
+
+`Scanner` is one instance with its own memory and its own table of strings: one per thread. Calls release the GIL.
+`scanner.wasm` is built from the C files here by `tools/build_scanner.py`.
+"""
+
+import ctypes
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import wasmtime
+
+from stepscope.errors import TraceError
+from stepscope.trace.schema import ARGS, DENSE
+
+WASM = Path(__file__).with_name("scanner.wasm")
+
+_ROW_CAPACITY = 1 << 15
+_CHUNK_ROWS = 1 << 16
+_DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
+_MIB = 1 << 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Status(IntEnum):
+    """Why the scanner came back."""
+
+    NEED_MORE = 0
+    ROWS_FULL = 1
+    ARRAY_END = 2
+    EXHAUSTED = 3
+
+
+class Flags(IntFlag):
+    """What the scanner has to know of a block."""
+
+    NONE = 0
+    FINAL = 1
+    """nothing follows this block"""
+    TOP_ARRAY = 2
+    """the file is an array of events, not an object with `traceEvents`"""
+    LOST = 4
+    """the block before ended in damage: search for an event first"""
+
+
+class TextFlags(IntFlag):
+    """What is known of a text in the table of strings."""
+
+    JSON = 1
+    ESCAPED = 2
+    SHORTENED = 4
+    MENDED = 8
+
+
+class Text(NamedTuple):
+    """One distinct text as it stands in the file."""
+
+    raw: bytes
+    flags: TextFlags
+
+
+class Part(NamedTuple):
+    """Rows of one call: `columns` in the order of `schema.DENSE`, `args` by the column's number in `schema.ARGS`."""
+
+    columns: list[npt.NDArray[Any]]
+    args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
+
+
+class Counts(NamedTuple):
+    """Events dropped or mended and arguments left out: the fields of `table.Quality` of the same names."""
+
+    malformed: int = 0
+    bad_time: int = 0
+    negative_duration: int = 0
+    mended: int = 0
+    bad_args: int = 0
+
+    def plus(self, more: Iterable[int]) -> "Counts":
+        """Return the sums."""
+        return Counts(*(a + b for a, b in zip(self, more, strict=True)))
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """What one block gave. Offsets count from the block's first byte."""
+
+    parts: list[Part]
+    consumed: int
+    ended: bool
+    """whether the array of events ended in this block, at `consumed`"""
+    lost: bool
+    cut: bool
+    """whether the file ends inside an event"""
+    counts: Counts
+    first_bad: int | None
+
+
+@cache
+def _module() -> tuple[wasmtime.Engine, wasmtime.Module]:
+    engine = wasmtime.Engine(wasmtime.Config())
+    return engine, wasmtime.Module(engine, WASM.read_bytes())
+
+
+@cache
+def version() -> str:
+    """Return a digest of the scanner's code."""
+    return hashlib.sha256(WASM.read_bytes()).hexdigest()[:16]
+
+
+class _Instance:
+    """One instance of the module and a view of its memory."""
+
+    def __init__(self) -> None:
+        engine, module = _module()
+        self._store = wasmtime.Store(engine)
+        self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
+        self._memory = self._exports["memory"]
+
+    def call(self, name: str, *args: int) -> int:
+        """Return what an exported function returns; addresses come back unsigned."""
+        result = self._exports[name](self._store, *args)
+        return int(result) & 0xFFFFFFFF
+
+    def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """Return a view of the instance's memory. It is valid until the next call."""
+        base = ctypes.addressof(self._memory.data_ptr(self._store).contents)
+        size = count * np.dtype(dtype).itemsize
+        memory: Any = (ctypes.c_uint8 * size).from_address(base + address)
+        return np.frombuffer(memory, dtype, count)
+
+
+class Scanner:
+    """A parser of trace events with its own table of strings."""
+
+    def __init__(self) -> None:
+        self._wasm = _Instance()
+        self._require(self._wasm.call("setup"))
+        self._columns = [self._wasm.call("column_at", i) for i in range(len(DENSE))]
+        self._result = self._wasm.call("result_at")
+        self._arg_counts = self._wasm.call("arg_counts_at")
+        self._arg_rows = self._wasm.call("arg_rows_at")
+        self._arg_values = self._wasm.call("arg_values_at")
+        for number, column in enumerate(ARGS):
+            for key in column.keys:
+                self._configure(key.encode(), number, column.kind.value)
+
+    def parse(self, pieces: Sequence[Buffer], flags: Flags) -> Parsed:
+        """Return the rows of a block, given as pieces that follow each other."""
+        length = self._put(pieces)
+        parts: list[Part] = []
+        totals = Counts()
+        first_bad = None
+        position = 0
+        status = Status.ROWS_FULL
+        while status == Status.ROWS_FULL:
+            status = Status(self._wasm.call("parse", length, position, int(flags)))
+            rows, position, lost, cut, *counts, bad_at, has_bad = self._wasm.view(self._result, "uint32", 11).tolist()
+            totals = totals.plus(counts)
+            if has_bad and first_bad is None:
+                first_bad = bad_at
+            if rows:
+                parts.append(self._part(rows))
+            flags &= ~Flags.LOST
+        if status == Status.EXHAUSTED:
+            raise TraceError(_exhausted_message())
+        return Parsed(parts, position, status == Status.ARRAY_END, bool(lost), bool(cut), totals, first_bad)
+
+    def texts(self) -> list[Text]:
+        """Return all distinct texts seen so far, by their number."""
+        count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()
+        table = self._wasm.view(address, "uint32", 3 * count).reshape(count, 3).tolist()
+        return [Text(self._wasm.view(at, "uint8", length).tobytes(), TextFlags(flags)) for at, length, flags in table]
+
+    def _configure(self, key: bytes, column: int, kind: int) -> None:
+        self._put([key])
+        self._require(self._wasm.call("configure_key", len(key), column, kind))
+
+    def _put(self, pieces: Sequence[Buffer]) -> int:
+        length = sum(map(len, pieces))
+        address = self._wasm.call("input_buffer", length)
+        self._require(address)
+        memory = self._wasm.view(address, "uint8", length)
+        at = 0
+        for piece in pieces:
+            memory[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+            at += len(piece)
+        return length
+
+    def _part(self, rows: int) -> Part:
+        view = self._wasm.view
+        columns = [view(at, dtype, rows).copy() for at, dtype in zip(self._columns, _DENSE_DTYPES, strict=True)]
+        args = {}
+        for column, count in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
+            if count:
+                args[column] = (
+                    view(self._arg_rows + column * _ROW_CAPACITY * 4, "uint32", count).copy(),
+                    view(self._arg_values + column * _ROW_CAPACITY * 8, "int64", count).copy(),
+                )
+        return Part(columns, args)
+
+    @staticmethod
+    def _require(success: int) -> None:
+        if not success:
+            raise TraceError(_exhausted_message())
+
+
+def _exhausted_message() -> str:
+    return (
+        "trace holds more distinct strings than can be kept (4 million or 512 MB): "
+        "expected names to repeat; record without stacks or shapes, or fewer steps"
+    )
+
+
+def call_stack_parents(
+    thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return for each row the innermost row of its thread that encloses it, or -1.
+
+    Rows must be sorted by (thread, start, end descending). Of equal intervals the earlier row is the parent. An
+    interval that begins where another ends is not enclosed by it. Where A and B cross (A starts first and ends
+    inside B), neither is the other's child, and what lies in both belongs to B.
+    """
+    wasm = _Instance()
+    chunk = wasm.call("stack_chunk")
+    parents = np.empty(len(thread), np.int64)
+    for first in range(0, len(thread), _CHUNK_ROWS):
+        rows = slice(first, min(first + _CHUNK_ROWS, len(thread)))
+        count = rows.stop - rows.start
+        for i, column in enumerate((thread, start, end)):
+            wasm.view(chunk + i * _CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
+        if not wasm.call("stack_parents", count, first):
+            raise TraceError("call stack too deep to follow: expected less than 100 million nested events")
+        parents[rows] = wasm.view(chunk + 3 * _CHUNK_ROWS * 8, "int64", count)
+    return parents

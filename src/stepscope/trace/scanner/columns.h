@@ -1,0 +1,95 @@
+/* The columns being filled: a value per event in the dense ones, (row, value) in one pair per argument.
+ *
+ * Every argument has at most one value per event, so each of its arrays needs as many places as there are rows. */
+#pragma once
+#include "decimal.h"
+#include "intern.h"
+
+enum { ROW_CAPACITY = 1 << 15, MAX_COLUMNS = 96, MAX_KEYS = 192, KEY_SLOTS = 1024, MAX_KEY_LENGTH = 47 };
+enum arg_kind { ARG_INT, ARG_TEXT, ARG_FLOAT, ARG_IGNORED };
+
+static const i64 NONE_NS = INT64_MIN;
+static const i64 STRING_ID_BASE = -((i64)1 << 62);
+
+struct key {
+    u8 text[MAX_KEY_LENGTH + 17];
+    u32 length;
+    i32 column;
+    enum arg_kind kind;
+};
+
+static u8 *col_ph;
+static i32 *col_cat, *col_name;
+static i64 *col_pid, *col_tid, *col_ts, *col_dur;
+static u32 *col_offset;
+static u32 rows;
+
+static u32 *arg_rows;
+static i64 *arg_values;
+static u32 arg_counts[MAX_COLUMNS];
+static u32 num_columns;
+
+static struct key keys[MAX_KEYS];
+static u32 num_keys;
+static u8 key_slots[KEY_SLOTS]; /* key number + 1; 0 is free */
+
+INLINE u32 key_hash(const u8 *p, u32 length) {
+    u64 head = first_bytes(load64(p), length);
+    u64 tail = length > 8 ? first_bytes(load64(p + 8), length - 8) : 0;
+    u64 h = (head ^ tail * 31 ^ length) * 0x9e3779b97f4a7c15ull;
+    return (u32)(h >> 54) & (KEY_SLOTS - 1);
+}
+
+/* Return the configured key with this text, or 0. */
+INLINE const struct key *find_key(const u8 *p, u32 length) {
+    for (u32 at = key_hash(p, length); key_slots[at]; at = (at + 1) & (KEY_SLOTS - 1)) {
+        const struct key *k = &keys[key_slots[at] - 1];
+        if (k->length == length && same_bytes(k->text, p, length)) return k;
+    }
+    return 0;
+}
+
+static int add_key(const u8 *p, u32 length, i32 column, enum arg_kind kind) {
+    if (num_keys == MAX_KEYS || length > MAX_KEY_LENGTH || column >= MAX_COLUMNS) return 0;
+    struct key *k = &keys[num_keys++];
+    __builtin_memcpy(k->text, p, length);
+    k->length = length;
+    k->column = column;
+    k->kind = kind;
+    u32 at = key_hash(p, length);
+    while (key_slots[at]) at = (at + 1) & (KEY_SLOTS - 1);
+    key_slots[at] = (u8)num_keys;
+    if ((u32)column + 1 > num_columns) num_columns = (u32)column + 1;
+    return 1;
+}
+
+static int allocate_columns(void) {
+    col_ph = allocate(ROW_CAPACITY);
+    col_cat = allocate(ROW_CAPACITY * 4);
+    col_name = allocate(ROW_CAPACITY * 4);
+    col_pid = allocate(ROW_CAPACITY * 8);
+    col_tid = allocate(ROW_CAPACITY * 8);
+    col_ts = allocate(ROW_CAPACITY * 8);
+    col_dur = allocate(ROW_CAPACITY * 8);
+    col_offset = allocate(ROW_CAPACITY * 4);
+    arg_rows = allocate((u64)MAX_COLUMNS * ROW_CAPACITY * 4);
+    arg_values = allocate((u64)MAX_COLUMNS * ROW_CAPACITY * 8);
+    return arg_values != 0;
+}
+
+/* Take back the argument's value in the row being filled: a later one counts instead, or the event is dropped. */
+INLINE void forget_arg(i32 column) {
+    u32 n = arg_counts[column];
+    if (n && arg_rows[column * ROW_CAPACITY + n - 1] == rows) arg_counts[column] = n - 1;
+}
+
+INLINE void put_arg(i32 column, i64 value) {
+    forget_arg(column);
+    u32 at = column * ROW_CAPACITY + arg_counts[column]++;
+    arg_rows[at] = rows;
+    arg_values[at] = value;
+}
+
+static void forget_args(void) {
+    for (u32 i = 0; i < num_columns; i++) forget_arg((i32)i);
+}

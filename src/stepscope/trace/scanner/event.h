@@ -1,0 +1,263 @@
+/* One event: its fields into the columns' next row. */
+#pragma once
+#include "columns.h"
+
+static struct counts {
+    u32 malformed, bad_time, negative_duration, mended, bad_args;
+} counts;
+
+enum field { F_OTHER, F_PH, F_CAT, F_NAME, F_PID, F_TID, F_TS, F_DUR, F_ARGS };
+
+struct event {
+    i64 pid, tid, ts, dur;
+    i32 cat, name;
+    u32 has_ph, bad_ts, bad_dur, bad_args;
+    u8 ph;
+};
+
+static const i64 NO_ID = INT64_MIN; /* no pid or tid: kept as the empty string's id */
+
+enum { MAX_UNESCAPED = MAX_KEY_LENGTH + 1 };
+
+/* Write a key with escapes (never seen, but allowed) as plain bytes; returns its length, one too many if too long. */
+static u32 unescape_key(const u8 *p, const u8 *end, u8 *out) {
+    u32 n = 0;
+    for (; p < end && n < MAX_UNESCAPED; p++) {
+        if (*p != '\\') { out[n++] = *p; continue; }
+        if (*++p != 'u') { out[n++] = *p; continue; }
+        u32 code = 0;
+        for (int i = 0; i < 4; i++) {
+            u8 c = *++p;
+            code = code * 16 + (is_digit(c) ? c - '0' : ((c | 0x20) - 'a' + 10) & 15);
+        }
+        out[n++] = code < 128 ? (u8)code : 0xff; /* no configured key is beyond ASCII */
+    }
+    return n;
+}
+
+INLINE enum field field_of(const u8 *p, u32 length) {
+    u32 word = load32(p);
+    switch (length) {
+    case 2:
+        if ((word & 0xffff) == ('p' | 'h' << 8)) return F_PH;
+        if ((word & 0xffff) == ('t' | 's' << 8)) return F_TS;
+        return F_OTHER;
+    case 3:
+        word &= 0xffffff;
+        if (word == ('c' | 'a' << 8 | 't' << 16)) return F_CAT;
+        if (word == ('p' | 'i' << 8 | 'd' << 16)) return F_PID;
+        if (word == ('t' | 'i' << 8 | 'd' << 16)) return F_TID;
+        if (word == ('d' | 'u' << 8 | 'r' << 16)) return F_DUR;
+        return F_OTHER;
+    case 4:
+        if (word == ('n' | 'a' << 8 | 'm' << 16 | 'e' << 24)) return F_NAME;
+        if (word == ('a' | 'r' << 8 | 'g' << 16 | 's' << 24)) return F_ARGS;
+    }
+    return F_OTHER;
+}
+
+/* Read the key at `p` (its quote) and the colon behind it. Returns the byte where the value starts. */
+INLINE const u8 *read_key(const u8 *p, const u8 *end, int lenient, u8 *scratch, const u8 **text, u32 *length) {
+    int escaped = 0;
+    if (UNLIKELY(*p != '"')) return fail(p, end);
+    const u8 *start = p + 1;
+    p = string_end(start, end, lenient, KEY, &escaped);
+    if (UNLIKELY(!p)) return 0;
+    *text = start;
+    *length = (u32)(p - start);
+    if (UNLIKELY(escaped)) {
+        *length = unescape_key(start, p, scratch);
+        *text = scratch;
+    }
+    p = skip_space(p + 1);
+    if (UNLIKELY(*p != ':')) return fail(p, end);
+    return skip_space(p + 1);
+}
+
+/* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
+INLINE const u8 *read_text(const u8 *p, const u8 *end, int lenient, i32 *id) {
+    u32 mended = lenient ? TEXT_MENDED : 0;
+    if (LIKELY(*p == '"')) {
+        int escaped = 0;
+        const u8 *q = string_end(p + 1, end, lenient, MEMBER, &escaped);
+        if (UNLIKELY(!q)) return 0;
+        *id = intern(p + 1, (u32)(q - p - 1), mended | (escaped ? TEXT_ESCAPED : 0));
+        return q + 1;
+    }
+    const u8 *q = value_end(p, end, lenient);
+    if (UNLIKELY(!q)) return 0;
+    if (q >= end) return fail(q, end);
+    if (q - p == 4 && load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24)) *id = NO_STRING;
+    else *id = intern(p, (u32)(q - p), mended | TEXT_JSON);
+    return q;
+}
+
+/* Read a process or thread: a number, or anything else as a text; null counts as absent. */
+INLINE const u8 *read_id(const u8 *p, const u8 *end, int lenient, i64 *value) {
+    i32 id;
+    *value = NO_ID;
+    if (LIKELY(*p != '"')) {
+        struct number n;
+        const u8 *q = decimal(p, 0, &n);
+        if (LIKELY(n.kind == IN_RANGE && n.exact && n.value > STRING_ID_BASE / 2 && !is_word(*q))) {
+            *value = n.value;
+            return q;
+        }
+    }
+    p = read_text(p, end, lenient, &id);
+    if (UNLIKELY(!p)) return 0;
+    if (id == NO_STRING) return p;
+    *value = STRING_ID_BASE + id;
+    return p;
+}
+
+/* Read a time in microseconds as nanoseconds; null counts as absent. */
+INLINE const u8 *read_time(const u8 *p, const u8 *end, int lenient, i64 *value, u32 *bad) {
+    struct number n = {0};
+    const u8 *q = decimal(p, 3, &n);
+    *bad = 0;
+    *value = n.value;
+    if (LIKELY(n.kind == IN_RANGE && !is_word(*q))) return q;
+    *bad = !(load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24) && !is_word(p[4]));
+    *value = NONE_NS;
+    return value_end(p, end, lenient);
+}
+
+/* Read an integer written in a string: decimal, or hexadecimal after 0x (stream handles). */
+static int integer_in_text(const u8 *p, const u8 *end, i64 *value) {
+    struct number n;
+    if (end - p > 2 && p[0] == '0' && (p[1] | 0x20) == 'x') {
+        u64 v = 0;
+        for (p += 2; p < end; p++) {
+            u32 digit = is_digit(*p) ? *p - '0' : (u8)((*p | 0x20) - 'a') < 6 ? (u32)((*p | 0x20) - 'a' + 10) : 16;
+            if (digit == 16 || v >> 59) return 0;
+            v = v << 4 | digit;
+        }
+        *value = (i64)v;
+        return 1;
+    }
+    const u8 *q = any_decimal(p, 0, &n);
+    *value = n.value;
+    return q == end && n.kind == IN_RANGE && n.exact;
+}
+
+static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *end, int lenient, i32 column, u32 *bad) {
+    const u8 *q = value_end(p, end, lenient);
+    if (!q) return 0;
+    i64 value;
+    if (*p == '"' && integer_in_text(p + 1, q - 1, &value)) put_arg(column, value);
+    else if (*p != '"' && integer_in_text(p, q, &value)) put_arg(column, value);
+    else {
+        forget_arg(column);
+        *bad += !(q - p == 4 && load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24));
+    }
+    return q;
+}
+
+INLINE const u8 *read_int_arg(const u8 *p, const u8 *end, int lenient, i32 column, u32 *bad) {
+    const u8 *q = p;
+    u64 value = 0;
+    while (is_digit(*q)) value = value * 10 + (*q++ - '0');
+    if (UNLIKELY(q == p || q - p > 18 || is_word(*q))) return read_odd_int(p, end, lenient, column, bad);
+    put_arg(column, (i64)value);
+    return q;
+}
+
+/* Read the object of arguments at `p`; anything but an object counts as none. */
+INLINE const u8 *read_args(const u8 *p, const u8 *end, int lenient, struct event *e) {
+    u8 scratch[MAX_UNESCAPED + 16];
+    const u8 *text;
+    u32 length;
+    e->bad_args = 0;
+    if (UNLIKELY(*p != '{')) return value_end(p, end, lenient);
+    p = skip_space(p + 1);
+    if (*p == '}') return p + 1;
+    for (;;) {
+        p = read_key(p, end, lenient, scratch, &text, &length);
+        if (UNLIKELY(!p)) return 0;
+        const struct key *k = find_key(text, length);
+        if (!k) {
+            p = value_end(p, end, lenient);
+        } else if (k->kind == ARG_INT) {
+            p = read_int_arg(p, end, lenient, k->column, &e->bad_args);
+        } else {
+            i32 id;
+            p = read_text(p, end, lenient, &id);
+            if (id == NO_STRING) forget_arg(k->column);
+            else put_arg(k->column, id);
+        }
+        if (UNLIKELY(!p)) return 0;
+        p = skip_space(p);
+        if (*p == ',') { p = skip_space(p + 1); continue; }
+        return LIKELY(*p == '}') ? p + 1 : fail(p, end);
+    }
+}
+
+INLINE const u8 *read_ph(const u8 *p, const u8 *end, int lenient, struct event *e) {
+    e->has_ph = *p == '"';
+    e->ph = 0;
+    if (LIKELY(*p == '"' && p[2] == '"' && p[1] != '\\')) { e->ph = p[1]; return p + 3; }
+    const u8 *q = value_end(p, end, lenient);
+    u8 plain[MAX_UNESCAPED];
+    if (q && *p == '"' && unescape_key(p + 1, q - 1, plain)) e->ph = plain[0];
+    return q;
+}
+
+/* Read the fields of the event whose brace is at `p`; returns the byte after its closing brace. */
+INLINE const u8 *read_fields(const u8 *p, const u8 *end, int lenient, struct event *e) {
+    u8 scratch[MAX_UNESCAPED + 16];
+    const u8 *text;
+    u32 length;
+    int has_args = 0;
+    *e = (struct event){.pid = NO_ID, .tid = NO_ID, .ts = NONE_NS, .dur = NONE_NS, .cat = NO_STRING, .name = NO_STRING};
+    p = skip_space(p + 1);
+    if (*p == '}') return p + 1;
+    for (;;) {
+        p = read_key(p, end, lenient, scratch, &text, &length);
+        if (UNLIKELY(!p)) return 0;
+        switch (field_of(text, length)) {
+        case F_PH: p = read_ph(p, end, lenient, e); break;
+        case F_CAT: p = read_text(p, end, lenient, &e->cat); break;
+        case F_NAME: p = read_text(p, end, lenient, &e->name); break;
+        case F_PID: p = read_id(p, end, lenient, &e->pid); break;
+        case F_TID: p = read_id(p, end, lenient, &e->tid); break;
+        case F_TS: p = read_time(p, end, lenient, &e->ts, &e->bad_ts); break;
+        case F_DUR: p = read_time(p, end, lenient, &e->dur, &e->bad_dur); break;
+        case F_ARGS:
+            if (UNLIKELY(has_args)) forget_args();
+            has_args = 1;
+            p = read_args(p, end, lenient, e);
+            break;
+        case F_OTHER: p = value_end(p, end, lenient);
+        }
+        if (UNLIKELY(!p)) return 0;
+        p = skip_space(p);
+        if (*p == ',') { p = skip_space(p + 1); continue; }
+        return LIKELY(*p == '}') && LIKELY(p < end) ? p + 1 : fail(p, end);
+    }
+}
+
+static const u8 no_text;
+
+/* Put a complete event into its row, or count why it is dropped. */
+INLINE void keep_event(const struct event *e, u32 offset) {
+    int timed = e->ph == 'X';
+    int bad_time = e->bad_ts || e->bad_dur || (timed && (e->ts == NONE_NS || e->dur == NONE_NS));
+    int negative = e->dur < 0 && e->dur != NONE_NS;
+    if (UNLIKELY(bad_time || negative)) {
+        if (bad_time) counts.bad_time++;
+        else counts.negative_duration++;
+        forget_args();
+        return;
+    }
+    counts.bad_args += e->bad_args;
+    col_ph[rows] = e->ph;
+    col_cat[rows] = e->cat;
+    col_name[rows] = e->name;
+    col_pid[rows] = LIKELY(e->pid != NO_ID) ? e->pid : STRING_ID_BASE + intern(&no_text, 0, 0);
+    col_tid[rows] = LIKELY(e->tid != NO_ID) ? e->tid : STRING_ID_BASE + intern(&no_text, 0, 0);
+    col_ts[rows] = e->ts;
+    col_dur[rows] = e->dur;
+    col_offset[rows] = offset;
+    rows++;
+}

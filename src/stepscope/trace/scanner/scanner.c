@@ -1,0 +1,256 @@
+/* Trace events to columns: a small parser for one thing, run in a sandbox because traces are untrusted input.
+ *
+ * The host copies a block of the file to `input_buffer`, calls `parse` until it has nothing more to say, and copies
+ * the filled columns out after every call. What a block leaves unread (`consumed` to its end) is the start of the
+ * next. Parsing is strict and fast; an event that is no JSON is read once more leniently, and if that fails too it
+ * is dropped and the next plausible event is searched. docs/decisions has the reasons. */
+#include "call_stack.h"
+#include "event.h"
+
+enum status { NEED_MORE, ROWS_FULL, ARRAY_END, EXHAUSTED };
+enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4 };
+enum {
+    MAX_EVENT = 16 << 20,    /* an event that is not complete after so many bytes is dropped */
+    MAX_WAIT = 1 << 16,      /* a bad event waits for so many bytes to find where the next one starts */
+    PH_WINDOW = 4096,        /* no "ph" so far behind it: the bracket ends the array */
+    WASTE_FREE = 4 << 20,    /* failed attempts may read so much ... */
+    WASTE_FACTOR = 8,        /* ... and so many times the block, then they are skipped over: keeps it linear */
+};
+
+static struct result {
+    u32 rows, consumed, lost, cut;
+    struct counts counts;
+    u32 first_bad, has_bad;
+    u32 num_texts;
+    const struct text *texts;
+} result;
+
+static u8 *input;
+static u32 input_capacity;
+static const u8 *block_end;
+static int is_final, is_top_array;
+static u64 waste, max_waste;
+
+/* Return where the host puts a block of `bytes`; 0 when there is no memory. The first `kept` bytes stay. */
+EXPORT(input_buffer) u8 *input_buffer(u32 bytes) {
+    if (bytes > input_capacity) {
+        input_capacity = bytes + bytes / 4;
+        input = allocate((u64)input_capacity + PADDING);
+        if (!input) input_capacity = 0;
+    }
+    return input;
+}
+
+EXPORT(setup) int setup(void) { return grow_table() && allocate_columns(); }
+
+EXPORT(configure_key) int configure_key(u32 length, i32 column, i32 kind) {
+    return add_key(input, length, column, (enum arg_kind)kind);
+}
+
+EXPORT(result_at) const struct result *result_at(void) { return &result; }
+EXPORT(arg_counts_at) const u32 *arg_counts_at(void) { return arg_counts; }
+EXPORT(arg_rows_at) const u32 *arg_rows_at(void) { return arg_rows; }
+EXPORT(arg_values_at) const i64 *arg_values_at(void) { return arg_values; }
+EXPORT(column_at) const void *column_at(u32 column) {
+    const void *columns[] = {col_ph, col_cat, col_name, col_pid, col_tid, col_ts, col_dur, col_offset};
+    return columns[column];
+}
+
+static void note_bad(const u8 *p) {
+    if (result.has_bad) return;
+    result.has_bad = 1;
+    result.first_bad = (u32)(p - input);
+}
+
+static __attribute__((noinline)) const u8 *strict_fields(const u8 *p, const u8 *end, struct event *e) {
+    return read_fields(p, end, 0, e);
+}
+
+static __attribute__((noinline)) const u8 *lenient_fields(const u8 *p, const u8 *end, struct event *e) {
+    return read_fields(p, end, 1, e);
+}
+
+/* Return the next brace that a key follows, or the next closing bracket, from `p` on; 0 if there is none. */
+static const u8 *next_brace(const u8 *p, const u8 *end, int brackets_too) {
+    v128_t other = wasm_u8x16_splat(brackets_too ? ']' : '{');
+    while (p < end) {
+        v128_t v = wasm_v128_load(p);
+        u32 found = wasm_i8x16_bitmask(wasm_v128_or(wasm_i8x16_eq(v, wasm_u8x16_splat('{')), wasm_i8x16_eq(v, other)));
+        if (!found) { p += 16; continue; }
+        p += __builtin_ctz(found);
+        if (p >= end) break;
+        if (*p == ']' || *skip_space(p + 1) == '"') return p;
+        p++;
+    }
+    return 0;
+}
+
+/* Return the brace of the next event as separators show it, `} , { "`; 0 if there is none. */
+static const u8 *next_separated(const u8 *p, const u8 *end) {
+    const u8 *first = p;
+    for (p++; (p = next_brace(p, end, 0)); p++) {
+        const u8 *q = p - 1;
+        while (q > first && *q <= ' ') q--;
+        if (*q != ',') continue;
+        for (q--; q > first && *q <= ' '; q--) {}
+        if (*q == '}') return p;
+    }
+    return 0;
+}
+
+/* Read an event with lenient rules, no further than to the start of the next one. */
+static const u8 *mend_event(const u8 *p, struct event *e) {
+    u8 saved[PADDING];
+    const u8 *bound = next_separated(p, block_end);
+    if (!bound && !is_final) {
+        waste += (u64)(block_end - p);
+        failure = block_end - p < MAX_WAIT ? INCOMPLETE : SYNTAX;
+        failed_at = block_end;
+        return 0;
+    }
+    u8 *limit = (u8 *)(bound ? bound : block_end);
+    __builtin_memcpy(saved, limit, PADDING);
+    __builtin_memset(limit, '"', PADDING);
+    const u8 *next = lenient_fields(p, limit, e);
+    __builtin_memcpy(limit, saved, PADDING);
+    if (next) {
+        counts.mended++;
+        return next;
+    }
+    waste += (u64)(limit - p);
+    if (bound) failure = SYNTAX;
+    return 0;
+}
+
+/* Read the event at `p`, strictly or else leniently. An object without a phase is no event where we are `lost`. */
+static const u8 *read_event(const u8 *p, int lost) {
+    struct event e;
+    const u8 *next = strict_fields(p, block_end, &e);
+    if (UNLIKELY(!next)) {
+        forget_args();
+        const u8 *strict_failed_at = failed_at;
+        waste += (u64)(failed_at - p);
+        if (failure == INCOMPLETE && !is_final && block_end - p < MAX_EVENT) return 0;
+        if (waste > max_waste) return 0;
+        enum failure_kind strict_failure = failure;
+        next = mend_event(p, &e);
+        if (!next) {
+            forget_args();
+            if (is_final) failure = strict_failure;
+            failed_at = strict_failed_at;
+            return 0;
+        }
+    }
+    if (UNLIKELY(lost && !e.has_ph)) {
+        forget_args();
+        failure = SYNTAX;
+        failed_at = p + 1;
+        return 0;
+    }
+    keep_event(&e, (u32)(p - input));
+    return next;
+}
+
+/* Return whether the bracket at `p` ends the array of events: 1 yes, 0 no, -1 that depends on what comes. */
+static int ends_array(const u8 *p) {
+    const u8 *q = skip_space(p + 1);
+    const u8 *window = block_end - q < PH_WINDOW ? block_end : q + PH_WINDOW;
+    if (!is_final && window == block_end) return -1;
+    if (q >= block_end) return 1;
+    const u8 *after = q;
+    while (after < block_end && (*after == ',' || *after <= ' ')) after++;
+    if (*after == '{') return 0;
+    if (!is_top_array && *q != '}' && !(*q == ',' && (*after == '"'))) return 0;
+    for (; q + 5 < window; q++)
+        if (load32(q) == ('"' | 'p' << 8 | 'h' << 16 | '"' << 24) && *skip_space(q + 4) == ':') return 0;
+    return 1;
+}
+
+/* Count what was skipped once it is known that the file goes on behind it. */
+static void settle_cut(void) {
+    if (result.cut) counts.malformed++;
+    result.cut = 0;
+}
+
+/* Read on from `p`, where no event could be read, at the next object that proves to be one.
+ * Returns where to go on; sets `lost` to whether that is still to be found. */
+static const u8 *find_event(const u8 *p, int *lost, enum status *status) {
+    const u8 *held = 0;
+    for (; (p = next_brace(p, block_end, 1)); p++) {
+        if (*p == ']') {
+            int ends = ends_array(p);
+            if (ends < 0 && !held) held = p;
+            if (ends < 1) continue;
+            settle_cut();
+            *status = ARRAY_END;
+            *lost = 0;
+            return p + 1;
+        }
+        const u8 *next = read_event(p, 1);
+        if (next) {
+            settle_cut();
+            *lost = 0;
+            return next;
+        }
+        if (exhausted) break;
+        if (failure == INCOMPLETE && !is_final && !held) held = p;
+        if (waste > max_waste && failed_at > p) p = failed_at - 1;
+    }
+    return held ? held : block_end;
+}
+
+/* Read events from byte `from` of the `length` bytes in the input buffer. Returns a status; the rest is in `result`:
+ * rows filled, bytes consumed, whether reading is lost (pass it on as LOST), whether an event was cut off. */
+EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
+    const u8 *p = input + from;
+    enum status status = NEED_MORE;
+    int lost = (flags & LOST) != 0;
+    block_end = input + length;
+    is_final = (flags & FINAL) != 0;
+    is_top_array = (flags & TOP_ARRAY) != 0;
+    __builtin_memset((u8 *)block_end, '"', PADDING);
+    __builtin_memset(&result, 0, sizeof result);
+    __builtin_memset(&counts, 0, sizeof counts);
+    __builtin_memset(arg_counts, 0, sizeof arg_counts);
+    rows = 0;
+    waste = 0;
+    max_waste = WASTE_FREE + (u64)WASTE_FACTOR * (length - from);
+
+    for (;;) {
+        if (UNLIKELY(exhausted)) { status = EXHAUSTED; break; }
+        if (UNLIKELY(lost)) {
+            p = find_event(p, &lost, &status);
+            if (lost || status == ARRAY_END) break;
+            continue;
+        }
+        if (UNLIKELY(rows == ROW_CAPACITY)) { status = ROWS_FULL; break; }
+        p = skip_space(p);
+        while (*p == ',') p = skip_space(p + 1);
+        if (p >= block_end) { p = block_end; break; }
+        if (LIKELY(*p == '{')) {
+            const u8 *next = read_event(p, 0);
+            if (LIKELY(next != 0)) { p = next; continue; }
+            if (failure == INCOMPLETE && !is_final) break;
+            if (failure == INCOMPLETE) result.cut = 1;
+            else counts.malformed++;
+            note_bad(p);
+            p++;
+            lost = 1;
+            continue;
+        }
+        int ends = *p == ']' ? ends_array(p) : 0;
+        if (ends < 0) break;
+        if (ends) { status = ARRAY_END; p++; break; }
+        counts.malformed++;
+        note_bad(p);
+        p++;
+        lost = *(p - 1) != ']';
+    }
+    result.rows = rows;
+    result.consumed = (u32)(p - input);
+    result.lost = (u32)lost;
+    result.counts = counts;
+    result.num_texts = num_texts;
+    result.texts = texts;
+    return status;
+}

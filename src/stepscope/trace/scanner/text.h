@@ -1,0 +1,159 @@
+/* Where white space, strings, nested values and bare words end.
+ *
+ * The input is followed by PADDING quotes. White space, numbers and words stop at a quote, and so does a string,
+ * so no loop needs a bounds check: a value that ends at or behind `end` was cut off, which `fail` tells apart. */
+#pragma once
+#include "memory.h"
+
+enum { PADDING = 64, MAX_DEPTH = 512, MAX_KEY_AHEAD = 64 };
+enum failure_kind { SYNTAX, INCOMPLETE };
+
+static enum failure_kind failure;
+static const u8 *failed_at;
+
+/* Note why and where parsing stopped; returns 0 so that a caller can return it in turn. */
+static __attribute__((noinline)) const u8 *fail(const u8 *at, const u8 *end) {
+    failure = at >= end ? INCOMPLETE : SYNTAX;
+    failed_at = at;
+    return 0;
+}
+
+INLINE const u8 *skip_space(const u8 *p) {
+    if (*p > ' ') return p;
+    p++;
+    if (*p > ' ') return p;
+    for (;; p += 16) {
+        u32 dark = wasm_i8x16_bitmask(wasm_u8x16_gt(wasm_v128_load(p), wasm_u8x16_splat(' ')));
+        if (dark) return p + __builtin_ctz(dark);
+    }
+}
+
+/* Return the closing quote of the string whose content starts at `p`; 0 at a raw control character. */
+INLINE const u8 *strict_string_end(const u8 *p, const u8 *end, int *escaped) {
+    for (;;) {
+        v128_t v = wasm_v128_load(p);
+        v128_t stop = wasm_v128_or(wasm_i8x16_eq(v, wasm_u8x16_splat('"')), wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
+        u32 stops = wasm_i8x16_bitmask(wasm_v128_or(stop, wasm_u8x16_lt(v, wasm_u8x16_splat(' '))));
+        if (!stops) { p += 16; continue; }
+        p += __builtin_ctz(stops);
+        if (LIKELY(*p == '"')) return LIKELY(p < end) ? p : fail(p, end);
+        if (*p != '\\') return fail(p, end);
+        *escaped = 1;
+        p += 2;
+    }
+}
+
+enum string_role { KEY, MEMBER, ELEMENT };
+
+/* Return whether a quote with `p` behind it can close a string: a bare quote is content unless a key's colon, a
+ * closing bracket or a comma follows; after a member of an object the comma must be followed by the next key. */
+static int closes_string(const u8 *p, const u8 *end, enum string_role role) {
+    p = skip_space(p);
+    if (p >= end) return 0;
+    if (role == KEY) return *p == ':';
+    if (*p == '}' || *p == ']') return 1;
+    if (*p != ',') return 0;
+    if (role == ELEMENT) return 1;
+    p = skip_space(p + 1);
+    if (*p != '"') return 0;
+    const u8 *limit = p + MAX_KEY_AHEAD < end ? p + MAX_KEY_AHEAD : end;
+    for (p++; p < limit && *p != '"'; p++) {}
+    return p < limit && *skip_space(p + 1) == ':';
+}
+
+/* As strict_string_end, but control characters and bare quotes are content. */
+static const u8 *lenient_string_end(const u8 *p, const u8 *end, enum string_role role, int *escaped) {
+    for (; p < end; p++) {
+        if (*p == '\\') { *escaped = 1; p++; }
+        else if (*p == '"' && closes_string(p + 1, end, role)) return p;
+    }
+    return fail(p, end);
+}
+
+INLINE const u8 *string_end(const u8 *p, const u8 *end, int lenient, enum string_role role, int *escaped) {
+    return lenient ? lenient_string_end(p, end, role, escaped) : strict_string_end(p, end, escaped);
+}
+
+/* Return the byte after the bracket that closes the one at `p`, a byte at a time. */
+static const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, int depth, int lenient) {
+    int escaped;
+    for (; p < end; p++) {
+        if (*p == '"') {
+            p = string_end(p + 1, end, lenient, ELEMENT, &escaped);
+            if (!p) return 0;
+        } else if (*p == '[' || *p == '{') {
+            if (++depth > MAX_DEPTH) return fail(p, p + 1);
+        } else if (*p == ']' || *p == '}') {
+            if (--depth == 0) return p + 1;
+        }
+    }
+    return fail(p, end);
+}
+
+INLINE u32 inside_quotes(u32 quotes) {
+    quotes ^= quotes << 1;
+    quotes ^= quotes << 2;
+    quotes ^= quotes << 4;
+    return (quotes ^ (quotes << 8)) & 0xffff;
+}
+
+/* Return the byte after the bracket that closes the one at `p`: 16 bytes at a time as long as no backslash comes.
+ * Brackets are counted, their kinds are not compared. */
+static const u8 *nested_end(const u8 *p, const u8 *end, int lenient) {
+    if (lenient) return nested_end_by_bytes(p, end, 0, 1);
+    int depth = 0;
+    u32 in_string = 0; /* all ones while a string reaches over from the bytes before */
+    for (; p < end; p += 16) {
+        v128_t v = wasm_v128_load(p);
+        v128_t folded = wasm_v128_or(v, wasm_u8x16_splat(0x20)); /* [ and ] become { and } */
+        u32 backslashes = wasm_i8x16_bitmask(wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
+        if (UNLIKELY(backslashes)) {
+            if (in_string) { /* finish the string first */
+                int escaped;
+                p = strict_string_end(p, end, &escaped);
+                if (!p) return 0;
+                p++;
+            }
+            return nested_end_by_bytes(p, end, depth, 0);
+        }
+        u32 inside = inside_quotes(wasm_i8x16_bitmask(wasm_i8x16_eq(v, wasm_u8x16_splat('"')))) ^ in_string;
+        u32 control = wasm_i8x16_bitmask(wasm_u8x16_lt(v, wasm_u8x16_splat(' '))) & inside & 0xffff;
+        u32 opens = wasm_i8x16_bitmask(wasm_i8x16_eq(folded, wasm_u8x16_splat('{'))) & ~inside;
+        u32 closes = wasm_i8x16_bitmask(wasm_i8x16_eq(folded, wasm_u8x16_splat('}'))) & ~inside;
+        if (UNLIKELY(control)) {
+            u32 before = (1u << __builtin_ctz(control)) - 1;
+            opens &= before;
+            closes &= before;
+        }
+        for (u32 brackets = opens | closes; brackets; brackets &= brackets - 1) {
+            if (opens & brackets & -brackets) depth++;
+            else if (--depth == 0) return p + __builtin_ctz(brackets) + 1;
+        }
+        if (UNLIKELY(control)) return fail(p + __builtin_ctz(control), end);
+        if (UNLIKELY(depth > MAX_DEPTH)) return fail(p, p + 1);
+        in_string = -(inside >> 15 & 1);
+    }
+    return fail(end, end);
+}
+
+INLINE int is_word(u8 c) {
+    return (u8)((c | 0x20) - 'a') < 26 || (u8)(c - '0') < 10 || c == '-' || c == '+' || c == '.';
+}
+
+/* Return the byte after a number, true, null, NaN and the like. */
+static const u8 *word_end(const u8 *p, const u8 *end) {
+    const u8 *start = p;
+    while (is_word(*p)) p++;
+    return p > start ? p : fail(p, end);
+}
+
+/* Return the byte after any value. */
+static const u8 *value_end(const u8 *p, const u8 *end, int lenient) {
+    int escaped;
+    if (*p == '"') {
+        p = string_end(p + 1, end, lenient, MEMBER, &escaped);
+        return p ? p + 1 : 0;
+    }
+    if (*p == '[' || *p == '{') return nested_end(p, end, lenient);
+    return word_end(p, end);
+}

@@ -1,0 +1,66 @@
+"""Raw texts of the scanner to strings: each distinct one is decoded once, escapes resolved, damage replaced."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from stepscope.trace.scanner import Text, TextFlags
+
+_BAD_ESCAPE = re.compile(r'\\(?:u[0-9a-fA-F]{4}|["\\/bfnrt])|\\')
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_CONTROL = re.compile("[\x00-\x1f]")
+_SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
+_BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+
+ELLIPSIS = "…"
+REPLACEMENT = "\ufffd"
+
+
+class Decoded(NamedTuple):
+    """A string and what had to be done to it."""
+
+    text: str
+    replaced: bool
+    shortened: bool
+
+
+def decode_all(texts: Iterable[Text]) -> list[Decoded]:
+    """Return the strings of the scanner's texts, in their order."""
+    return [decode(text) for text in texts]
+
+
+def decode(text: Text) -> Decoded:
+    """Return one string: the content of a JSON string, or the JSON text of another value in one spelling."""
+    try:
+        plain, replaced = text.raw.decode(), False
+    except UnicodeDecodeError:
+        plain, replaced = text.raw.decode(errors="replace"), True
+    if not text.flags:
+        return Decoded(plain, replaced, False)
+    mended = plain
+    if TextFlags.MENDED in text.flags:
+        mended = _CONTROL.sub(REPLACEMENT, plain)
+    replaced = replaced or mended != plain
+    if TextFlags.JSON in text.flags:
+        mended = _one_spelling(mended)
+    elif TextFlags.ESCAPED in text.flags:
+        mended, bad_escapes = _unescaped(mended)
+        replaced = replaced or bad_escapes
+    shortened = TextFlags.SHORTENED in text.flags
+    return Decoded(mended + ELLIPSIS if shortened else mended, replaced, shortened)
+
+
+def _unescaped(text: str) -> tuple[str, bool]:
+    text = _BARE_QUOTE.sub(lambda m: '\\"' if m.group() == '"' else m.group(), text)
+    sound = _BAD_ESCAPE.sub(lambda m: m.group() if len(m.group()) > 1 else "\\\\", text)
+    plain = json.loads(f'"{sound}"', strict=False)
+    whole = _SURROGATE.sub(REPLACEMENT, plain)
+    return whole, sound != text or whole != plain
+
+
+def _one_spelling(text: str) -> str:
+    """Return a JSON text with `, ` and `: ` between its parts and no other white space outside strings."""
+    if "\n" not in text and "," not in text.replace(", ", ""):
+        return text
+    return _SPACE.sub(lambda m: m.group(1) or (m.group(2) or "") + (" " if m.group(2) else ""), text)
