@@ -9,6 +9,7 @@ from stepscope.intervals import clip, covered_ns, union
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.collective_names import OPS
 from stepscope.run.groups import Group
+from stepscope.trace.table import Int64s
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
 def collective_rows(shared: Aligned, accounts: tuple[RankAccount | None, ...]) -> list[CollectiveRow]:
     """Return one row per operation and process group, the most expensive first."""
     parts: dict[tuple[str, Group], list[_Part]] = {}
+    fastest = _fastest_transfers(shared)
     for index, (rank, account) in enumerate(zip(shared.run.ranks, accounts, strict=True)):
         c = rank.collectives
         if account is None or not len(c):
@@ -78,10 +80,10 @@ def collective_rows(shared: Aligned, accounts: tuple[RankAccount | None, ...]) -
         for code, group in {(int(o), int(g)) for o, g in zip(c.op[inside], c.group[inside], strict=True)}:
             rows = np.flatnonzero(inside & (c.op == code) & (c.group == group))
             key = (OPS[code], _across_ranks(c.groups[group]))
-            parts.setdefault(key, []).append(_part(shared, index, rows, int(exposed[rows].sum())))
+            parts.setdefault(key, []).append(_part(shared, index, rows, int(exposed[rows].sum()), fastest[index]))
     late = _late_ranks(shared)
-    rows = [_row(op, group, listed, late.get((op, group))) for (op, group), listed in parts.items()]
-    return sorted(rows, key=lambda r: -((r.transfer_ns or 0) + (r.wait_ns or 0) + r.exposed_ns))
+    table = [_row(op, group, listed, late.get((op, group))) for (op, group), listed in parts.items()]
+    return sorted(table, key=lambda r: -((r.transfer_ns or 0) + (r.wait_ns or 0) + r.exposed_ns))
 
 
 @dataclass(frozen=True)
@@ -93,10 +95,34 @@ class _Part:
     wait_ns: int
     transfer_ns: int
     exposed_ns: int
+    fastest_ns: int
+    """the transfers as the rank that saw them undisturbed had them"""
     unmatched: int
 
 
-def _part(shared: Aligned, index: int, rows: np.ndarray, exposed_ns: int) -> _Part:
+def _fastest_transfers(shared: Aligned) -> list[Int64s]:
+    """Return per rank and collective the shortest transfer among its ranks: all of them share one transfer, and
+    the one that arrived last saw nothing but it.
+    """
+    matches, ranks = shared.matches, shared.run.ranks
+    own = [
+        r.collectives.end_ns - r.collectives.start_ns - np.maximum(w, 0)
+        for r, w in zip(ranks, shared.wait_ns, strict=True)
+    ]
+    out = [transfer.copy() for transfer in own]
+    if len(matches):
+        each = np.empty(len(matches.row), np.int64)
+        for index in range(len(ranks)):
+            mine = matches.rank_index == index
+            each[mine] = own[index][matches.row[mine]]
+        shortest = np.minimum.reduceat(each, matches.first[:-1])[matches.of_member]
+        for index in range(len(ranks)):
+            mine = matches.rank_index == index
+            np.minimum.at(out[index], matches.row[mine], shortest[mine])
+    return out
+
+
+def _part(shared: Aligned, index: int, rows: Int64s, exposed_ns: int, fastest: Int64s) -> _Part:
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index][rows]
     matched = wait >= 0
     sizes = c.full_bytes[rows]
@@ -106,6 +132,7 @@ def _part(shared: Aligned, index: int, rows: np.ndarray, exposed_ns: int) -> _Pa
         wait_ns=int(wait[matched].sum()),
         transfer_ns=int(((c.end_ns - c.start_ns)[rows] - wait)[matched].sum()),
         exposed_ns=exposed_ns,
+        fastest_ns=int(fastest[rows][matched].sum()),
         unmatched=int((~matched).sum()),
     )
 
@@ -114,10 +141,9 @@ def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> Co
     matched = sum(p.count - p.unmatched for p in parts)
     size = float(np.mean([p.size_bytes for p in parts])) if all(p.size_bytes >= 0 for p in parts) else None
     transfer = float(np.mean([p.transfer_ns for p in parts])) if matched else None
-    # The ranks of a collective share its transfer: the one that waited longest saw it undisturbed.
-    shortest = min((p.transfer_ns for p in parts), default=0) if matched else 0
+    fastest = float(np.mean([p.fastest_ns for p in parts]))
     whole = matched == sum(p.count for p in parts)
-    algbw = size / shortest if size and shortest and whole else None  # bytes per ns = GB per s
+    algbw = size / fastest if size and fastest and whole else None  # bytes per ns = GB per s
     ranks = group.size or len(parts)
     return CollectiveRow(
         op=op,

@@ -80,10 +80,10 @@ def _work(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
             rank.work.intervals(EventKind.COMM_KERNEL),
             rank.work.intervals(EventKind.COPY, EventKind.SET),
         )
-    return _host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
+    return host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
 
 
-def _host_compute(rank: Rank) -> Intervals:
+def host_compute(rank: Rank) -> Intervals:
     """Return the time in which any thread ran an operator that is not a communication call."""
     trace = rank.trace
     ops = rows_named(
@@ -102,7 +102,7 @@ def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
     if len(work):
         said = "no ProfilerStep# in the trace: the window is the span of the device operations, steps are unknown"
         return int(work.start_ns.min()), int(work.end_ns.max()), (said,)
-    busy = union_of(_host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
+    busy = union_of(host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
     if not len(busy):
         return None
     said = "no ProfilerStep# in the trace: the window is the span of the host's operators, steps are unknown"

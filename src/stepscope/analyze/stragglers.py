@@ -1,0 +1,255 @@
+"""Which ranks make the others wait, how much, how often, and why?
+
+After a collective all ranks have the same step time, so step times cannot tell; and a rank that merely lags behind
+by a constant time costs nothing. What tells is a rank's *own time*: what its host, or its device, needs for a step
+when it waits for nobody. A rank is a straggler when its own time is an outlier among the others' (leave-one-out,
+robust score), at least 10 % above their mean, and the others do wait for it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.rank_account import host_compute
+from stepscope.intervals import Intervals, covered_ns, subtract, union
+from stepscope.run.aligned import Aligned
+from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.rank import Rank
+from stepscope.stats import mad_sigma
+from stepscope.trace.classify import EventKind, rows_named
+
+Floats = npt.NDArray[np.float64]
+
+DEFAULT_WINDOW_STEPS = 100
+DEFAULT_SCORE = 2.0
+DEFAULT_SLOWDOWN = 1.10
+_NOISE_SHARE = 0.02
+"""own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
+_FULL_QUEUE_NS = 500_000
+"""a runtime call that takes longer waited for room in a full queue"""
+_RECORDING_COST_NS = 2_000
+"""what recording one host event costs, about: hosts that are equal without the profiler differ with it"""
+_WAITS_LESS = 0.5
+"""a straggler waits less than this share of what the others wait"""
+_MAIN_CAUSE = 0.5
+"""a part that explains at least half of the lateness names the cause"""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that others wait for."""
+
+    rank: int
+    cause: str
+    """host, device, data, load or network"""
+    late_ns_per_step: float
+    """own time beyond the median of the others', mean over the steps"""
+    steps_late: int
+    num_steps: int
+    score: float
+    slowdown: float
+    """own time / mean own time of the others"""
+    evidence: dict[str, float]
+    """excess over the others' median in ns per step, by part"""
+
+    @property
+    def persistent(self) -> bool:
+        """Return whether it was late in most of the steps."""
+        return self.steps_late > self.num_steps / 2
+
+
+def find_stragglers(
+    shared: Aligned,
+    *,
+    window_steps: int = DEFAULT_WINDOW_STEPS,
+    threshold: float = DEFAULT_SCORE,
+    slowdown: float = DEFAULT_SLOWDOWN,
+    overhead_ns_per_step: float = 0.0,
+) -> list[Straggler]:
+    """Return the late ranks, the latest first.
+
+    `overhead_ns_per_step` is what the profiler added to a step: lateness up to that may be the profiler's own and
+    does not count.
+    """
+    own = own_times(shared)
+    if own is None or own.shape[0] < 2:
+        return []
+    own = own[:, -window_steps:]
+    waited = np.array([waiting(shared, index).total_ns for index in range(len(own))])
+    parts = None
+    found = []
+    for index in range(own.shape[0]):
+        others = np.delete(own, index, axis=0)
+        mine, theirs = own[index].mean(), others.mean(axis=1)
+        late_ns = mine - float(np.median(theirs))
+        noise = max(mad_sigma(theirs), _NOISE_SHARE * float(np.median(theirs)))
+        score = late_ns / noise if noise else 0.0
+        late_in = own[index] >= slowdown * others.mean(axis=0)
+        if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
+            continue
+        if waited[index] > _WAITS_LESS * np.median(np.delete(waited, index)):
+            continue
+        parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
+        excess = _excess(parts, index)
+        found.append(
+            Straggler(
+                rank=shared.run.ranks[index].rank,
+                cause=_cause(shared.run.ranks, index, excess, late_ns),
+                late_ns_per_step=late_ns,
+                steps_late=int(late_in.sum()),
+                num_steps=own.shape[1],
+                score=round(score, 2),
+                slowdown=float(mine / theirs.mean()),
+                evidence=excess,
+            )
+        )
+    return sorted(found, key=lambda s: -s.late_ns_per_step)
+
+
+def own_times(shared: Aligned) -> Floats | None:
+    """Return own time per rank and common step in ns, None where no step was recorded on all ranks.
+
+    With a device: the longer of what the host did (its span less synchronisation and full queues) and what the
+    device did (its work less waiting in collectives). Without: the host's span less exposed waiting.
+    """
+    numbers = common_steps(shared.run.ranks)
+    if not len(numbers) or not len(shared.matches):
+        return None
+    own = np.zeros((len(shared.run.ranks), len(numbers)))
+    for index, rank in enumerate(shared.run.ranks):
+        waits = waiting(shared, index)
+        at = np.searchsorted(rank.steps.number, numbers)
+        if rank.has_device:
+            own[index] = np.maximum(_host_ns(rank), _device_busy_ns(rank, waits))[at]
+        else:
+            exposed = subtract(waits, host_compute(rank))
+            spent = covered_ns(exposed, rank.steps.start_ns, rank.steps.end_ns)
+            own[index] = (rank.steps.end_ns - rank.steps.start_ns - spent)[at]
+    return own
+
+
+def waiting(shared: Aligned, index: int) -> Intervals:
+    """Return when a rank did nothing but wait for others inside collectives.
+
+    Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
+    """
+    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
+    counts = (wait > 0) & ~np.isin(c.op, POINT_TO_POINT)
+    return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
+
+
+def _host_ns(rank: Rank) -> Floats:
+    """Return per step the host's span less the time it was blocked by the device and what recording it cost."""
+    trace, steps = rank.trace, rank.steps
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
+    long = rows_named(trace, long, lambda name: not is_allocation(name))
+    rows = np.concatenate((rows_named(trace, calls, is_synchronisation), long))
+    start = trace["ts_ns"][rows]
+    blocked = union(start, start + trace["dur_ns"][rows])
+    recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    step_of = steps.of(trace["ts_ns"][recorded])
+    events = np.bincount(step_of[step_of >= 0], minlength=len(steps))
+    span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
+    return np.maximum(span - _RECORDING_COST_NS * events, 0).astype(float)
+
+
+def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
+    """Return per step the device's work launched in it, less waiting."""
+    work, out = rank.work, np.zeros(len(rank.steps))
+    for step in range(len(rank.steps)):
+        mine = work.step == step
+        out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), waits).total_ns
+    return out
+
+
+def is_allocation(name: str) -> bool:
+    """Return whether a runtime call gets or returns device memory."""
+    return any(part in name for part in ("Malloc", "Free", "HostAlloc", "HostRegister", "MemCreate", "MemMap"))
+
+
+def is_synchronisation(name: str) -> bool:
+    """Return whether a runtime call blocks the host until the device has caught up."""
+    return "Synchronize" in name or name in ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
+
+
+def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
+    """Return the step numbers that every rank recorded."""
+    numbers = ranks[0].steps.number
+    for rank in ranks[1:]:
+        numbers = np.intersect1d(numbers, rank.steps.number)
+    return np.sort(numbers)
+
+
+def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
+    """Return per rank what its steps are made of, in ns per step: loading data and computing on the device."""
+    return {
+        "data": np.array([_data_ns(r, last_steps) for r in ranks]),
+        "device": np.array([_device_ns(r, last_steps) for r in ranks]),
+    }
+
+
+def _excess(parts: dict[str, Floats], index: int) -> dict[str, float]:
+    """Return how far each part of one rank exceeds the others' median."""
+    return {name: float(values[index] - np.median(np.delete(values, index))) for name, values in parts.items()}
+
+
+def _cause(ranks: Sequence[Rank], index: int, excess: dict[str, float], late_ns: float) -> str:
+    """Return the part that explains the lateness; what neither data nor device explains is the host's."""
+    if excess["data"] >= _MAIN_CAUSE * late_ns:
+        return "data"
+    if excess["device"] >= _MAIN_CAUSE * late_ns:
+        return "load" if _other_shapes(ranks, index) else "device"
+    return "host"
+
+
+def is_data_loading(name: str) -> bool:
+    """Return whether a range on the host is the loop asking for its next batch."""
+    return name == "data_loading" or ("DataLoader" in name and "__next__" in name)
+
+
+def _data_ns(rank: Rank, last_steps: int) -> float:
+    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
+    rows = rows_named(rank.trace, ranges, is_data_loading)
+    start = rank.trace["ts_ns"][rows]
+    recent = rank.steps.of(start) >= len(rank.steps) - last_steps
+    return union(start[recent], (start + rank.trace["dur_ns"][rows])[recent]).total_ns / last_steps
+
+
+def _device_ns(rank: Rank, last_steps: int) -> float:
+    """Return compute per step: of the device, or of the host's operators where there is no device."""
+    if not rank.has_device:
+        return 0.0
+    work = rank.work
+    recent = (work.step >= max(len(rank.steps) - last_steps, 0)) & (work.kind == EventKind.KERNEL)
+    return union(work.start_ns[recent], work.end_ns[recent]).total_ns / last_steps
+
+
+def _other_shapes(ranks: Sequence[Rank], index: int) -> bool:
+    """Return whether a rank ran the same operators as its peers on other shapes: more load, not a slower device."""
+    mine = _operator_shapes(ranks[index])
+    peer = _operator_shapes(ranks[0 if index else 1])
+    names, peer_names = Counter[str](), Counter[str]()
+    for (name, _), n in mine.items():
+        names[name] += n
+    for (name, _), n in peer.items():
+        peer_names[name] += n
+    same_operators = sum((names - peer_names).values()) <= 0.02 * sum(names.values())
+    other = sum(n for key, n in mine.items() if key not in peer)
+    return same_operators and other > 0.2 * sum(mine.values())
+
+
+def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
+    """Return how often each operator launched device work on which shapes, per recorded step."""
+    op = np.unique(rank.work.op_row[(rank.work.op_row >= 0) & (rank.work.step >= 0)])
+    names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
+    pairs, counts = np.unique(np.stack((names.astype(np.int64), dims)), axis=1, return_counts=True)
+    return Counter(
+        {
+            (rank.trace.text(int(n)) or "", rank.trace.text(int(d)) or ""): int(count) // max(len(rank.steps), 1)
+            for n, d, count in zip(pairs[0], pairs[1], counts, strict=True)
+        }
+    )
