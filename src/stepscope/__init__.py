@@ -13,11 +13,15 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "load": "stepscope.run.load",
+    "profile": "stepscope.record.profile",
+    "region": "stepscope.record.profile",
 }
 
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from stepscope.record.profile import profile as profile
+    from stepscope.record.profile import region as region
     from stepscope.run.load import load as load
 
 

@@ -1,8 +1,8 @@
 """Every setting of a recording, in one frozen record that reaches all processes of a job as one variable.
 
 The launcher writes it with `to_env()`; every process of the job reads the same text with `from_env()`.
-Because the window is a function of these settings and the step number alone, all ranks open and close it together
-without exchanging a word.
+Because the window is a function of these settings and the step number alone, all ranks open and close it
+together without exchanging a word.
 """
 
 import json
@@ -36,9 +36,7 @@ class RecordConfig:
     active: int = ACTIVE_STEPS
     repeat: int = 1
     light: bool = False  # step log only, no profiler at all
-    ranks: tuple[int, ...] | None = (
-        None  # ranks whose window is profiled; None: all. Step logs come from all.
-    )
+    ranks: tuple[int, ...] | None = None  # ranks whose window is profiled; None: all. Step logs come from all.
     tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)
 
     activities: tuple[str, ...] | None = None  # ("cpu", "cuda"); None: what this torch supports
@@ -50,7 +48,7 @@ class RecordConfig:
     count_flops: bool = True  # one step outside the window is observed with shapes to count its FLOPs
 
     # Budgets: whichever is met first ends the window early; the trace keeps what was recorded.
-    max_events: int = 1_000_000
+    max_events: int = 500_000
     max_seconds: float = 120.0
     max_memory_mb: int = 2_000
 
@@ -63,28 +61,23 @@ class RecordConfig:
     nvtx: bool = True  # where CUDA is
 
     # How long anything of ours may take once training is over.
-    close_wait_s: float = 30.0
-    other_ranks_wait_s: float = 60.0
+    close_wait_s: float = 30.0  # for this rank's own files
+    others_grace_s: float = 5.0  # then for run.json, which needs the other ranks
+    other_ranks_wait_s: float = 60.0  # how long rank 0's helper goes on waiting for them, alone
     write_timeout_s: float = 600.0
-    scratch: str | None = (
-        None  # where the plain trace lies before it is compressed; None: local temporary folder
-    )
+    scratch: str | None = None  # where the plain trace lies before it is compressed; None: local temporary folder
 
     def __post_init__(self) -> None:
         for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("repeat", 1), ("max_events", 1)):
             if getattr(self, name) < least:
-                raise UsageError(
-                    f"{name}: expected a whole number of at least {least}, found {getattr(self, name)}"
-                )
+                raise UsageError(f"{name}: expected a whole number of at least {least}, found {getattr(self, name)}")
         if self.tool not in ("torch", "cuda"):
             raise UsageError(f"tool: expected 'torch' or 'cuda', found {self.tool!r}")
 
     def with_steps(self, first: int, last: int) -> "RecordConfig":
         """Return the same settings with the window on steps `first` to `last - 1`, counted from 0."""
         if not 0 <= first < last:
-            raise UsageError(
-                f"--steps {first}:{last}: expected FIRST:LAST with 0 <= FIRST < LAST (LAST exclusive)"
-            )
+            raise UsageError(f"--steps {first}:{last}: expected FIRST:LAST with 0 <= FIRST < LAST (LAST exclusive)")
         warmup = min(WARMUP_STEPS, first)
         return replace(self, wait=first - warmup, warmup=warmup, active=last - first, repeat=1)
 
@@ -106,9 +99,7 @@ class RecordConfig:
             known = {f.name for f in fields(cls)}
             return cls(**{name: _settled(value) for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError) as e:
-            raise UsageError(
-                f"{VARIABLE}: expected the JSON that `stepscope record` sets, found {text[:80]!r}"
-            ) from e
+            raise UsageError(f"{VARIABLE}: expected the JSON that `stepscope record` sets, found {text[:80]!r}") from e
 
 
 def default_out(environ: Mapping[str, str] | None = None) -> str:

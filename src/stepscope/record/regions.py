@@ -9,6 +9,7 @@ leave only the optimizer's own work to `optimizer_step`.
 """
 
 import threading
+from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
@@ -44,9 +45,10 @@ class Regions:
     `marker`, when set, opens a mark in the trace (`record_function`); `nvtx` pushes and pops ranges.
     """
 
-    def __init__(self, *, nvtx: Any = None) -> None:
+    def __init__(self, *, nvtx: Any = None, on_first: Callable[[], None] | None = None) -> None:
         self.marker: Any = None
         self.nvtx = nvtx
+        self._on_first = on_first
         self.training_thread = threading.get_ident()
         self._stacks: dict[int, list[_Open]] = {}
         self._totals: dict[str, list[int]] = {}
@@ -57,6 +59,8 @@ class Regions:
         stack = self._stacks.get(thread)
         if stack is None:
             stack = self._stacks[thread] = []
+            if self._on_first is not None and len(self._stacks) == 1:
+                self._on_first()
         opened = _Open(name, perf_counter_ns())
         if self.marker is not None:
             opened.mark = self.marker(name)
@@ -94,12 +98,6 @@ class Regions:
             self._split_open(stack, now_ns)
         totals, self._totals = self._totals, {}
         return {name: {"ns": ns, "n": n} for name, (ns, n) in totals.items()}
-
-    def drop_marks(self) -> None:
-        """Forget every open mark without touching it: the profiler that they belong to is gone."""
-        for stack in self._stacks.values():
-            for region in stack:
-                region.mark = None
 
     def _split_open(self, stack: list[_Open], now_ns: int) -> None:
         inner_ns = 0

@@ -5,12 +5,37 @@ Whoever finds the steps (hooks in an unmodified script, `stepscope.profile`, an 
 in here is one line on stderr, after which the recorder is off and training goes on.
 """
 
+import atexit
+import os
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
+from pathlib import Path
+from time import perf_counter_ns
 from typing import Any
 
-from stepscope.record.config import RecordConfig
-from stepscope.record.regions import Regions
-from stepscope.record.undisturbed import explain, say
+import torch
 
+from stepscope.record.config import RecordConfig
+from stepscope.record.device_timer import device_timer
+from stepscope.record.facts import facts_at_start, facts_of_training
+from stepscope.record.groups import FLIGHT_RECORDER, flight_dump, process_groups
+from stepscope.record.open_run import OpenRun
+from stepscope.record.profiler_guard import ProfilerGuard
+from stepscope.record.rank import initialized_distributed, place_of_process
+from stepscope.record.regions import Regions
+from stepscope.record.samplers import Samplers
+from stepscope.record.schedule import BEFORE, WARMUP, census_step, phase_of
+from stepscope.record.step_census import StepCensus
+from stepscope.record.step_log import StepLog
+from stepscope.record.undisturbed import explain, say
+from stepscope.record.window import Window
+from stepscope.run_folder import SCHEMA, rank_file, trace_file
+
+_LIGHT_FACTS_STEP = 10
 _current: "Recorder | None" = None
 
 
@@ -20,23 +45,56 @@ def current() -> "Recorder | None":
 
 
 class Recorder:
-    """One per process. Off after the first failure, in forked children, and after `close()`."""
+    """One per process. Off after the first failure, in forked children of a run, and after `close()`."""
 
-    def __init__(self, config: RecordConfig) -> None:
-        self.config = config
+    def __init__(self, config: RecordConfig, *, on_trace_ready: Callable[[Any], Any] | None = None) -> None:
+        self.config = config = replace(config, out=str(Path(config.out).absolute()))  # training may change folder
         self.on = True
         self.step = 0
-        self.regions = Regions()
-        self.facts: dict[str, Any] = {}
-        self.samplers: list[Any] = []
+        self.regions = Regions(on_first=self.begin)
+        self.samplers = Samplers()
+        self._on_trace_ready = on_trace_ready
+        self._created_ns = time.time_ns()
+        self._step_start_ns = perf_counter_ns()
+        self._begun = False
+        self._noted: dict[str, Any] = {}
+        self._windows: list[dict[str, Any]] = []
+        self._reasons: dict[str, str] = {}
+        self._guard = ProfilerGuard()
+        self._census: StepCensus | None = None
+        self._census_step = census_step(config)
+        self._window: Window | None = None
+        self._log: StepLog | None = None
+        self._run: OpenRun | None = None
 
     @classmethod
-    def start(cls, config: RecordConfig) -> "Recorder":
+    def start(cls, config: RecordConfig, *, on_trace_ready: Callable[[Any], Any] | None = None) -> "Recorder":
         """Return the recorder of this process, made now unless there is one already."""
         global _current
         if _current is None:
-            _current = cls(config)
+            _current = recorder = cls(config, on_trace_ready=on_trace_ready)
+            recorder._guard.install()
+            atexit.register(recorder.close)
+            if parent_process() is not None:  # children of multiprocessing leave without atexit
+                Finalize(None, recorder.close, exitpriority=0)
         return _current
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where this run is written; None until a step has ended and the ranks have agreed."""
+        if self._run is None:
+            return None
+        self._run.settled.wait(self.config.close_wait_s)
+        return self._run.folder
+
+    def begin(self) -> None:
+        """Say that the first step begins now; the first region says so by itself."""
+        if self._begun or not self.on:
+            return
+        self._begun = True
+        self._step_start_ns = perf_counter_ns()
+        if phase_of(0, self.config)[0] != BEFORE:
+            self._undisturbed(self._before_first_step)
 
     def region_begin(self, name: str) -> None:
         """Enter a named region on this thread."""
@@ -47,31 +105,205 @@ class Recorder:
         """Leave the innermost region of that name on this thread."""
         if self.on:
             self.regions.end(name)
+            if self.regions.marker is not None and self._window is not None:
+                self._window.look_at_budget()
 
     def step_end(self) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete."""
-        if not self.on:
-            return
-        try:
-            self._step_end()
-        except Exception as e:  # noqa: BLE001 - training comes first
-            self._fail(e)
+        if self.on:
+            self._undisturbed(self._step_end)
 
     def note(self, **facts: Any) -> None:
-        """Keep facts for run.json; the last value of a name wins."""
-        self.facts.update(facts)
+        """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
+        for name, value in facts.items():
+            is_object = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+            self._noted[name] = weakref.ref(value) if is_object else value
 
     def add_sampler(self, sampler: Any) -> None:
-        """Let `sampler` see windows and steps; see `step_log` for its optional methods."""
-        self.samplers.append(sampler)
+        """Let `sampler` see windows and steps; `samplers` says which methods it may have."""
+        self.samplers.add(sampler)
 
     def close(self) -> None:
-        """Finish: write what is left and end the helper process. Safe to call twice."""
+        """Finish: end the window, hand over what is left, let the helper complete the folder. Safe to call twice."""
+        global _current
+        if _current is not self:
+            return
+        _current = None
+        atexit.unregister(self.close)
+        if self._run is None and self._is_a_rank_without_steps():
+            self._undisturbed(self._open_run)
+        self._undisturbed(self._close)
         self.on = False
+
+    def _undisturbed(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self.on = False
+            say(f"recording stopped, training goes on: {explain(e)}")
+
+    def _before_first_step(self) -> None:
+        self._open_run()
+        self._before_step()
+        self._step_start_ns = perf_counter_ns()
+
+    def _open_run(self) -> None:
+        place = place_of_process()
+        config = self.config
+        chosen = config.ranks is None or place.rank in config.ranks
+        self._run = OpenRun(config, place)
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.regions.nvtx = torch.cuda.nvtx if config.nvtx and cuda else None
+        self._log = StepLog(self._run.outbox.put_step, device_timer())
+        self._window = Window(
+            config if chosen else replace(config, light=True),
+            guard=self._guard,
+            scratch=self._run.scratch,
+            on_open=self._window_opened,
+            on_closed=self._window_closed,
+            on_trace_ready=self._on_trace_ready,
+        )
+        self._run.outbox.put({"do": "facts", **facts_at_start(config, place, created_ns=self._created_ns)})
+        self._run.outbox.put_step(
+            f'{{"schema": {SCHEMA}, "rank": {place.rank}, "world_size": {place.world_size}, '
+            f'"created_ns": {self._created_ns}}}'
+        )
 
     def _step_end(self) -> None:
+        end_ns = perf_counter_ns()
+        if self._run is None:
+            self._open_run()
+        assert self._window is not None and self._log is not None
+        self._window.after_step()
+        profiled = self._window.is_recording or self._census is not None
+        regions = self.regions.split_step(end_ns)
+        self._log.add(
+            {
+                "step": self.step,
+                "dur_ns": end_ns - self._step_start_ns,
+                "profiled": profiled,
+                "phase": phase_of(self.step, self.config)[0],
+                "regions": regions,
+                **self.samplers.of_step(self.step),
+            }
+        )
         self.step += 1
+        paused = self._before_step()
+        self._step_start_ns = perf_counter_ns() if paused else end_ns
+        if paused:
+            self._log.restart()
 
-    def _fail(self, error: BaseException) -> None:
-        self.on = False
-        say(f"recording stopped, training goes on: {explain(error)}")
+    def _before_step(self) -> bool:
+        """Get ready for step `self.step`; return whether that took more than a moment."""
+        assert self._window is not None and self._run is not None
+        paused = self._end_census()
+        if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
+            self._run.probe_clock(f"before{self.step}")
+        paused |= self._window.before_step(self.step)
+        if self.step == self._census_step and not self._window.is_recording:
+            self._census = StepCensus(self._guard)
+            self._census.begin()
+            paused = True
+        if self.config.light and self.step == _LIGHT_FACTS_STEP:
+            self._send_facts()
+        return paused
+
+    def _end_census(self) -> bool:
+        if self._census is None:
+            return False
+        census, self._census = self._census, None
+        found = census.end()
+        if found is None:
+            self._reasons["flops_per_step"] = str(census.why_not)
+            return True
+        assert self._window is not None and self._run is not None
+        on_device = 2 if self.regions.nvtx is not None else 1  # most operators also launch something
+        self._window.events_per_step = found["events"] * on_device
+        self._run.outbox.put({"do": "facts", "flops": found})
+        return True
+
+    def _window_opened(self) -> None:
+        self.regions.marker = _mark
+        self.samplers.tell("on_window_start")
+
+    def _window_closed(self, outcome: dict[str, Any]) -> None:
+        assert self._run is not None
+        self.regions.marker = None
+        self.samplers.tell("on_window_end")
+        plain = outcome.pop("plain", None)
+        number = outcome["window"]
+        if plain is not None:
+            name = trace_file(self._run.place.rank)
+            outcome["name"] = name if number == 0 else f"window{number}/{name}"
+            about = {"kind": "trace", "window": number}
+            self._run.outbox.put({"do": "trace", "plain": plain, "name": outcome["name"], "about": about})
+        self._windows.append(outcome)
+        self._keep_flight_record()
+        self._run.probe_clock(f"after{number}")
+        self._send_facts(window_complete=True)
+
+    def _keep_flight_record(self) -> None:
+        assert self._run is not None
+        dump = flight_dump()
+        if dump is None:
+            return
+        raw = self._run.scratch / "flight_recorder"
+        raw.write_bytes(dump)
+        name = rank_file(self._run.place.rank, FLIGHT_RECORDER)
+        self._run.outbox.put({"do": "flight", "plain": str(raw), "name": name, "process_groups": process_groups()})
+
+    def _send_facts(self, *, window_complete: bool = False) -> None:
+        assert self._run is not None
+        noted = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}
+        self._run.outbox.put(
+            {
+                "do": "facts",
+                **facts_of_training(noted),
+                "windows": self._windows,
+                "reasons": self._reasons,
+                "lines_dropped": self._run.outbox.dropped,
+                "window_complete": window_complete,
+            }
+        )
+
+    def _is_a_rank_without_steps(self) -> bool:
+        """Return whether others will wait to hear that this rank recorded nothing."""
+        dist = initialized_distributed()
+        return self.on and dist is not None and dist.get_world_size() > 1
+
+    def _close(self) -> None:
+        self._guard.remove()
+        if self._run is None:
+            return
+        assert self._window is not None and self._log is not None
+        self._end_census()
+        self._window.finish()
+        self._log.flush()
+        self._send_facts()
+        folder = self.run_folder
+        if folder is not None:
+            self.samplers.tell("on_close", folder)
+        self._run.finish()
+
+    def _forget(self) -> None:
+        """In a forked child: a run that has begun is the parent's alone. One that has not may begin here."""
+        global _current
+        if self._run is not None:
+            self.on = False
+            self._run.forget()
+            _current = None
+
+
+def _mark(name: str) -> Any:
+    mark = torch.profiler.record_function(name)
+    mark.__enter__()
+    return mark
+
+
+def _after_fork() -> None:
+    if _current is not None:
+        _current._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,125 @@
+"""A run that has begun: its helper process, the folder agreed on with the other ranks, its clock probes.
+
+Everything slow happens on one background thread or in the helper; the training thread only puts messages.
+"""
+
+import contextlib
+import os
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.record import clock_probe
+from stepscope.record.agreement import agreed_folder
+from stepscope.record.config import RecordConfig
+from stepscope.record.outbox import Outbox
+from stepscope.record.rank import Place
+from stepscope.record.side_channel import SideChannel, open_side_channel
+from stepscope.record.trace_file import is_alive
+from stepscope.record.undisturbed import explain, say
+
+_SCRATCH = "stepscope-"
+_CLAIM_S = 30.0
+
+
+class OpenRun:
+    """What this rank sends out of the process, and what it hears back."""
+
+    def __init__(self, config: RecordConfig, place: Place) -> None:
+        self.config = config
+        self.place = place
+        self.scratch = make_scratch(config.scratch)
+        self.folder: Path | None = None
+        self.settled = threading.Event()  # the folder is known, or known not to come
+        self._started_ns = time.time_ns()
+        self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
+        self._probes: queue.Queue[str | None] = queue.Queue()
+        self._clocks: list[dict[str, Any]] = []
+        self.outbox = Outbox(
+            on_reply=self._replies.put,
+            settings={
+                "scratch": str(self.scratch),
+                "other_ranks_wait_s": config.other_ranks_wait_s,
+                "write_timeout_s": config.write_timeout_s,
+            },
+        )
+        self._thread = threading.Thread(target=self._in_background, name="stepscope", daemon=True)
+        self._thread.start()
+
+    def probe_clock(self, when: str) -> None:
+        """Compare clocks with rank 0 in the background, where ranks are on several hosts."""
+        self._probes.put(when)
+
+    def finish(self) -> None:
+        """Hand everything over to the helper and wait for it, within the limits of the settings."""
+        self.settled.wait(self.config.close_wait_s)
+        self._probes.put(None)
+        self.outbox.put({"do": "close"})
+        self.outbox.finish(own_wait_s=self.config.close_wait_s, grace_s=self.config.others_grace_s)
+
+    def forget(self) -> None:
+        """Let go of everything in a forked child."""
+        self.outbox.forget()
+
+    def _in_background(self) -> None:
+        try:
+            channel = open_side_channel() if self.place.world_size > 1 else None
+            answer = self._agree(channel)
+            if answer is not None and channel is not None:
+                self._probe_when_asked(channel, answer.get("boot_id"))
+        except Exception as e:  # noqa: BLE001 - training comes first
+            say(f"the run's folder or clocks could not be settled: {explain(e)}")
+        finally:
+            self.settled.set()
+
+    def _agree(self, channel: SideChannel | None) -> dict[str, Any] | None:
+        answer = agreed_folder(self.config, self.place, channel=channel, claim=self._claim, started_ns=self._started_ns)
+        if "error" in answer:
+            if self.place.rank == 0 or channel is None:
+                say(f"nothing is recorded: {answer['error']}")
+            return None
+        self.folder = Path(answer["folder"])
+        self.outbox.put(
+            {"do": "run", "folder": answer["folder"], "rank": self.place.rank, "world_size": self.place.world_size}
+        )
+        self.outbox.put({"do": "facts", "run_id": answer["run_id"]})
+        self.settled.set()
+        return answer
+
+    def _claim(self, run_id: str) -> dict[str, Any]:
+        out = self.config.out
+        self.outbox.put({"do": "claim", "out": out, "run_id": run_id, "launch_id": self.config.run_id})
+        try:
+            return self._replies.get(timeout=_CLAIM_S)
+        except queue.Empty:
+            return {"error": f"{out}: no answer from storage within {_CLAIM_S:g} s"}
+
+    def _probe_when_asked(self, channel: SideChannel, boot_id_of_rank_0: str | None) -> None:
+        """Serve or ask each time the window says so; ranks on rank 0's host have nothing to ask."""
+        here = clock_probe.boot_id()
+        asks = self.place.rank != 0 and not self.place.local_rank and here != boot_id_of_rank_0
+        number = clock_probe.register(channel, rank=self.place.rank) if asks else None
+        while (when := self._probes.get()) is not None:
+            if self.place.rank == 0:
+                clock_probe.serve(channel, when=when)
+            elif number is not None:
+                probe = clock_probe.ask(channel, number=number, when=when)
+                if probe is not None:
+                    self._clocks.append(probe)
+                    self.outbox.put({"do": "facts", "clock_probes": list(self._clocks)})
+
+
+def make_scratch(given: str | None) -> Path:
+    """Return a new folder for plain exports, on local disk unless told otherwise; clear those of dead processes."""
+    parent = Path(given or tempfile.gettempdir())
+    with contextlib.suppress(OSError):
+        parent.mkdir(parents=True, exist_ok=True)
+        for left in parent.glob(f"{_SCRATCH}*-*"):
+            pid = left.name.removeprefix(_SCRATCH).partition("-")[0]
+            if pid.isdigit() and not is_alive(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=parent))

@@ -1,0 +1,140 @@
+"""`stepscope.profile` and `stepscope.region`: recording with three lines in the training script.
+
+    with stepscope.profile(out="run", wait=8, warmup=2, active=5) as recording:
+        for batch in loader:
+            with recording.region("forward_pass"):
+                loss = model(batch)
+            ...
+            recording.step()
+
+In a job that `stepscope record` started, the recorder is already there: regions are kept, steps are found by the
+hooks, and the settings of the command line hold.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from stepscope.record.config import RecordConfig, default_out, ranks_from
+from stepscope.record.session import Recorder, current
+from stepscope.record.undisturbed import say
+
+
+class region:  # noqa: N801 - used like a function
+    """A named part of the step: in the step log, in the trace (`record_function`) and as an NVTX range.
+
+    Costs about a microsecond outside the window and nothing without a recorder. Inside compiled code it is left out.
+    """
+
+    __slots__ = ("_name", "_recorder")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._recorder: Recorder | None = None
+
+    def __enter__(self) -> None:
+        if not torch.compiler.is_compiling():
+            self._recorder = current()
+            if self._recorder is not None:
+                self._recorder.region_begin(self._name)
+
+    def __exit__(self, *exc: object) -> None:
+        if not torch.compiler.is_compiling() and self._recorder is not None:
+            self._recorder.region_end(self._name)
+
+
+class profile:  # noqa: N801 - used like torch.profiler.profile
+    """Records the steps inside a `with` block; call `step()` after every optimizer step.
+
+    The window is (wait + warmup + active) * repeat steps; all other steps are timed without the profiler.
+    `out` is the run folder (default: TORCH_TRACE_DIR, else ./stepscope-run); a folder that holds a run already is
+    never overwritten, a sibling is made. `ranks` is "all", "0", "0,3" or a list. `on_trace_ready` replaces our own
+    export and is called with the torch profiler. `light` records step and region times only.
+    """
+
+    def __init__(
+        self,
+        *,
+        out: str | Path | None = None,
+        wait: int = 8,
+        warmup: int = 2,
+        active: int = 5,
+        repeat: int = 1,
+        activities: Iterable[Any] | None = None,
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        with_flops: bool = False,
+        with_modules: bool = False,
+        ranks: str | int | list[int] | None = "all",
+        on_trace_ready: Callable[[Any], Any] | None = None,
+        max_events: int = RecordConfig.max_events,
+        max_seconds: float = RecordConfig.max_seconds,
+        light: bool = False,
+        **settings: Any,
+    ) -> None:
+        self._on_trace_ready = on_trace_ready
+        self._recorder: Recorder | None = None
+        self._steps_here = True
+        self._folder: Path | None = None
+        self.config = RecordConfig(
+            out=str(out) if out is not None else default_out(),
+            wait=wait,
+            warmup=warmup,
+            active=active,
+            repeat=repeat,
+            activities=None if activities is None else tuple(_activity_name(a) for a in activities),
+            record_shapes=record_shapes,
+            profile_memory=profile_memory,
+            with_stack=with_stack,
+            with_flops=with_flops,
+            with_modules=with_modules,
+            ranks=ranks_from(ranks),
+            max_events=max_events,
+            max_seconds=max_seconds,
+            light=light,
+            **settings,
+        )
+
+    def __enter__(self) -> "profile":
+        self._steps_here = current() is None
+        if not self._steps_here:
+            say("stepscope.profile inside a recorded job: the settings of the command line hold")
+        self._recorder = Recorder.start(self.config, on_trace_ready=self._on_trace_ready)
+        self._recorder.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._recorder is not None and self._steps_here:
+            self._folder = self._recorder.run_folder
+            self._recorder.close()
+
+    def step(self) -> None:
+        """Say that one optimizer step, with all its micro-batches, is complete."""
+        if self._recorder is not None and self._steps_here:
+            self._recorder.step_end()
+
+    def region(self, name: str) -> region:
+        """Return a context manager that marks a named part of the step."""
+        return region(name)
+
+    def note(self, **facts: Any) -> None:
+        """Keep facts for run.json: model=..., optimizer=..., tokens_per_step=..., samples_per_step=..."""
+        if self._recorder is not None:
+            self._recorder.note(**facts)
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where the run is written; None before the first step, and where nothing could be written."""
+        if self._folder is not None or self._recorder is None:
+            return self._folder
+        return self._recorder.run_folder
+
+
+def _activity_name(activity: Any) -> str:
+    return str(getattr(activity, "name", activity)).lower()

@@ -1,0 +1,63 @@
+"""Who this process is in the job: torch.distributed knows best, else the launcher's variables, else it is alone."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# (rank, world size, local rank) as torchrun, Slurm, Open MPI and Intel MPI/MPICH name them.
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process's place in the job, and how it is known."""
+
+    rank: int
+    world_size: int
+    local_rank: int | None
+    source: str
+
+
+def place_of_process(environ: Mapping[str, str] | None = None) -> Place:
+    """Return this process's place; a process without any sign of others is rank 0 of 1."""
+    env = os.environ if environ is None else environ
+    by_variables = _from_variables(env)
+    dist = initialized_distributed()
+    if dist is None:
+        return by_variables or Place(0, 1, None, "alone")
+    local = by_variables.local_rank if by_variables else _local_rank_of_device()
+    return Place(dist.get_rank(), dist.get_world_size(), local, "torch.distributed")
+
+
+def initialized_distributed() -> Any:
+    """Return `torch.distributed` where a process group is up, else None."""
+    import torch.distributed as dist
+
+    return dist if dist.is_available() and dist.is_initialized() else None
+
+
+def _from_variables(env: Mapping[str, str]) -> Place | None:
+    for rank, world_size, local_rank in _LAUNCHERS:
+        if rank in env and world_size in env:
+            try:
+                return Place(int(env[rank]), int(env[world_size]), _int_or_none(env.get(local_rank)), rank)
+            except ValueError:
+                continue
+    return None
+
+
+def _int_or_none(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _local_rank_of_device() -> int | None:
+    """Return the current CUDA device's number, which mp.spawn scripts set to their local rank."""
+    import torch
+
+    return torch.cuda.current_device() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

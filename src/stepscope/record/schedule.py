@@ -1,0 +1,38 @@
+"""Which phase a step is in: a function of the settings and the step's number alone, hence equal on all ranks.
+
+wait = 2, warmup = 1, active = 2, repeat = 1
+step   0       1       2       3       4       5      6
+phase  before  before  warmup  window  window  after  after
+"""
+
+from stepscope.record.config import RecordConfig
+
+BEFORE, WARMUP, WINDOW, AFTER = "before", "warmup", "window", "after"
+
+
+def phase_of(step: int, config: RecordConfig) -> tuple[str, int]:
+    """Return the phase of a step and the number of the window it belongs to or follows, both from 0."""
+    if config.light:
+        return BEFORE, 0
+    cycle_steps = config.wait + config.warmup + config.active
+    cycle, within = divmod(step, cycle_steps)
+    if cycle >= config.repeat:
+        return AFTER, config.repeat - 1
+    if within >= config.wait + config.warmup:
+        return WINDOW, cycle
+    if within >= config.wait:
+        return WARMUP, cycle
+    return (AFTER, cycle - 1) if cycle else (BEFORE, 0)
+
+
+def census_step(config: RecordConfig) -> int | None:
+    """Return the unprofiled step whose operators are counted, away from the window; None where none is asked for.
+
+    Early in a wait of at least three steps, so that the steps nearest the window stay undisturbed; else the
+    second step after the last window.
+    """
+    if config.light or not config.count_flops:
+        return None
+    if config.wait >= 3:
+        return 1
+    return (config.wait + config.warmup + config.active) * config.repeat + 1

@@ -1,0 +1,51 @@
+"""The light log: one line per step, profiled or not, on its way to `rankNNNNN.steps.jsonl`.
+
+    {"schema": 1, "rank": 0, "world_size": 2, ...}                                            header
+    {"step": 7, "start_ns", "end_ns", "dur_ns", "device_ns", "profiled", "phase",
+     "regions": {"forward_pass": {"ns", "n"}}, ...what samplers add}                          one per step
+
+`start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps. On a CUDA device a line waits, in
+memory, for its device time, which is known when the device has passed the step's end.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.record.device_timer import DeviceTimer
+
+
+class StepLog:
+    """Builds lines and sends them on, in the order of the steps."""
+
+    def __init__(self, send: Callable[[str], None], timer: DeviceTimer | None) -> None:
+        self._send = send
+        self._timer = timer
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in one step; it is sent now, or when its device time is known."""
+        line["end_ns"] = end_ns = time.time_ns()
+        line["start_ns"] = end_ns - line["dur_ns"]
+        line["device_ns"] = None
+        if self._timer is None:
+            self._send(json.dumps(line))
+            return
+        self._timer.step_end(line)
+        self._send_finished(all_of_them=False)
+
+    def restart(self) -> None:
+        """Let the next step's device time begin after a pause."""
+        if self._timer is not None:
+            self._timer.restart()
+
+    def flush(self) -> None:
+        """Send every line that still waits, with or without its device time."""
+        if self._timer is not None:
+            self._send_finished(all_of_them=True)
+
+    def _send_finished(self, *, all_of_them: bool) -> None:
+        assert self._timer is not None
+        for line, device_ns in self._timer.finished(all_of_them=all_of_them):
+            line["device_ns"] = device_ns
+            self._send(json.dumps(line))

@@ -1,0 +1,107 @@
+"""A trace that arrived whole: the plain export is verified, compressed and moved into the run folder in one move.
+
+The export returns normally on a full disk or a missing folder, so nothing is believed before its head and tail have
+been read back. Temporary files carry their host and process in the name, so that the next run can tell those that
+a killed writer left behind.
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+
+_TAIL_BYTES = 256
+_LEVEL = 5
+_COPY_BYTES = 1 << 20
+_TEMPORARY = re.compile(r"^\..+\.(?P<host>[^.]*)-(?P<pid>\d+)\.tmp$")
+
+
+def trouble_with_export(plain: Path) -> str | None:
+    """Return what is wrong with a plain trace file, or None for one that was written to its end."""
+    try:
+        size_bytes = plain.stat().st_size
+        with plain.open("rb") as f:
+            head = f.read(_TAIL_BYTES).lstrip()
+            f.seek(max(0, size_bytes - _TAIL_BYTES))
+            tail = f.read().rstrip()
+    except FileNotFoundError:
+        return "the profiler reported success but wrote no file"
+    except OSError as e:
+        return f"the exported file cannot be read back: {e.strerror}"
+    if not head.startswith(b"{"):
+        return f"the exported file ({size_bytes} bytes) does not begin like a trace; is the disk full?"
+    if not tail.endswith(b"}"):
+        return f"the exported file ({size_bytes} bytes) breaks off; is the disk full?"
+    return None
+
+
+def compress_into(plain: Path, target: Path) -> int:
+    """Return the size in bytes of `target`, the compressed `plain`; on failure nothing is left of it."""
+    temporary = temporary_for(target)
+    try:
+        with plain.open("rb") as source, temporary.open("wb") as raw:
+            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+                shutil.copyfileobj(source, packed, _COPY_BYTES)
+            raw.flush()
+            os.fsync(raw.fileno())
+        size_bytes = temporary.stat().st_size
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    return size_bytes
+
+
+def place_whole(text: bytes, target: Path) -> None:
+    """Write `text` to `target` in one move; the old file or the new one is there, never half."""
+    temporary = temporary_for(target)
+    try:
+        with temporary.open("wb") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def temporary_for(target: Path) -> Path:
+    """Return the hidden name under which `target` is written until it is whole."""
+    return target.with_name(f".{target.name}.{_host()}-{os.getpid()}.tmp")
+
+
+def sweep(folder: Path) -> list[str]:
+    """Return the names of temporary files removed from `folder`: those whose writer on this host is gone."""
+    removed = []
+    try:
+        names = [p.name for p in folder.iterdir()]
+    except OSError:
+        return []
+    for name in names:
+        found = _TEMPORARY.match(name)
+        if found and found["host"] == _host() and not is_alive(int(found["pid"])):
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()
+                removed.append(name)
+    return removed
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process of that number exists on this host."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9_]", "_", socket.gethostname())

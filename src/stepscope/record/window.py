@@ -1,0 +1,185 @@
+"""The profiled window: opened and closed by step number, dropped at the first sign of danger.
+
+    state     idle -> prepared -> recording -> idle            (once per window)
+    a danger  another profiler, an error, a budget             -> the window ends, training goes on
+
+Every recorded step lies in a span `ProfilerStep#N`, N being the job's own step number. A window that ended has an
+outcome: the file that it was exported to, or the reason why there is none.
+"""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepscope.record.budget import Budget
+from stepscope.record.config import RecordConfig
+from stepscope.record.cuda_range import CudaRange
+from stepscope.record.kineto import Kineto, why_not_available
+from stepscope.record.profiler_guard import ProfilerGuard
+from stepscope.record.schedule import WARMUP, WINDOW, phase_of
+from stepscope.record.undisturbed import explain, say
+
+IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
+_OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
+
+
+class Window:
+    """The windows of one rank, one after the other."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        *,
+        guard: ProfilerGuard,
+        scratch: Path,
+        on_open: Callable[[], None],
+        on_closed: Callable[[dict[str, Any]], None],
+        on_trace_ready: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.state = IDLE
+        self.events_per_step: int | None = None
+        self._config = config
+        self._guard = guard
+        self._scratch = scratch
+        self._on_open = on_open
+        self._on_closed = on_closed
+        self._on_trace_ready = on_trace_ready
+        self._number = -1  # the newest window that was begun
+        self._first_step = 0
+        self._steps_done = 0
+        self._profiler: Any = None
+        self._step_mark: Any = None
+        self._budget: Budget | None = None
+        self._thread = 0
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the current step is being recorded."""
+        return self.state == RECORDING
+
+    def before_step(self, step: int) -> bool:
+        """Bring the profiler to where the coming step wants it; return whether that took more than a moment."""
+        phase, number = phase_of(step, self._config)
+        if self.state == RECORDING:
+            self._steps_done += 1
+            spent = self._budget.spent_at_step(self._steps_done) if self._budget else None
+            if phase == WINDOW and number == self._number and spent is None:
+                self._mark_step(step)
+                return False
+            self._close(spent if phase == WINDOW and number == self._number else None)
+            return True
+        if phase == WARMUP and self.state == IDLE and number > self._number:
+            return self._guarded(lambda: self._prepare(number))
+        if phase == WINDOW and (self.state == PREPARED or number > self._number):
+            return self._guarded(lambda: self._open(step, number))
+        return False
+
+    def after_step(self) -> None:
+        """End the current step's span."""
+        mark, self._step_mark = self._step_mark, None
+        if mark is not None:
+            mark.__exit__(None, None, None)
+
+    def look_at_budget(self) -> None:
+        """End the window in the middle of a step where a limit was met; called when a region ends."""
+        if self.state == RECORDING and self._budget and threading.get_ident() == self._thread:
+            spent = self._budget.spent_inside_step()
+            if spent is not None:
+                self._close(f"{spent}; step {self._first_step + self._steps_done} is incomplete")
+
+    def finish(self) -> None:
+        """End whatever is open because training is over; complete steps are kept."""
+        if self.state == RECORDING and threading.get_ident() == self._thread:
+            self._close("training ended inside the window")
+        elif self.state == PREPARED:
+            self._guarded(lambda: self._profiler.cancel(prepared=True))
+            self._drop("training ended before the window")
+
+    def _prepare(self, number: int) -> None:
+        self._number = number
+        self._thread = threading.get_ident()
+        why_not = why_not_available() if self._config.tool == "torch" else None
+        if why_not is not None or not self._guard.is_free():
+            self._drop(why_not or _OTHER_PROFILER)
+            return
+        self._profiler = CudaRange() if self._config.tool == "cuda" else Kineto(self._config, self._guard)
+        self._guard.give_way = self._give_way
+        self._profiler.prepare()
+        self.state = PREPARED
+
+    def _open(self, step: int, number: int) -> None:
+        if self.state == IDLE:
+            self._prepare(number)
+        if self.state != PREPARED:
+            return
+        self._first_step, self._steps_done = step, 0
+        self._thread = threading.get_ident()
+        self._profiler.start(about={"window": number, "first_step": step})
+        self.state = RECORDING
+        self._budget = Budget(self._config, events_per_step=self.events_per_step)
+        self._on_open()
+        self._mark_step(step)
+
+    def _mark_step(self, step: int) -> None:
+        self._step_mark = torch.profiler.record_function(f"ProfilerStep#{step}")
+        self._step_mark.__enter__()
+
+    def _close(self, cut: str | None) -> None:
+        """Stop, export, and hand the outcome on."""
+        self._guarded(lambda: self._stop_and_export(cut))
+
+    def _stop_and_export(self, cut: str | None) -> None:
+        self.after_step()
+        self._guard.give_way = None
+        self._profiler.stop()
+        self.state = IDLE
+        profiler, self._profiler = self._profiler, None
+        outcome = self._outcome(cut=cut)
+        if self._config.tool == "cuda":
+            self._on_closed({**outcome, "status": "left to the tool that the job runs under"})
+            return
+        if self._on_trace_ready is not None:
+            self._on_trace_ready(profiler.torch_profiler)
+            self._on_closed({**outcome, "status": "handed to on_trace_ready"})
+            return
+        plain = self._scratch / f"window{self._number}.json"
+        profiler.export(str(plain))
+        self._on_closed({**outcome, "status": "exported", "plain": str(plain)})
+
+    def _give_way(self) -> None:
+        """Stop without export: the user starts a profiler of their own."""
+        if self.state == RECORDING and threading.get_ident() == self._thread:
+            self._profiler.cancel(prepared=False)
+        self._drop(_OTHER_PROFILER)
+
+    def _drop(self, reason: str) -> None:
+        self.state = IDLE
+        self._profiler = None
+        self._step_mark = None
+        self._guard.give_way = None
+        say(f"no trace of this window: {reason}")
+        self._on_closed({**self._outcome(cut=None), "status": "dropped", "reason": reason})
+
+    def _outcome(self, *, cut: str | None) -> dict[str, Any]:
+        last_step = self._first_step + self._steps_done
+        return {"window": self._number, "first_step": self._first_step, "last_step": last_step, "cut": cut}
+
+    def _guarded(self, act: Callable[[], None]) -> bool:
+        """Do it; whatever the profiler raises ends this window with one warning."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._abandon_after(e)
+        return True
+
+    def _abandon_after(self, error: Exception) -> None:
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None and self.state != IDLE:
+                profiler.cancel(prepared=False)
+        except Exception as e:  # noqa: BLE001 - the first error is the one to tell
+            del e
+        self._drop(f"the profiler failed: {explain(error)}")

@@ -1,0 +1,271 @@
+"""The helper process: lines and messages come in on a pipe, the run folder comes out.
+
+It needs the standard library only and never talks to torch. One runs beside every rank, at low priority. When its
+pipe ends without a `close` the training process was killed: it then finishes the folder with what it has, so that
+even a run that died has a step log, its traces and a `run.json`.
+
+Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
+
+    {"do": "claim", "out", "run_id", "launch_id"}      choose a folder -> reply {"folder"} or {"error"}
+    {"do": "run", "folder", "rank", "world_size"}      where to write
+    {"do": "trace", "plain", "name", "about": {...}}   verify, compress and move one exported trace
+    {"do": "file", "plain", "name"}                    move one finished file as it is
+    {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
+    {"do": "facts", ...}                               what run.json shall know of this rank
+    {"do": "close"}                                    training is over
+"""
+
+import contextlib
+import json
+import os
+import queue
+import select
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import StepscopeError
+from stepscope.record.claim import claimed_folder
+from stepscope.record.description import rank_facts, run_description
+from stepscope.record.groups import flight_lines
+from stepscope.record.step_statistics import StepStatistics
+from stepscope.record.trace_file import compress_into, place_whole, sweep, trouble_with_export
+from stepscope.run_folder import RUN_JSON, rank_file, steps_file
+
+FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
+_READ_BYTES = 1 << 16
+_NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
+_WATCH_S = 2.0
+_NICE = 10
+_MOST_EARLY_LINES = 100_000
+
+
+def main() -> None:
+    """Run the helper: settings as JSON in the first argument, lines on standard input."""
+    settings = json.loads(sys.argv[1])
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(_NICE)
+    writer = Writer(settings)
+    try:
+        writer.read_to_the_end(sys.stdin.fileno())
+        writer.finish()
+    finally:
+        writer.remove_scratch()
+
+
+class Writer:
+    """What one rank leaves behind, and how far it has got."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.settings = settings
+        self.parent = os.getppid()
+        self.folder: Path | None = None
+        self.has_folder = threading.Event()
+        self.rank = 0
+        self.world_size = 1
+        self.closed = False
+        self.ending = False
+        self.early: list[bytes] = []
+        self.log: Any = None
+        self.facts: dict[str, Any] = {}
+        self.files: list[dict[str, Any]] = []
+        self.steps = StepStatistics()
+        self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.packer = threading.Thread(target=self._pack_all, daemon=True)
+        self.packer.start()
+
+    def read_to_the_end(self, pipe: int) -> None:
+        """Take in lines until the pipe ends or the training process is gone."""
+        rest = b""
+        while True:
+            if not select.select([pipe], [], [], _WATCH_S)[0]:
+                if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
+                    return
+                continue
+            data = os.read(pipe, _READ_BYTES)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self.take(line)
+            self._flush_log()
+            if not self.closed and len(data) < _READ_BYTES:
+                time.sleep(_NAP_S)
+
+    def take(self, line: bytes) -> None:
+        """Act on one line; one that cannot be understood is counted, not fatal."""
+        try:
+            if line[:1] == b"s":
+                self._step(line[1:])
+            elif line[:1] == b"m":
+                self._message(json.loads(line[1:]))
+        except (ValueError, KeyError, TypeError, OSError) as e:
+            self.facts.setdefault("warnings", []).append(f"writer: {type(e).__name__}: {e}")
+
+    def finish(self) -> None:
+        """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
+        _end_after(self.settings["write_timeout_s"], self.remove_scratch)
+        self.ending = True
+        self.has_folder.set()  # or will never have one
+        self.jobs.put(None)
+        self.packer.join()
+        if self.folder is None:
+            return
+        if self.log is not None:
+            self.log.close()
+        self._write_facts(over=True)
+        _reply({"own_files": "done"})
+        if self.rank == 0:
+            self._write_run_json(over=True)
+
+    def remove_scratch(self) -> None:
+        """Remove the folder in which the training process exported its traces."""
+        shutil.rmtree(self.settings["scratch"], ignore_errors=True)
+
+    def _message(self, message: dict[str, Any]) -> None:
+        do = message.pop("do")
+        if do == "claim":
+            _reply(_claim(message))
+        elif do == "run":
+            self._open(message)
+        elif do in ("trace", "file", "flight"):
+            self.jobs.put({"do": do, **message})
+        elif do == "facts":
+            self.facts.update(message)
+            if message.pop("window_complete", False):
+                self.jobs.put({"do": "report"})
+        elif do == "close":
+            self.closed = True
+
+    def _open(self, message: dict[str, Any]) -> None:
+        folder = Path(message["folder"])
+        self.rank, self.world_size = message["rank"], message["world_size"]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            sweep(folder)
+            self.log = (folder / steps_file(self.rank)).open("xb")
+        except OSError as e:
+            _reply({"error": f"{folder}: expected a folder that can be written, found {e.strerror}"})
+            return
+        self.folder = folder
+        self.has_folder.set()
+        for line in self.early:
+            self.log.write(line + b"\n")
+        self.early = []
+
+    def _step(self, line: bytes) -> None:
+        if self.log is not None:
+            self.log.write(line + b"\n")
+        elif len(self.early) < _MOST_EARLY_LINES:
+            self.early.append(line)
+        self.steps.add(json.loads(line))
+
+    def _flush_log(self) -> None:
+        if self.log is not None:
+            self.log.flush()
+
+    def _pack_all(self) -> None:
+        self.has_folder.wait()
+        while (job := self.jobs.get()) is not None:
+            if self.folder is None:
+                continue
+            if job["do"] == "report":
+                self._write_facts(over=False)
+                if self.rank == 0:
+                    self._write_run_json(over=False)
+            else:
+                self.files.append(_packed(job, self.folder, self.rank))
+
+    def _write_facts(self, *, over: bool) -> None:
+        assert self.folder is not None
+        ended = ("closed" if self.closed else "killed") if over else "running"
+        text = rank_facts(
+            self.facts,
+            rank=self.rank,
+            world_size=self.world_size,
+            files=self.files,
+            steps=self.steps,
+            ended=ended,
+        )
+        place_whole(json.dumps(text).encode() + b"\n", self.folder / rank_file(self.rank, FACTS))
+
+    def _write_run_json(self, *, over: bool) -> None:
+        assert self.folder is not None
+        found = self._facts_of_all(over=over)
+        text = run_description(found, world_size=self.world_size, finished=over)
+        place_whole(json.dumps(text, indent=1).encode() + b"\n", self.folder / RUN_JSON)
+
+    def _facts_of_all(self, *, over: bool) -> list[dict[str, Any]]:
+        """Return the facts of every rank that has some, once all are done or the wait for them is over."""
+        assert self.folder is not None
+        deadline = time.monotonic() + self.settings["other_ranks_wait_s"]
+        done: dict[int, dict[str, Any]] = {}
+        while True:
+            last_look = time.monotonic() > deadline or (self.ending and not over)
+            for rank in range(self.world_size):
+                facts = None if rank in done else _read_json(self.folder / rank_file(rank, FACTS))
+                if facts is not None and (last_look or not over or facts["ended"] != "running"):
+                    done[rank] = facts
+            if last_look or len(done) == self.world_size:
+                return [done[rank] for rank in sorted(done)]
+            time.sleep(_NAP_S)
+
+
+def _claim(message: dict[str, Any]) -> dict[str, Any]:
+    try:
+        folder = claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+    except StepscopeError as e:
+        return {"error": str(e)}
+    return {"folder": str(folder)}
+
+
+def _reply(message: dict[str, Any]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def _packed(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
+    """Return what became of one file: its name and size, or the reason why it is missing."""
+    plain, target = Path(job["plain"]), folder / job["name"]
+    about = {"name": job["name"], **job.get("about", {})}
+    try:
+        target.parent.mkdir(exist_ok=True)
+        if job["do"] == "file":
+            place_whole(plain.read_bytes(), target)
+            return {**about, "status": "written", "bytes": target.stat().st_size}
+        if job["do"] == "flight":
+            place_whole(flight_lines(plain.read_bytes(), rank=rank, groups=job["process_groups"]), target)
+            return {**about, "kind": "flight", "status": "written", "bytes": target.stat().st_size}
+        trouble = trouble_with_export(plain)
+        if trouble:
+            return {**about, "status": "failed", "reason": trouble}
+        return {**about, "status": "written", "bytes": compress_into(plain, target)}
+    except (OSError, ValueError) as e:
+        return {**about, "status": "failed", "reason": f"{target.name}: {getattr(e, 'strerror', None) or e}"}
+    finally:
+        with contextlib.suppress(OSError):
+            plain.unlink()
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _end_after(timeout_s: float, last: Any) -> None:
+    """Give up on storage that hangs: leave after `timeout_s`, however far the writing has got."""
+
+    def leave() -> None:
+        last()
+        os._exit(1)
+
+    timer = threading.Timer(timeout_s, leave)
+    timer.daemon = True
+    timer.start()
