@@ -31,11 +31,12 @@ def kernel_class(name: str) -> KernelClass:
     >>> kernel_class("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn")
     KernelClass(family=<Family.GEMM: 'gemm'>, tensor_core=True, dtype='bf16')
     """
-    text = name[:_LONGEST]
+    name = name[:_LONGEST]
+    text = name.lower()
     family = _family(text, _INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES)
     if family not in MATMUL_FAMILIES or _SERVES_A_PRODUCT.search(text):
         return KernelClass(family, tensor_core=False, dtype=None)
-    return KernelClass(family, uses_tensor_cores(text), operand_type(text))
+    return KernelClass(family, uses_tensor_cores(name), operand_type(name))
 
 
 def _family(name: str, rules: tuple[tuple[Family, re.Pattern[str]], ...]) -> Family:
@@ -43,7 +44,8 @@ def _family(name: str, rules: tuple[tuple[Family, re.Pattern[str]], ...]) -> Fam
 
 
 def _any(*fragments: str) -> re.Pattern[str]:
-    return re.compile("|".join(fragments), re.IGNORECASE)
+    """Return one pattern for lower-case text, which is several times faster than ignoring case."""
+    return re.compile("|".join(fragments).lower())
 
 
 _SERVES_A_PRODUCT = _any(
@@ -134,14 +136,12 @@ _RULES = (
         Family.CONVOLUTION,
         _any(
             "implicit_?gemm",
-            r"(?<![a-z])conv(\d|_|olution)",
-            "(?-i:[Cc]onv(?=[A-Z]))",
+            "conv(?!e)",  # not convert
             "fprop|dgrad|wgrad",
             "winograd",
             "[sh]cudnn",
             "igemm_",
             "im2col|col2im",
-            "AsmConv",
             "bwd_weight",
             "fft2d_",
         ),

@@ -17,9 +17,10 @@ import re
 
 def uses_tensor_cores(name: str) -> bool | None:
     """Return whether a matrix product runs on tensor cores, None where its name does not say."""
-    if _PLAIN.search(name):
+    text = name.lower()
+    if _PLAIN.search(text):
         return False
-    return True if _TENSOR.search(name) else None
+    return True if _TENSOR.search(text) else None
 
 
 def operand_type(name: str) -> str | None:
@@ -32,11 +33,13 @@ def operand_type(name: str) -> str | None:
     tensile = _TENSILE.search(name)
     if tensile:
         return next((kind for prefix, kind in _TENSILE_TYPES if tensile[1].startswith(prefix)), None)
-    return next((kind for kind, rule in _TYPES if rule.search(name)), None)
+    text = name.lower()
+    return next((kind for kind, rule in _TYPES if rule.search(text)), None)
 
 
 def _any(*fragments: str) -> re.Pattern[str]:
-    return re.compile("|".join(fragments), re.IGNORECASE)
+    """Return one pattern for lower-case text."""
+    return re.compile("|".join(fragments).lower())
 
 
 _PLAIN = _any(
