@@ -4,6 +4,7 @@ An operator's cost is shared out among the kernels it launched, by their time. F
 the names tell (the sum of a split product's parts does none of them); bytes go to all.
 """
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ UNKNOWN = -1
 
 _MATMUL_CODES = [FAMILY_CODE[family] for family in MATMUL_FAMILIES]
 _FP32, _TF32 = PRECISION_CODE["fp32"], PRECISION_CODE["tf32"]
+_FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
+"""Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32."""
 _NO_CLASS = KernelClass(Family.OTHER, tensor_core=False, dtype=None)
 
 
@@ -107,10 +110,11 @@ def _family(named: npt.NDArray[np.uint8], call: Int64s, calls: CallCosts) -> npt
 def _precision(
     named: npt.NDArray[np.uint8], tensor_core: npt.NDArray[np.int8], multiplies: Mask, call: Int64s, calls: CallCosts
 ) -> npt.NDArray[np.uint8]:
-    """Return the operator's operand type, else the name's; fp32 on tensor cores is tf32."""
+    """Return the operator's operand type, else the name's; fp32 on NVIDIA's tensor cores is tf32."""
     operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.operand) else np.zeros_like(named)
     known = np.where(operand > 0, operand, named)
-    known = np.where((known == _FP32) & ((tensor_core == 1) | (named == _TF32)), _TF32, known)
+    rounds = (named == _TF32) | ((tensor_core == 1) & (not _FULL_FP32.search(calls.rank.device_name or "")))
+    known = np.where((known == _FP32) & rounds, _TF32, known)
     return np.where(multiplies, known, 0).astype(np.uint8)
 
 

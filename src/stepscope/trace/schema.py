@@ -116,6 +116,9 @@ ARGS = (
     ArgColumn("input_dims", ("Input Dims", "Input dims"), _TEXT, "string id", "shapes of the operator's inputs"),
     ArgColumn("input_types", ("Input type",), _TEXT, "string id", "element types of the operator's inputs"),
     ArgColumn("input_strides", ("Input Strides",), _TEXT, "string id", "strides of the operator's inputs"),
+    ArgColumn(
+        "concrete", ("Concrete Inputs",), _TEXT, "string id", "values of the operator's inputs that are no tensors"
+    ),
     ArgColumn("grid", ("grid",), _TEXT, "string id", "kernel grid"),
     ArgColumn("block", ("block",), _TEXT, "string id", "kernel block"),
     ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread"),
