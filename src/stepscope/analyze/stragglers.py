@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.host_time import blocked_host, data_loading
 from stepscope.analyze.rank_account import host_compute
 from stepscope.intervals import Intervals, covered_ns, subtract, union
 from stepscope.run.aligned import Aligned
 from stepscope.run.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats import mad_sigma
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 
@@ -28,8 +29,6 @@ DEFAULT_SCORE = 2.0
 DEFAULT_SLOWDOWN = 1.10
 _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
-_FULL_QUEUE_NS = 500_000
-"""a runtime call that takes longer waited for room in a full queue"""
 _RECORDING_COST_NS = 2_000
 """what recording one host event costs, about: hosts that are equal without the profiler differ with it"""
 _WAITS_LESS = 0.5
@@ -144,12 +143,7 @@ def waiting(shared: Aligned, index: int) -> Intervals:
 def _host_ns(rank: Rank) -> Floats:
     """Return per step the host's span less the time it was blocked by the device and what recording it cost."""
     trace, steps = rank.trace, rank.steps
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
-    long = rows_named(trace, long, lambda name: not is_allocation(name))
-    rows = np.concatenate((rows_named(trace, calls, is_synchronisation), long))
-    start = trace["ts_ns"][rows]
-    blocked = union(start, start + trace["dur_ns"][rows])
+    blocked = union(*blocked_host(rank))
     recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
     step_of = steps.of(trace["ts_ns"][recorded])
     events = np.bincount(step_of[step_of >= 0], minlength=len(steps))
@@ -164,16 +158,6 @@ def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
         mine = work.step == step
         out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), waits).total_ns
     return out
-
-
-def is_allocation(name: str) -> bool:
-    """Return whether a runtime call gets or returns device memory."""
-    return any(part in name for part in ("Malloc", "Free", "HostAlloc", "HostRegister", "MemCreate", "MemMap"))
-
-
-def is_synchronisation(name: str) -> bool:
-    """Return whether a runtime call blocks the host until the device has caught up."""
-    return "Synchronize" in name or name in ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
 
 
 def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
@@ -206,17 +190,9 @@ def _cause(ranks: Sequence[Rank], index: int, excess: dict[str, float], late_ns:
     return "host"
 
 
-def is_data_loading(name: str) -> bool:
-    """Return whether a range on the host is the loop asking for its next batch."""
-    return name == "data_loading" or ("DataLoader" in name and "__next__" in name)
-
-
 def _data_ns(rank: Rank, last_steps: int) -> float:
-    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
-    rows = rows_named(rank.trace, ranges, is_data_loading)
-    start = rank.trace["ts_ns"][rows]
-    recent = rank.steps.of(start) >= len(rank.steps) - last_steps
-    return union(start[recent], (start + rank.trace["dur_ns"][rows])[recent]).total_ns / last_steps
+    recent = slice(-last_steps, None)
+    return covered_ns(data_loading(rank), rank.steps.start_ns[recent], rank.steps.end_ns[recent]).sum() / last_steps
 
 
 def _device_ns(rank: Rank, last_steps: int) -> float:

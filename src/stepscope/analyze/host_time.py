@@ -1,0 +1,111 @@
+"""What was the host doing between two moments: working, loading data, allocating, stalling, or blocked?
+
+Blocked time is the device's doing (a synchronisation, a full queue) and is not the host's own. Stalls are long
+stretches in which no thread of the host has anything recorded although the loop is not loading data: garbage
+collection, logging, checkpointing, a lock, sleep.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+
+from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.table import Int64s
+
+FULL_QUEUE_NS = 500_000
+"""a runtime call that takes longer waited for room in a full queue"""
+SHORTEST_STALL_NS = 1_000_000
+"""python between two operators takes microseconds; a millisecond of nothing is a stall"""
+
+
+@dataclass(frozen=True)
+class HostParts:
+    """Host time of successive spans by what the host did, in ns; blocked time is in none of them."""
+
+    own_ns: Int64s
+    """running operators, launching, python in between"""
+    data_ns: Int64s
+    allocator_ns: Int64s
+    stall_ns: Int64s
+
+    @property
+    def total_ns(self) -> Int64s:
+        """Return the host's time without blocking."""
+        return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
+
+    def part(self, which: slice) -> "HostParts":
+        """Return some of the spans."""
+        return HostParts(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def plus_own(self, more_ns: Int64s) -> "HostParts":
+        """Return the parts with more of the host's own time."""
+        return replace(self, own_ns=self.own_ns + more_ns)
+
+
+def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
+    """Return what the host did in each span `[start, end)`."""
+    blocked = union(*blocked_host(rank))
+    data = subtract(data_loading(rank), blocked)
+    taken = union_of(blocked, data)
+    allocator = subtract(allocating(rank), taken)
+    taken = union_of(taken, allocator)
+    stalls = subtract(stalling(rank), taken)
+    parts = [covered_ns(x, start, end) for x in (data, allocator, stalls)]
+    own = end - start - covered_ns(blocked, start, end) - sum(parts)
+    return HostParts(np.maximum(own, 0), *parts)
+
+
+def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s]:
+    """Return start and end of the calls in which the host waited for the device."""
+    trace = rank.trace
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    rows = rows_named(trace, calls, is_synchronisation)
+    if not synchronisations_only:
+        long = calls[trace["dur_ns"][calls] > FULL_QUEUE_NS]
+        rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
+    start = trace["ts_ns"][rows]
+    order = np.argsort(start, kind="stable")
+    return start[order], (start + trace["dur_ns"][rows])[order]
+
+
+def data_loading(rank: Rank) -> Intervals:
+    """Return when the loop was asking for its next batch."""
+    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
+    return _spans(rank, rows_named(rank.trace, ranges, is_data_loading))
+
+
+def allocating(rank: Rank) -> Intervals:
+    """Return when the host was getting or returning device memory."""
+    return _spans(rank, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), is_allocation))
+
+
+def stalling(rank: Rank) -> Intervals:
+    """Return the long stretches inside the recorded steps in which nothing of the host is recorded."""
+    if not len(rank.steps):
+        return union([], [])
+    recorded = _spans(rank, np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))))
+    gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    long = gaps.end - gaps.start >= SHORTEST_STALL_NS
+    return Intervals(gaps.start[long], gaps.end[long])
+
+
+def is_data_loading(name: str) -> bool:
+    """Return whether a range on the host is the loop asking for its next batch."""
+    return name == "data_loading" or ("DataLoader" in name and "__next__" in name)
+
+
+def is_allocation(name: str) -> bool:
+    """Return whether a runtime call gets or returns device memory."""
+    return any(part in name for part in ("Malloc", "Free", "HostAlloc", "HostRegister", "MemCreate", "MemMap"))
+
+
+def is_synchronisation(name: str) -> bool:
+    """Return whether a runtime call blocks the host until the device has caught up."""
+    return "Synchronize" in name or name in ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
+
+
+def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
+    start = rank.trace["ts_ns"][rows]
+    return union(start, start + rank.trace["dur_ns"][rows])
