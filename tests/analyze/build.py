@@ -52,6 +52,7 @@ class RankTrace:
         backend: str = "nccl",
         device: str = "NVIDIA H200",
         groups: dict[str, Sequence[int]] | None = None,
+        descriptions: dict[str, str] | None = None,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
@@ -60,6 +61,8 @@ class RankTrace:
         self.backend = backend
         self.device = device
         self.groups = groups or {"0": range(world_size)}
+        self.descriptions = descriptions or {}
+        """what a group is for, by its name: `mesh_tp`; `default_pg` where nothing is said"""
         self.events: list[dict[str, Any]] = []
         self._open_ids: dict[int, list[int]] = {}
         self._next_id = 1
@@ -163,18 +166,40 @@ class RankTrace:
         stream: int = COMM_STREAM,
         peer: int | None = None,
         call_us: float = LAUNCH_US,
+        **args: Any,
     ) -> None:
         """Add an NCCL kernel with its record, range and launch.
 
         `op` is what torch records: `allreduce`, `_allgather_base`, `_reduce_scatter_base`, `send`, `recv`, ...
         """
         if at is not None:
-            record = self._record(op, elements, out_elements, dtype, group, peer)
+            record = {**self._record(op, elements, out_elements, dtype, group, peer), **args}
             with self.op("record_param_comms", at - 2, at + call_us + 2, thread=thread, **record):
                 self.annotation(f"nccl:{op}", at - 1, at + call_us + 1, thread=thread)
                 self._comm_kernel(op, start, end, at, thread, stream, call_us)
         else:
             self._comm_kernel(op, start, end, at, thread, stream, call_us)
+
+    def messages(
+        self,
+        *listed: tuple[str, int],
+        at: float,
+        start: float,
+        end: float,
+        elements: int = 1024,
+        group: str = "0",
+        thread: int = MAIN,
+    ) -> None:
+        """Add sends and receives that share one kernel, as `batch_isend_irecv` leaves them: `("send", 1), ("recv", 1)`.
+
+        The host needs 3 microseconds per message from `at` on, and then launches.
+        """
+        for k, (op, peer) in enumerate(listed):
+            record = self._record(op, elements, None, "Float", group, peer)
+            self.ran("record_param_comms", at + 3 * k, at + 3 * k + 2, thread=thread, **record)
+        launch = at + 3 * len(listed)
+        self.annotation("nccl:coalesced", launch, launch + LAUNCH_US + 2, thread=thread)
+        self._comm_kernel("coalesced", start, end, launch + 1, thread, COMM_STREAM, LAUNCH_US)
 
     def gloo(self, op: str, *, at: float, start: float, end: float, elements: int = 1024, thread: int = MAIN) -> None:
         """Add a gloo collective: the operator at `at`, its execution on gloo's own thread."""
@@ -195,7 +220,7 @@ class RankTrace:
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "pg_config": [
-                    {"pg_name": name, "pg_desc": "default_pg", "pg_size": len(ranks), "ranks": list(ranks)}
+                    {"pg_name": name, "pg_desc": self._description(name), "pg_size": len(ranks), "ranks": list(ranks)}
                     for name, ranks in self.groups.items()
                     if self.rank in ranks
                 ],
@@ -222,12 +247,15 @@ class RankTrace:
             "dtype": dtype,
             "Group size": len(ranks),
             "Process Group Name": group,
-            "Process Group Description": "default_pg",
+            "Process Group Description": self._description(group),
             "Process Group Ranks": str(ranks),
         }
         if peer is not None:
             record["Dst Rank" if op == "send" else "Src Rank"] = peer
         return record
+
+    def _description(self, group: str) -> str:
+        return self.descriptions.get(group, "default_pg")
 
     def _comm_kernel(
         self, op: str, start: float, end: float, at: float | None, thread: int, stream: int, call_us: float

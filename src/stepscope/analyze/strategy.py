@@ -1,0 +1,266 @@
+"""Which parallel strategies does the job use, and which process group serves which?
+
+Every collective of a group gets a role from what it is and in which phase of the step it was asked for
+(`group_roles.py` has the rules):
+
+    all-reduce in backward (or after it)                   ddp
+    all-gather in forward, reduce-scatter in backward      fsdp-zero2; gathered again in backward: fsdp-zero3
+    reduction in backward, gather or broadcast after it    zero1 (zero2 where the reduction goes to the owner)
+    all-reduce in forward and backward                     tp
+    reduce-scatter in forward                              tp (with sequence parallelism)
+    sends and receives along a chain, both ways            pp
+    sends and receives around a ring, one way              cp
+    all-to-all                                             ep (or sharded embeddings, where ranges say so)
+
+Names are better evidence than patterns: a group called `mesh_tp`, ranges called `FSDP::...`. Where names and traffic
+agree the answer is *stated*, where only the traffic speaks it is a *pattern*, and where it fits several a *guess*.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.group_roles import GUESS, PATTERN, STATED, Hints, Role, roles_of_group
+from stepscope.analyze.phases import Phase, Phases, collective_phases, passes
+from stepscope.analyze.traffic import launched_in_steps, num_steps
+from stepscope.run.collective_names import OP_CODE, OPS
+from stepscope.run.groups import UNKNOWN_GROUP
+from stepscope.run.load import Run
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+SINGLE, UNKNOWN = "single", "unknown"
+_SURENESS = (STATED, PATTERN, GUESS)
+_ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "tp", "pp", "cp", "ep", "embedding")
+_POINT_TO_POINT_KINDS = ("pp", "cp")
+
+_DDP = re.compile(r"^DistributedDataParallel\.")
+_FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
+PIPELINE_RANGE = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<action>F|B|I|W)(?P<microbatch>\d+)$")
+_EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
+
+
+@dataclass(frozen=True)
+class Use:
+    """One kind of operation in one phase, per rank and step (mean over the ranks that take part)."""
+
+    op: str
+    phase: str
+    count: float
+    size_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One way in which the job is parallel, and the process groups that serve it."""
+
+    kind: str
+    """as in `group_roles.Role`"""
+    size: int | None
+    """ranks per group, None where no trace says it"""
+    sure: str
+    """stated, pattern or guess"""
+    why: str
+    instead: tuple[str, ...]
+    """what else the traffic fits"""
+    group: str
+    """what the job calls the group"""
+    members: tuple[tuple[int, ...], ...]
+    """the ranks of each such group, as far as the recorded ranks know them"""
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How the job is parallel."""
+
+    name: str
+    """e.g. `ddp`, `fsdp2-zero3 x tp2`, `pp4`; `single` for one process, `unknown` where nothing tells"""
+    sure: str | None
+    """of the least certain dimension; None without any"""
+    dimensions: tuple[Dimension, ...]
+    other: tuple[Dimension, ...]
+    """traffic that defines no strategy: small exchanges and what fits none"""
+    notes: tuple[str, ...]
+    rows: tuple[dict[str, Int64s], ...]
+    """per rank, by kind: rows of its Collectives in the order they were asked for"""
+    phases: tuple[Phases, ...]
+    """per rank: the phase in which each of its collectives was asked for"""
+
+    def has(self, *kinds: str) -> bool:
+        """Return whether any dimension is of one of these kinds."""
+        return any(d.kind in kinds for d in self.dimensions)
+
+
+def strategy_of(run: Run) -> Strategy:
+    """Return the strategy that the traces of a run show."""
+    found = [_rank_roles(rank) for rank in run.ranks]
+    roles = _agreed([r for r, _ in found])
+    phases = tuple(p for _, p in found)
+    hints = [_hints(rank) for rank in run.ranks]
+    dimensions = sorted(_dimensions(run, roles, phases), key=_rank_in_name)
+    main = tuple(d for d in dimensions if d.kind in _ORDER)
+    version = max((h.fsdp for h in hints), default=0)
+    name = _name(main, version) or (SINGLE if (run.world_size or len(run.ranks)) == 1 else UNKNOWN)
+    return Strategy(
+        name=name,
+        sure=_least_sure(main),
+        dimensions=main,
+        other=tuple(d for d in dimensions if d.kind not in _ORDER),
+        notes=_notes(run, name, main),
+        rows=tuple(_rows_by_kind(r) for r in roles),
+        phases=phases,
+    )
+
+
+_Key = tuple[str, int | None]
+_Roles = list[tuple[int, Role]]
+
+
+def _rank_roles(rank: Rank) -> tuple[_Roles, Phases]:
+    """Return `(group, role)` for all operations launched in the rank's steps, and the phase of each operation."""
+    c = rank.collectives
+    phases = collective_phases(rank, passes(rank))
+    rows, hints = launched_in_steps(rank), _hints(rank)
+    out = []
+    for group in np.unique(c.group[rows]).tolist():
+        mine = rows[c.group[rows] == group]
+        out += [(group, role) for role in roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
+    return [(group, _in_words(rank, group, role)) for group, role in out], phases
+
+
+def _in_words(rank: Rank, group: int, role: Role) -> Role:
+    """Return the role, less sure where the trace does not even say which group it was."""
+    if rank.collectives.groups[group] != UNKNOWN_GROUP:
+        return role
+    return Role(role.kind, role.sure, f"{role.why}; the trace does not say which group", role.rows, role.instead)
+
+
+def _hints(rank: Rank) -> Hints:
+    used = np.unique(rank.trace["name"][rank.kinds == EventKind.ANNOTATION])
+    names = [rank.trace.strings[i] for i in used if i >= 0]
+    return Hints(
+        ddp=any(_DDP.search(n) for n in names),
+        fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
+        pipeline=any(PIPELINE_RANGE.match(n) for n in names),
+        embeddings=any(_EMBEDDINGS.search(n) for n in names),
+        routed=_amounts_per_peer(rank),
+    )
+
+
+def _amounts_per_peer(rank: Rank) -> bool:
+    """Return whether any all-to-all was recorded with a list of amounts."""
+    c = rank.collectives
+    records = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
+    lists = np.unique(rank.trace.arg("in_split").at(records, missing=-1))
+    return any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in lists)
+
+
+def _agreed(by_rank: Sequence[_Roles]) -> list[_Roles]:
+    """Return the roles with one answer for all ranks where messages look like a chain on some and a ring on others."""
+    votes = [r for roles in by_rank for _, r in roles if r.kind in _POINT_TO_POINT_KINDS]
+    if not votes:
+        return list(by_rank)
+    best = min(votes, key=lambda r: (_SURENESS.index(r.sure), r.kind != "pp"))
+    settled = {r.kind for r in votes if r.sure == STATED} or {best.kind}
+
+    def agree(r: Role) -> Role:
+        if r.kind not in _POINT_TO_POINT_KINDS or r.kind in settled:
+            return r
+        return Role(best.kind, best.sure, best.why, r.rows, best.instead)
+
+    return [[(group, agree(r)) for group, r in roles] for roles in by_rank]
+
+
+def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Dimension]:
+    """Return one dimension per kind and class of groups (the same name and size on several ranks)."""
+    parts: dict[tuple[str, str, int | None], list[tuple[int, int, Role]]] = {}
+    for index, roles in enumerate(by_rank):
+        for group, role in roles:
+            g = run.ranks[index].collectives.groups[group]
+            size = g.size if g.size is not None else run.world_size if g == UNKNOWN_GROUP else None
+            parts.setdefault((role.kind, g.desc or g.name, size), []).append((index, group, role))
+    return [_dimension(run, kind, desc, size, listed, phases) for (kind, desc, size), listed in parts.items()]
+
+
+def _dimension(
+    run: Run, kind: str, desc: str, size: int | None, listed: list[tuple[int, int, Role]], phases: Sequence[Phases]
+) -> Dimension:
+    surest = min((role for _, _, role in listed), key=lambda r: _SURENESS.index(r.sure))
+    members = {run.ranks[i].collectives.groups[g].ranks for i, g, _ in listed}
+    return Dimension(
+        kind=kind,
+        size=size,
+        sure=surest.sure,
+        why=surest.why,
+        instead=surest.instead,
+        group=desc,
+        members=tuple(sorted(m for m in members if m is not None)),
+        uses=_uses(run, listed, phases),
+    )
+
+
+def _uses(run: Run, listed: list[tuple[int, int, Role]], phases: Sequence[Phases]) -> tuple[Use, ...]:
+    counts: dict[tuple[int, int], float] = {}
+    sizes: dict[tuple[int, int], float] = {}
+    for index, _, role in listed:
+        c, steps = run.ranks[index].collectives, num_steps(run.ranks[index]) * len({i for i, _, _ in listed})
+        op, phase, size = c.op[role.rows], phases[index][role.rows], c.full_bytes[role.rows]
+        for key in sorted({(int(o), int(p)) for o, p in zip(op, phase, strict=True)}):
+            which = (op == key[0]) & (phase == key[1])
+            counts[key] = counts.get(key, 0.0) + int(which.sum()) / steps
+            known = size[which] if (size[which] >= 0).all() else np.array([np.nan])
+            sizes[key] = sizes.get(key, 0.0) + float(known.sum()) / steps
+    return tuple(
+        Use(OPS[op], Phase(phase).name.lower(), n, None if np.isnan(sizes[op, phase]) else sizes[op, phase])
+        for (op, phase), n in sorted(counts.items())
+    )
+
+
+def _least_sure(dimensions: Sequence[Dimension]) -> str | None:
+    """Return how sure the least certain kind is, each kind by its best evidence."""
+    best: dict[str, int] = {}
+    for d in dimensions:
+        best[d.kind] = min(best.get(d.kind, len(_SURENESS)), _SURENESS.index(d.sure))
+    return _SURENESS[max(best.values())] if best else None
+
+
+def _rank_in_name(d: Dimension) -> tuple[int, str]:
+    return (_ORDER.index(d.kind) if d.kind in _ORDER else len(_ORDER), d.group)
+
+
+def _name(dimensions: Sequence[Dimension], fsdp_version: int) -> str:
+    parts = [_part(d, fsdp_version, sharded=any(x.kind.startswith("fsdp") for x in dimensions)) for d in dimensions]
+    return " x ".join(dict.fromkeys(parts))
+
+
+def _part(d: Dimension, fsdp_version: int, *, sharded: bool) -> str:
+    if d.kind.startswith("fsdp"):
+        return d.kind.replace("fsdp", f"fsdp{fsdp_version}") if fsdp_version else d.kind
+    if d.kind == "ddp":
+        return f"replicate{d.size or ''}" if sharded else "ddp"
+    return d.kind if d.kind.startswith("zero") else f"{d.kind}{d.size or ''}"
+
+
+def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
+    lines = [
+        f"{d.kind} on group {d.group} is a {d.sure}: {d.why}; it could also be {' or '.join(d.instead)}"
+        for d in main
+        if d.instead
+    ]
+    if not main and name == UNKNOWN:
+        lines.append("no communication was launched in the recorded steps, so the strategy is unknown")
+    said = run.description.get("strategy")
+    if isinstance(said, str) and said:
+        lines.append(f"the job itself says: {said}")
+    return tuple(lines)
+
+
+def _rows_by_kind(roles: _Roles) -> dict[str, Int64s]:
+    by_kind: dict[str, list[Int64s]] = {}
+    for _, role in roles:
+        by_kind.setdefault(role.kind, []).append(role.rows)
+    return {kind: np.sort(np.concatenate(rows)) for kind, rows in by_kind.items()}
