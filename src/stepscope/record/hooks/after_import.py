@@ -1,0 +1,52 @@
+"""Act once a module has been imported, without importing it: `after_import("torch", act)`.
+
+Standard library only: it runs at the start of every Python process of a recorded job.
+"""
+
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+_waiting: dict[str, list[Callable[[], None]]] = {}
+
+
+def after_import(name: str, act: Callable[[], None]) -> None:
+    """Call `act` when module `name` has been imported; now, where it is already there."""
+    if name in sys.modules:
+        act()
+        return
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+    _waiting.setdefault(name, []).append(act)
+
+
+class _Finder:
+    """Lets the other finders find the module, and adds our act to the end of its loading."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        acts = _waiting.pop(name, None)
+        if acts is None:
+            return None
+        spec = importlib.util.find_spec(name)  # we no longer wait for it, so this asks the others
+        if spec is None or spec.loader is None:
+            _waiting[name] = acts
+            return None
+        _act_after_loading(spec, acts)
+        return spec
+
+
+def _act_after_loading(spec: importlib.machinery.ModuleSpec, acts: list[Callable[[], None]]) -> None:
+    loader = spec.loader
+    load = loader.exec_module  # type: ignore[union-attr]
+
+    def load_and_act(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)  # leave the loader as it was
+        load(module)
+        for act in acts:
+            act()
+
+    loader.exec_module = load_and_act  # type: ignore[union-attr, method-assign]

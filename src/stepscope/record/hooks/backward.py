@@ -1,0 +1,32 @@
+"""Backward passes: every one of them, also `torch.autograd.grad` and pipelines, goes through one function."""
+
+from typing import Any
+
+import torch.autograd
+import torch.autograd.graph
+
+from stepscope.record.hooks.gradient_sync import GradientSync
+from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.patches import Patches
+
+
+def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
+    """Put the hook in, in both modules that hold the function: torch itself swaps them together."""
+
+    def watched(run_backward: Any) -> Any:
+        def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if not loop.backward_begins():
+                return run_backward(t_outputs, *args, **kwargs)
+            handle = loop.safely(gradient_sync.watch, t_outputs)
+            try:
+                return run_backward(t_outputs, *args, **kwargs)
+            finally:
+                if handle:
+                    handle.remove()
+                loop.backward_ends()
+
+        return _engine_run_backward
+
+    replacement = watched(torch.autograd.graph._engine_run_backward)
+    for module in (torch.autograd.graph, torch.autograd):
+        patches.share(module, "_engine_run_backward", replacement)

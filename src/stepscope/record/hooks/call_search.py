@@ -1,0 +1,51 @@
+"""Which modules does the training loop itself call? Found by watching Python's calls between the loop's parts.
+
+`sys.setprofile` sees every call on this thread. It is on only between the parts that we already see (not inside a
+load, a forward, a backward or an optimizer step) and only during the first steps, so what it slows down is the
+loop's own glue. Global module hooks would be simpler, but torch.compile warns of them and traces them in.
+"""
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+
+_MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
+_MOST_CALLS_AT_ONCE = 20_000
+_MOST_PERIODS = 2_000
+
+
+class CallSearch:
+    """Off until `resume()`; gives up its turn when somebody else profiles Python, or after too many calls."""
+
+    def __init__(self, found: Callable[[torch.nn.Module], None]) -> None:
+        self.wanted = True
+        self._found = found
+        self._see: Any = self._look  # one object, so that we recognise it
+        self._calls_left = 0
+        self._periods_left = _MOST_PERIODS
+
+    def resume(self) -> None:
+        """Watch calls from now on, if still wanted and nobody else does."""
+        if self.wanted and self._periods_left > 0 and sys.getprofile() is None:
+            self._calls_left = _MOST_CALLS_AT_ONCE
+            self._periods_left -= 1
+            sys.setprofile(self._see)
+
+    def pause(self) -> None:
+        """Stop watching."""
+        if sys.getprofile() is self._see:
+            sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: Any) -> None:
+        if event != "call":
+            return
+        code = frame.f_code
+        self._calls_left -= 1
+        if code is _MODULE_CALL:
+            self.pause()
+            self._found(frame.f_locals["self"])
+        elif self._calls_left <= 0:  # somebody imports or compiles a lot; better luck next time
+            self.pause()

@@ -1,0 +1,147 @@
+"""Forward passes: the modules that the loop calls are found in the first steps and get a hook each.
+
+A model called through DDP, FSDP, `torch.compile(model)` or a framework is found as what is called outermost. One
+compiled in place (`model.compile()`) is timed around its compiled call. A module without parameters counts if its
+output needs a gradient (a loss), else not (a metric, a transform).
+"""
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from stepscope.record.hooks.call_search import CallSearch
+from stepscope.record.hooks.loop import BACKWARD, FORWARD, OPTIMIZER, Loop
+from stepscope.record.hooks.patches import Patches
+from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+
+SEARCH_STEPS = 3
+_MOST_LATER_STEPS = 10
+
+
+class Root:
+    """One module that the loop calls."""
+
+    def __init__(self, module: torch.nn.Module, watcher: "ForwardHooks") -> None:
+        self._watcher = watcher
+        self._counts = any(True for _ in module.parameters())
+        self._was_called_with_grad = False
+        self._open = 0
+        self._counted = False
+        self._handles: list[Any] = []
+        if module._compiled_call_impl is None:
+            self._handles = [
+                module.register_forward_pre_hook(BeforeForward(self.begins), prepend=True),
+                module.register_forward_hook(AfterForward(self.ends), always_call=True),
+            ]
+
+    def begins(self) -> None:
+        """The module is called."""
+        self._open += 1
+        if self._open > 1:
+            return
+        grad = torch.is_grad_enabled()
+        self._watcher.search.pause()
+        self._counted = self._counts and self._watcher.loop.forward_begins(grad=grad, own=self._was_called_with_grad)
+        self._was_called_with_grad = self._was_called_with_grad or grad
+
+    def ends(self, output: Any) -> None:
+        """The call returns, or raised (then without output)."""
+        self._open -= 1
+        if self._open > 0:
+            return
+        self._open = 0
+        if self._counted:
+            self._watcher.loop.forward_ends()
+        elif not self._counts:
+            self._counts = isinstance(output, torch.Tensor) and output.requires_grad
+            self._watcher.search.resume()
+
+    def timed(self, compiled_call: Any) -> Any:
+        """Return the compiled call of a module that was compiled in place, with our begin and end around it."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.begins()
+            output = None
+            try:
+                output = compiled_call(*args, **kwargs)
+                return output
+            finally:
+                self.ends(output)
+
+        call.stepscope_root = self  # type: ignore[attr-defined]
+        return call
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+
+class ForwardHooks:
+    """The roots found so far, and the search for more."""
+
+    def __init__(self, loop: Loop, model_found: Iterable[Callable[[torch.nn.Module], None]]) -> None:
+        self.loop = loop
+        self.search = CallSearch(lambda module: loop.safely(self._found, module))
+        self._tell = list(model_found)
+        self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
+        self._later_steps = 0
+        self._forwards = self._backwards = 0
+
+    def part_begins(self, part: int) -> None:
+        """Stand still inside the parts that are already seen; a closure in `optimizer.step` runs the model."""
+        self._forwards += part == FORWARD
+        self._backwards += part == BACKWARD
+        if part != OPTIMIZER:
+            self.search.pause()
+
+    def part_ends(self, part: int) -> None:
+        """Look on between the parts."""
+        if self.search.wanted:
+            self.search.resume()
+
+    def step_ended(self, loop: Loop) -> None:
+        """End the search after the first steps; take it up again when a step showed a backward but no forward."""
+        blind = self._backwards > 0 and self._forwards == 0
+        self._later_steps += loop.steps > SEARCH_STEPS and blind
+        self.search.wanted = loop.steps < SEARCH_STEPS or (blind and self._later_steps <= _MOST_LATER_STEPS)
+        self._forwards = self._backwards = 0
+        if not self.search.wanted:
+            self.search.pause()
+
+    def release(self, module: torch.nn.Module) -> None:
+        """Take our hooks off a module that is about to be scripted: TorchScript would compile them."""
+        for root in [self._roots.pop(m, None) for m in module.modules()]:
+            if root is not None:
+                root.remove()
+
+    def _found(self, module: torch.nn.Module) -> None:
+        root = self._roots.get(module)
+        if root is None:
+            root = self._roots[module] = Root(module, self)
+            for tell in self._tell:
+                tell(module)
+        compiled_call = module._compiled_call_impl
+        if compiled_call is not None and not hasattr(compiled_call, "stepscope_root"):
+            root.remove()
+            module._compiled_call_impl = root.timed(compiled_call)
+
+
+def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.nn.Module], None]]) -> ForwardHooks:
+    """Return the hooks, with the search ready to begin at the loop's first load or backward."""
+    hooks = ForwardHooks(loop, model_found)
+    loop.listeners.append(hooks)
+
+    def releasing(script: Any) -> Any:
+        def wrapped(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(obj, torch.nn.Module):
+                hooks.release(obj)
+            return script(obj, *args, **kwargs)
+
+        return wrapped
+
+    patches.replace(torch.jit, "script", releasing)
+    return hooks

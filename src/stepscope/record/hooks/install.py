@@ -1,0 +1,90 @@
+"""Put every hook in, each on its own: one that this torch does not allow is said and left out."""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepscope.record.hooks import amp, backward, data, forward, groups, optimizer, pipeline
+from stepscope.record.hooks.after_import import after_import
+from stepscope.record.hooks.batch_size import BatchSize
+from stepscope.record.hooks.gradient_sync import GradientSync
+from stepscope.record.hooks.learned import Learned
+from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.patches import Patches
+from stepscope.record.undisturbed import explain, say
+
+_COMPILER = "torch._dynamo"
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What was put in; kept so that it can be taken out."""
+
+    loop: Loop
+    patches: Patches
+    optimizers: optimizer.OptimizerHooks | None
+    learned: Learned
+
+    def finish(self) -> None:
+        """Training is over: end the last step and note what was learned."""
+        self.loop.finish()
+        self.loop.safely(self.learned.note, self.loop)
+
+    def hide_from_compiler(self) -> None:
+        """Keep torch.compile from tracing us, now that it is loaded."""
+        disable = sys.modules[_COMPILER].disable
+        self.patches.hide_from_compiler(disable)
+        if self.optimizers is not None:
+            self.optimizers.hide_from_compiler(disable)
+
+    def remove(self) -> None:
+        """Take every hook out."""
+        self.loop.stop()
+        self.patches.undo()
+        if self.optimizers is not None:
+            self.optimizers.remove()
+
+
+def install(start_recorder: Callable[[], Any]) -> Hooks:
+    """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
+    patches, batch_size = Patches(), BatchSize()
+    loop = Loop(lambda: _started(start_recorder, hooks))
+    sync, learned = GradientSync(loop), Learned(batch_size)
+    put_in = _PutIn()
+    hooks = Hooks(loop, patches, put_in("optimizer steps", lambda: optimizer.install(loop, patches)), learned)
+    put_in("mixed precision", lambda: amp.install(loop, patches))
+    put_in("backward passes", lambda: backward.install(loop, patches, sync))
+    put_in("data loading", lambda: data.install(loop, patches, batch_size))
+    put_in("process groups", lambda: groups.install(loop, patches, hooks.finish))
+    found = (sync.model_found, learned.model_found, loop.parameters.watch)
+    put_in("forward passes", lambda: forward.install(loop, patches, found))
+    loop.listeners += [batch_size, learned]
+    after_import(pipeline.MODULE, lambda: put_in("pipelines", lambda: _pipelines(loop, patches)))
+    after_import(_COMPILER, lambda: put_in("torch.compile", hooks.hide_from_compiler))
+    os.register_at_fork(after_in_child=loop.stop)
+    return hooks
+
+
+class _PutIn:
+    def __call__(self, what: str, act: Callable[[], Any]) -> Any:
+        """Return `act()`; where this torch lacks what it needs, say so and go on without."""
+        try:
+            return act()
+        except (AttributeError, ImportError, TypeError) as e:
+            say(f"torch {torch.__version__}: {what} cannot be seen ({explain(e)}); the rest is recorded")
+            return None
+
+
+def _pipelines(loop: Loop, patches: Patches) -> None:
+    pipeline.install(loop, patches, sys.modules[pipeline.MODULE])
+
+
+def _started(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:
+    recorder = start_recorder()
+    atexit.register(hooks.finish)  # after the recorder's own, hence run before it
+    return recorder

@@ -1,0 +1,26 @@
+"""What happens in a recorded job's process once torch is there: the hooks go in, or one line says why not."""
+
+import re
+
+import torch
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.undisturbed import say
+
+OLDEST_TORCH = (2, 4)
+
+
+def begin() -> None:
+    """Put the hooks in, as the environment asks."""
+    config = RecordConfig.from_env()
+    if config is None:
+        return
+    found = tuple(int(n) for n in re.findall(r"\d+", str(torch.__version__))[:2])
+    if found < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
+        return
+    from stepscope.record.hooks.install import install
+    from stepscope.record.session import Recorder
+
+    install(lambda: Recorder.start(config))

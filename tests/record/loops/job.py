@@ -1,0 +1,86 @@
+"""Runs every loop twice on this rank, first plain, then with the hooks, and leaves what the hooks told as JSON."""
+
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import frameworks
+import parallel
+import plain
+import torch
+import torch.distributed as dist
+
+from stepscope.record.hooks.install import install
+
+LOOPS = [
+    f
+    for module in (plain, parallel, frameworks)
+    for name, f in vars(module).items()
+    if callable(f) and getattr(f, "__module__", None) == module.__name__ and not name.startswith("_")
+]
+
+
+class Told:
+    """Stands for the recorder: which regions each step had, how often, and how many times a gap was left out."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []
+        self.late = self.gaps = 0
+        self.facts: dict[str, Any] = {}
+        self._open: list[str] = []
+        self._regions: Counter[str] = Counter()
+
+    def region_begin(self, name: str) -> None:
+        self._open.append(name)
+        self._regions[name] += 1
+
+    def region_end(self, name: str) -> None:
+        while self._open and self._open.pop() != name:
+            pass
+
+    def step_end(self, *, at_ns: int | None = None) -> None:
+        self.late += at_ns is not None
+        self.steps.append(dict(self._regions))
+        self._regions.clear()
+
+    def step_begin(self) -> None:
+        self.gaps += 1
+        self._regions.clear()
+
+    def note(self, **facts: Any) -> None:
+        self.facts.update(facts)
+
+
+def hooked(loop: Any) -> dict[str, Any]:
+    told = Told()
+    hooks = install(lambda: told)
+    hooks.loop.start()  # as after init_process_group
+    try:
+        losses = loop()
+        hooks.finish()
+    finally:
+        hooks.remove()
+    facts = {name: type(v).__name__ if name in ("model", "optimizer") else v for name, v in told.facts.items()}
+    return {"losses": losses, "steps": told.steps, "late": told.late, "open": told._open, "facts": facts}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    out: dict[str, Any] = {}
+    for loop in LOOPS:
+        if len(sys.argv) > 2 and loop.__name__ not in sys.argv[2:]:
+            continue
+        torch.manual_seed(11)
+        plain_losses = loop()
+        torch.manual_seed(11)
+        out[loop.__name__] = {"plain_losses": plain_losses, "profiled": sys.getprofile() is not None, **hooked(loop)}
+    Path(sys.argv[1], f"rank{os.environ['RANK']}.json").write_text(json.dumps(out))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

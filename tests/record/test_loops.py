@@ -1,0 +1,118 @@
+"""Every shape of training loop, on two real gloo ranks: its steps and regions are found and its losses unchanged.
+
+All loops run in one job, each first plain and then with the hooks; see `loops/job.py`.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.job
+
+JOB = Path(__file__).parent / "loops" / "job.py"
+SOURCE = Path(__file__).parents[2] / "src"
+STEPS = 6
+LOAD, FORWARD, BACKWARD, SYNC, STEP = (
+    "data_loading",
+    "forward_pass",
+    "backward_pass",
+    "gradient_sync",
+    "optimizer_step",
+)
+
+# How often each region occurs in a step: loads, forwards, backwards, waits for gradients, optimizer steps.
+EXPECTED = {
+    "ddp_with_evaluation": (1, 1, 1, 1, 1),
+    "accumulation": (4, 4, 4, 1, 1),
+    "two_optimizers": (1, 1, 1, 1, 2),
+    "gan": (1, 5, 2, 0, 2),
+    "scaler_that_skips": (1, 1, 1, 1, 1),
+    "lbfgs": (1, 3, 3, 3, 1),
+    "optimizer_in_backward": (1, 1, 1, 0, 4),
+    "by_hand": (1, 1, 1, 0, 0),
+    "without_loader": (0, 2, 1, 1, 1),
+    "teacher_and_recomputation": (1, 2, 1, 0, 1),
+    "compiled_model": (1, 1, 1, 0, 1),
+    "compiled_in_place": (1, 1, 1, 0, 1),
+    "compiled_optimizer": (1, 1, 1, 0, 1),
+    "training_in_a_thread": (1, 1, 1, 0, 1),
+    "errors_that_the_script_survives": (1, 1, 1, 0, 1),
+    "model_that_is_copied": (1, 1, 1, 0, 1),
+    "zero_redundancy": (1, 1, 1, 1, 1),
+    "fsdp2": (1, 1, 1, 0, 1),
+    "accelerate_loop": (2, 2, 2, 1, 1),
+    "transformers_loop": (2, 2, 2, 1, 1),
+    "lightning_loop": (1, 1, 1, 1, 1),
+    "lightning_accumulation": (2, 2, 2, 1, 1),
+}
+LOADED_AHEAD = ("accelerate_loop", "lightning_loop", "lightning_accumulation")  # one load more, then one less
+SETTLES_LATER = ("without_loader", "training_in_a_thread", "errors_that_the_script_survives")
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    out = tmp_path_factory.mktemp("loops")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
+    command += ["--standalone", str(JOB), str(out)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("loop", EXPECTED)
+def test_steps_and_regions_of(loop: str, told: list[dict[str, Any]]) -> None:
+    loads, forwards, backwards, syncs, steps = EXPECTED[loop]
+    every = {LOAD: loads, FORWARD: forwards, BACKWARD: backwards, SYNC: syncs, STEP: steps}
+    expected = {name: count for name, count in every.items() if count}
+    for rank in told:
+        found = rank[loop]["steps"]
+        assert len(found) == STEPS
+        if loop in LOADED_AHEAD:
+            assert found[0] == {**expected, LOAD: loads + 1}
+            assert found[1:-1] == [expected] * (STEPS - 2)
+        elif loop in SETTLES_LATER:
+            assert found[3:] == [expected] * (STEPS - 3)
+        else:
+            assert found == [expected] * STEPS
+
+
+def test_every_stage_of_a_pipeline_has_the_same_steps(told: list[dict[str, Any]]) -> None:
+    for rank, loss_calls in ((0, 0), (1, 4)):
+        found = told[rank]["pipeline"]
+        assert found["steps"][1:] == [{FORWARD: 4 + loss_calls, BACKWARD: 4, STEP: 1}] * (STEPS - 1)
+        assert found["facts"]["pipeline"] == {
+            "schedule": "1F1B",
+            "microbatches": 4,
+            "stages": 2,
+            "stages_here": [rank],
+        }
+
+
+def test_model_compiled_in_the_middle_of_training_is_found_again(told: list[dict[str, Any]]) -> None:
+    found = told[0]["compiled_after_some_steps"]["steps"]
+    assert len(found) == 2 * STEPS
+    assert found[-1] == {LOAD: 1, FORWARD: 1, BACKWARD: 1, STEP: 1}
+
+
+def test_results_are_equal_bit_by_bit(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        assert {loop: r["losses"] for loop, r in rank.items()} == {loop: r["plain_losses"] for loop, r in rank.items()}
+
+
+def test_nothing_stays_open_and_python_is_not_profiled_afterwards(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        assert [loop for loop, r in rank.items() if r["open"] or r["profiled"]] == []
+
+
+def test_model_optimizer_and_batch_are_noted(told: list[dict[str, Any]]) -> None:
+    facts = told[0]["ddp_with_evaluation"]["facts"]
+    assert (facts["model"], facts["optimizer"]) == ("DistributedDataParallel", "AdamW")
+    assert facts["samples_per_step"] == 4
+    assert "tokens_per_step" in facts["reasons"]
+    assert told[0]["accumulation"]["facts"]["samples_per_step"] == 16
