@@ -27,6 +27,8 @@ class Graph:
     """Nodes and edges, with the nodes of each rank's items."""
 
     duration_ns: Floats
+    profiled_ns: Floats
+    """the part of a node's duration that the profiler stretches: the host's own work"""
     first_edge: Int64s
     """edges into node n are `first_edge[n]:first_edge[n + 1]`"""
     edge_from: Int64s
@@ -72,8 +74,10 @@ def build_graph(programs: Sequence[Program], meetings: Sequence[Meeting], *, num
                 edges.add(nodes.arrival(rank, copy)[item : item + 1], node)
                 edges.add(np.array([node]), int(nodes.device(rank, copy)[item]))
     first, source, lag = edges.by_target(nodes.count)
+    duration, profiled = nodes.durations(programs, repeats)
     return Graph(
-        duration_ns=nodes.durations(programs, repeats),
+        duration_ns=duration,
+        profiled_ns=profiled,
         first_edge=first,
         edge_from=source,
         edge_lag_ns=lag,
@@ -150,15 +154,18 @@ class _Nodes:
     def meeting(self, m: int, copy: int) -> int:
         return self._starts[copy][1] + m
 
-    def durations(self, programs: Sequence[Program], repeats: int) -> Floats:
-        out = np.zeros(self.count)
+    def durations(self, programs: Sequence[Program], repeats: int) -> tuple[Floats, Floats]:
+        """Return what each node takes, and how much of it is the host's own work."""
+        out, own = np.zeros(self.count), np.zeros(self.count)
         for copy in range(repeats):
             for rank, program in enumerate(programs):
-                out[self.host(rank, copy)] = program.host.total_ns
+                host = self.host(rank, copy)
+                out[host], own[host] = program.host.total_ns, program.host.own_ns
                 out[self.device(rank, copy)] = program.duration_ns
                 if copy and len(program):
-                    out[self.host(rank, copy)[0]] += program.tail.total_ns[0]
-        return out
+                    out[host[0]] += program.tail.total_ns[0]
+                    own[host[0]] += program.tail.own_ns[0]
+        return out, own
 
 
 class _Edges:

@@ -45,6 +45,8 @@ class Program:
     duration_ns: Int64s
     """on the device; without waiting for a matched collective"""
     kind: npt.NDArray[np.uint8]
+    collective: Int64s
+    """row in the rank's Collectives, NOTHING for other work"""
     stream: Int64s
     """index of the stream among those of the rank"""
     stream_predecessor: Int64s
@@ -87,6 +89,7 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         tail=parts.part(slice(len(rows), len(rows) + 1)),
         duration_ns=_durations(shared, index, rows),
         kind=work.kind[rows],
+        collective=_collective_rows(rank, rows),
         stream=stream,
         stream_predecessor=predecessor,
         waits_for=waits_for,
@@ -128,6 +131,12 @@ def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[in
         if len(same):
             out[int(s)] = max(0, int(work.end_ns[same].max()) - first_ns)
     return out
+
+
+def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
+    at = np.full(len(rank.work), NOTHING, np.int64)
+    at[rank.collectives.device_index] = np.arange(len(rank.collectives))
+    return at[rows]
 
 
 def _durations(shared: Aligned, index: int, rows: Int64s) -> Int64s:

@@ -1,0 +1,159 @@
+"""The recorded run as a model that can be replayed: programs of all ranks, where they meet, and what the profiler
+added.
+
+The profiler slows the host and nothing else. Where the unprofiled step time is known, one factor on the host's own
+time is chosen so that the replay takes that long. Where the device decides the step, no such factor can be
+identified: then what recording an event costs stands in for it, and the doubt is larger.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.graph import CircularWaits, Graph, Meeting, build_graph, end_times, steady_period_ns
+from stepscope.analyze.host_program import host_program
+from stepscope.analyze.program import Program, device_program
+from stepscope.analyze.stragglers import common_steps
+from stepscope.run.aligned import Aligned
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+_FEWEST_STEPS = 8
+"""steps laid end to end, so that the second half is steady"""
+_MOST_ITEMS = 400_000
+"""beyond this many items fewer steps are replayed"""
+RECORDING_COST_NS = 2_000
+"""what recording one host event costs, about, where nothing better is known"""
+_SMALLEST_FACTOR = 0.3
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run ready to be replayed with changes."""
+
+    shared: Aligned
+    steps: Int64s
+    """numbers of the steps it is made of"""
+    programs: tuple[Program, ...]
+    meetings: tuple[Meeting, ...]
+    graph: Graph
+    host_factor: float
+    """on the host's own time: what is left of it without the profiler"""
+    factor_identified: bool
+    """whether the unprofiled step time determined the factor"""
+    period_ns: float
+    """time per step of the replay with that factor: the baseline of every what-if"""
+    profiled_ns: float
+    """time per step of the replay as recorded"""
+
+
+def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay | None:
+    """Return the run as a model; None where no step was recorded on all ranks or nothing was launched."""
+    numbers = common_steps(shared.run.ranks)
+    if not len(numbers):
+        return None
+    numbers = _few_enough(shared, numbers)
+    programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
+    if not any(len(p) for p in programs):
+        return None
+    meetings = tuple(meetings_of(shared, programs))
+    try:
+        graph = _graph(programs, meetings, len(numbers))
+    except CircularWaits:
+        return None
+    profiled = steady_period_ns(graph, end_times(graph))
+    factor, identified = _host_factor(shared, programs, graph, numbers, profiled, unprofiled_ns)
+    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, factor)))
+    return Replay(shared, numbers, programs, meetings, graph, factor, identified, period, profiled)
+
+
+def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
+    """Return the graph's durations with the host's own work scaled; loading data and stalls stay as they are."""
+    return graph.duration_ns - (1 - factor) * graph.profiled_ns
+
+
+def meetings_of(shared: Aligned, programs: Sequence[Program]) -> list[Meeting]:
+    """Return the matched collectives as items of the programs."""
+    matches = shared.matches
+    items = []
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        at = np.full(len(rank.collectives), -1, np.int64)
+        keys = rank.collectives.device_index if rank.has_device else np.arange(len(rank.collectives))
+        place = np.full(int(max(keys.max(initial=-1), program.device_index.max(initial=-1))) + 1, -1, np.int64)
+        place[program.device_index] = np.arange(len(program))
+        at[:] = place[keys]
+        items.append(at)
+    found = []
+    for m in range(len(matches)):
+        members = range(int(matches.first[m]), int(matches.first[m + 1]))
+        pairs = [(int(matches.rank_index[j]), int(items[matches.rank_index[j]][matches.row[j]])) for j in members]
+        present = tuple(pair for pair in pairs if pair[1] >= 0)
+        if len(present) > 1:
+            found.append(Meeting(present))
+    return found
+
+
+def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meeting] | None = None) -> Replay:
+    """Return the replay of changed programs with the same profiler factor."""
+    kept = replay.meetings if meetings is None else tuple(meetings)
+    graph = _graph(tuple(programs), kept, len(replay.steps))
+    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, replay.host_factor)))
+    return replace(replay, programs=tuple(programs), meetings=kept, graph=graph, period_ns=period)
+
+
+def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+    if shared.run.ranks[index].has_device:
+        return device_program(shared, index, numbers)
+    return host_program(shared, index, numbers)
+
+
+def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
+    repeats = max(1, -(-_FEWEST_STEPS // num_steps))
+    return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats)
+
+
+def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:
+    """Return the last steps, as many as the item budget allows, at least one."""
+    per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
+    most = max(1, int(_MOST_ITEMS / max(per_step, 1)))
+    return numbers[-most:]
+
+
+def _host_factor(
+    shared: Aligned,
+    programs: tuple[Program, ...],
+    graph: Graph,
+    numbers: Int64s,
+    profiled_ns: float,
+    unprofiled_ns: float | None,
+) -> tuple[float, bool]:
+    """Return what is left of the host's time without the profiler, and whether the step times determine it."""
+    if unprofiled_ns is None:
+        return 1.0, False
+    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _SMALLEST_FACTOR)))
+    if shortest < unprofiled_ns < profiled_ns:
+        return _factor_that_gives(graph, unprofiled_ns), True
+    return _factor_from_events(shared, programs, numbers), False
+
+
+def _factor_that_gives(graph: Graph, target_ns: float) -> float:
+    """Return the factor whose replay takes the target, by bisection."""
+    low, high = _SMALLEST_FACTOR, 1.0
+    for _ in range(8):
+        middle = (low + high) / 2
+        period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, middle)))
+        low, high = (middle, high) if period < target_ns else (low, middle)
+    return high
+
+
+def _factor_from_events(shared: Aligned, programs: tuple[Program, ...], numbers: Int64s) -> float:
+    """Return the factor that a fixed cost per recorded host event gives."""
+    events = host = 0.0
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+        step = rank.steps.of(rank.trace["ts_ns"][recorded])
+        events += int(np.isin(rank.steps.number[step[step >= 0]], numbers).sum())
+        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
+    return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0
