@@ -73,7 +73,7 @@ def test_step_line_has_host_memory_and_no_device_memory_on_a_cpu():
     line = sampler.on_step_end(0)["memory"]
     assert line["host_bytes"] > 0
     assert "allocated_bytes" not in line
-    sampler.on_close("unused")
+    sampler.on_close("unused", 0)
     assert sampler.on_step_end(1)["memory"]["host_bytes"] is None
 
 

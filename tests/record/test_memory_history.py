@@ -33,7 +33,7 @@ def test_history_of_the_window_becomes_a_snapshot_file(tmp_path, monkeypatch):
     history = MemoryHistory(memory=memory, most_entries=7)
     history.on_window_start()
     history.on_window_end()
-    history.on_close(tmp_path)
+    history.on_close(tmp_path, 0)
     assert [p.name for p in tmp_path.iterdir()] == ["rank00000.memory.pickle"]
     found = pickle.loads((tmp_path / "rank00000.memory.pickle").read_bytes())
     assert found["device_traces"][0][0]["size"] == 512
@@ -45,7 +45,7 @@ def test_a_job_that_ends_inside_the_window_keeps_its_history(tmp_path, monkeypat
     pretend_cuda(monkeypatch)
     history = MemoryHistory(memory=Memory())
     history.on_window_start()
-    history.on_close(tmp_path)
+    history.on_close(tmp_path, 0)
     assert (tmp_path / "rank00000.memory.pickle").exists()
 
 
@@ -55,7 +55,7 @@ def test_the_jobs_own_history_is_left_alone(tmp_path, monkeypatch, capsys):
     history = MemoryHistory(memory=memory)
     history.on_window_start()
     history.on_window_end()
-    history.on_close(tmp_path)
+    history.on_close(tmp_path, 0)
     assert memory.calls == []
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("a memory history of its own") == 1
@@ -68,7 +68,7 @@ def test_a_failing_dump_is_one_warning_and_switches_the_history_off(tmp_path, mo
     for _ in range(2):
         history.on_window_start()
         history.on_window_end()
-    history.on_close(tmp_path)
+    history.on_close(tmp_path, 0)
     assert memory.calls[-1] == {"enabled": None}
     assert capsys.readouterr().err.count("out of host memory") == 1
 
@@ -78,5 +78,5 @@ def test_without_cuda_it_says_so_once(tmp_path, capsys):
     for _ in range(2):
         history.on_window_start()
         history.on_window_end()
-    history.on_close(tmp_path)
+    history.on_close(tmp_path, 0)
     assert capsys.readouterr().err == "stepscope: no memory history: CUDA is not in use in this process\n"

@@ -47,7 +47,7 @@ def test_snapshots_lie_at_both_edges_of_every_region_of_the_window(tmp_path):
     train_step(timeline, device, 1, weights=100)
     timeline.on_window_end()
     train_step(timeline, device, 2, weights=100)
-    timeline.on_close(tmp_path)
+    timeline.on_close(tmp_path, 0)
     seen = [row for row in rows_in(tmp_path) if row["kind"] == "snapshot"]
     assert [row["label"] for row in seen] == [
         "begin forward_pass", "end forward_pass", "begin backward_pass", "end backward_pass", "end of step",
@@ -64,7 +64,7 @@ def test_peak_is_split_even_where_it_was_reached_before_the_window(tmp_path, mon
     timeline.on_window_start()
     train_step(timeline, device, 1, weights=100)
     timeline.on_window_end()
-    timeline.on_close(tmp_path)
+    timeline.on_close(tmp_path, 0)
     (peak,) = [row for row in rows_in(tmp_path) if row["kind"] == "peak"]
     assert peak["peak_bytes"] == 800
     assert peak["between"] == ["begin backward_pass", "end backward_pass"]
@@ -77,7 +77,7 @@ def test_peak_is_unknown_on_a_cpu_and_says_why(tmp_path):
     timeline.on_window_start()
     train_step(timeline, Device(), 0, weights=0)
     timeline.on_window_end()
-    timeline.on_close(tmp_path)
+    timeline.on_close(tmp_path, 0)
     rows = rows_in(tmp_path)
     (peak,) = [row for row in rows if row["kind"] == "peak"]
     assert peak == {"kind": "peak", "peak_bytes": None, "reason": NO_DEVICE}
@@ -91,10 +91,10 @@ def test_light_mode_looks_closely_at_a_few_early_steps(tmp_path):
     timeline, device = MemoryTimeline(has_window=False, objects=lambda: ([], [])), Device()
     for step in range(8):
         train_step(timeline, device, step, weights=100)
-    timeline.on_close(tmp_path)
+    timeline.on_close(tmp_path, 0)
     assert {row["step"] for row in rows_in(tmp_path) if row["kind"] == "snapshot"} == {2, 3, 4}
 
 
 def test_nothing_is_written_where_nothing_was_seen(tmp_path):
-    MemoryTimeline().on_close(tmp_path)
+    MemoryTimeline().on_close(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []

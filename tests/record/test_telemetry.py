@@ -109,7 +109,7 @@ def test_samples_are_taken_off_the_training_thread_and_faster_in_the_window(tmp_
     telemetry.on_window_start()
     wait_until(lambda: len(telemetry._states) >= 5)
     telemetry.on_window_end()
-    telemetry.on_close(tmp_path)
+    telemetry.on_close(tmp_path, 0)
     rows = [json.loads(line) for line in (tmp_path / "rank00000.telemetry.jsonl").read_text().splitlines()]
     assert rows[0]["kind"] == "device"
     assert rows[0]["max_sm_clock_mhz"] == 1980
@@ -128,7 +128,7 @@ def test_without_nvml_there_is_one_note_and_no_file(tmp_path, capsys):
     for step in range(3):
         assert telemetry.on_step_end(step) == {}
     wait_until(lambda: telemetry.why_not is not None)
-    telemetry.on_close(tmp_path)
+    telemetry.on_close(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err.count("no device telemetry") == 1
 
@@ -142,7 +142,7 @@ def test_without_cuda_no_thread_is_started(tmp_path):
     telemetry = Telemetry(cuda_in_use=lambda: False)
     telemetry.on_step_end(0)
     assert telemetry._thread is None
-    telemetry.on_close(tmp_path)
+    telemetry.on_close(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
 
 

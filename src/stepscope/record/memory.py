@@ -114,7 +114,7 @@ class MemorySampler:
             seen.update(self._device())
         return {"memory": seen}
 
-    def on_close(self, folder: Any) -> None:
+    def on_close(self, folder: Any, rank: int) -> None:
         """Let go of the file that is read every step."""
         if self._statm is not None:
             with contextlib.suppress(OSError):

@@ -5,16 +5,13 @@ of its own: ours would replace it. The file is what `torch.cuda.memory._dump_sna
 snapshots reads it too.
 """
 
-import os
 import pickle
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stepscope.record.rank import place_of_process
 from stepscope.record.undisturbed import explain, say
 from stepscope.run_folder import rank_file, written_whole
 
@@ -28,7 +25,7 @@ class MemoryHistory:
         self._memory = torch.cuda.memory if memory is None else memory
         self._most_entries = most_entries
         self._recording = False
-        self._captured: Path | None = None
+        self._captured: Any = None
         self.dump_ms: float | None = None
         self.why_not: str | None = None
 
@@ -42,24 +39,25 @@ class MemoryHistory:
             self._guarded(self._switch_on)
 
     def on_window_end(self) -> None:
-        """Keep the snapshot in a local file and switch the history off."""
+        """Take the snapshot and switch the history off."""
         if self._recording:
             self._recording = False
             self._guarded(self._capture)
 
-    def on_close(self, folder: str | Path) -> None:
-        """Move the capture into the run folder as `rank00000.memory.pickle`."""
-        self.on_window_end()
-        if self._captured is None:
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Write the capture as `rank00000.memory.pickle`; a second window's replaces the first one's."""
+        snapshot, self._captured = self._captured, None
+        if snapshot is None:
             return
-        target = Path(folder) / rank_file(place_of_process().rank, "memory.pickle")
-        try:
-            with written_whole(target) as f, self._captured.open("rb") as captured:
-                while part := captured.read(1 << 20):
-                    f.write(part)
-        finally:
-            self._captured.unlink(missing_ok=True)
-            self._captured = None
+        since_ns = time.perf_counter_ns()
+        with written_whole(Path(folder) / rank_file(rank, "memory.pickle")) as f:
+            pickle.dump(snapshot, f, protocol=4)
+        self.dump_ms = (time.perf_counter_ns() - since_ns) / 1e6
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Keep what a window that never ended has recorded."""
+        self.on_window_end()
+        self.after_window(folder, rank)
 
     def _switch_on(self) -> None:
         self._memory._record_memory_history(
@@ -68,16 +66,10 @@ class MemoryHistory:
         self._recording = True
 
     def _capture(self) -> None:
-        since_ns = time.perf_counter_ns()
         try:
-            snapshot = self._memory._snapshot()
+            self._captured = self._memory._snapshot()
         finally:
             self._memory._record_memory_history(enabled=None)
-        fd, name = tempfile.mkstemp(prefix="stepscope-memory-", suffix=".tmp")
-        with os.fdopen(fd, "wb") as f:
-            self._captured = Path(name)
-            pickle.dump(snapshot, f, protocol=4)
-        self.dump_ms = (time.perf_counter_ns() - since_ns) / 1e6
 
     def _guarded(self, act: Any) -> None:
         try:

@@ -20,7 +20,6 @@ import torch
 
 from stepscope.record.memory import MemorySnapshot, device_stats, memory_snapshot
 from stepscope.record.memory_categories import CATEGORIES, Storage, at_peak, live_objects, storages_of, totals
-from stepscope.record.rank import place_of_process
 from stepscope.run_folder import rank_file, written_whole
 
 _MOST_SNAPSHOTS = 2_000
@@ -82,12 +81,16 @@ class MemoryTimeline:
         self._storages = storages_of(self._models[0], optimizers=self._models[1])
         self._models = ([], [])
 
-    def on_close(self, folder: str | Path) -> None:
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Write once more, with what came after the window."""
+        self.after_window(folder, rank)
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
         """Write `rank00000.memory.jsonl`."""
         if not self._lines:
             return
         rows = [*self._lines, self._peak(), *({"kind": "storage", **asdict(s)} for s in self._storages)]
-        path = Path(folder) / rank_file(place_of_process().rank, "memory.jsonl")
+        path = Path(folder) / rank_file(rank, "memory.jsonl")
         with written_whole(path) as f:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from stepscope.record.nvml import Nvml
-from stepscope.record.rank import place_of_process
 from stepscope.record.undisturbed import explain, say
 from stepscope.run_folder import rank_file, written_whole
 
@@ -68,15 +67,19 @@ class Telemetry:
             self._thread.start()
         return {}
 
-    def on_close(self, folder: str | Path) -> None:
-        """End the thread and write what it saw."""
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """End the thread and write all that it saw."""
         self._over = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
+        self.after_window(folder, rank)
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Write what was seen so far."""
         if self._states:
             rows = [{"kind": "device", **self._device}, *list(self._states)]
-            path = Path(folder) / rank_file(place_of_process().rank, "telemetry.jsonl")
+            path = Path(folder) / rank_file(rank, "telemetry.jsonl")
             with written_whole(path) as f:
                 f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
