@@ -54,8 +54,7 @@ def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
     stalls = subtract(stalling(rank), union_of(waiting, data))
     parts = [covered_ns(x, start, end) for x in (data, stalls)]
     own = end - start - covered_ns(waiting, start, end) - sum(parts)
-    nothing = np.zeros(len(start), np.int64)
-    return HostParts(np.maximum(own, 0), parts[0], nothing, nothing, parts[1])
+    return HostParts(np.maximum(own, 0), parts[0], np.zeros(len(start), np.int64), parts[1])
 
 
 def _released_by(rank: Rank, rows: Int64s, edges: Int64s) -> Int64s:

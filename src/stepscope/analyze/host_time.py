@@ -27,15 +27,13 @@ class HostParts:
     own_ns: Int64s
     """running operators, launching, python in between"""
     data_ns: Int64s
-    copy_ns: Int64s
-    """moving pageable memory to where the device can fetch it: the host does that itself"""
     allocator_ns: Int64s
     stall_ns: Int64s
 
     @property
     def total_ns(self) -> Int64s:
         """Return the host's time without blocking."""
-        return self.own_ns + self.data_ns + self.copy_ns + self.allocator_ns + self.stall_ns
+        return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
 
     def part(self, which: slice) -> "HostParts":
         """Return some of the spans."""
@@ -50,7 +48,7 @@ def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
     """Return what the host did in each span `[start, end)`."""
     blocked = union(*blocked_host(rank))
     taken, parts = blocked, []
-    for activity in (data_loading(rank), copying(rank), allocating(rank), stalling(rank)):
+    for activity in (data_loading(rank), allocating(rank), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
         parts.append(covered_ns(fresh, start, end))
@@ -61,43 +59,26 @@ def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
 def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s]:
     """Return start and end of the calls in which the host waited for the device, by start.
 
-    Synchronisations, copies to pageable memory (they return when the data is there), and calls that took long
-    because the queue was full.
+    Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
+    long because the queue was full.
     """
     trace = rank.trace
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    to_host, to_device = _pageable_copies(rank)
-    rows = np.union1d(rows_named(trace, calls, is_synchronisation), to_host)
+    rows = np.union1d(rows_named(trace, calls, is_synchronisation), _pageable_copies(rank))
     if not synchronisations_only:
         long = calls[trace["dur_ns"][calls] > FULL_QUEUE_NS]
-        long = rows_named(trace, long, lambda name: not is_allocation(name))
-        rows = np.union1d(rows, np.setdiff1d(long, to_device))
+        rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
     start = trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
     return start[order], (start + trace["dur_ns"][rows])[order]
 
 
-def copying(rank: Rank) -> Intervals:
-    """Return when the host was staging pageable memory for the device."""
-    return _spans(rank, _pageable_copies(rank)[1])
-
-
-def _pageable_copies(rank: Rank) -> tuple[Int64s, Int64s]:
-    """Return the calls that copy to, and from, pageable host memory."""
+def _pageable_copies(rank: Rank) -> Int64s:
+    """Return the calls that copy to or from pageable host memory."""
     work = rank.work
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
-    named = by_string(rank.trace, work.name[copies], _pageable_direction)
-    calls = work.launch_row[copies]
-    return np.unique(calls[named == _TO_HOST]), np.unique(calls[named == _TO_DEVICE])
-
-
-_TO_HOST, _TO_DEVICE = 1, 2
-
-
-def _pageable_direction(name: str) -> int:
-    if "Pageable" not in name:
-        return 0
-    return _TO_HOST if "DtoH" in name else _TO_DEVICE if "HtoD" in name else 0
+    pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
+    return np.unique(work.launch_row[copies[pageable.astype(bool)]])
 
 
 def data_loading(rank: Rank) -> Intervals:

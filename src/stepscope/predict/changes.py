@@ -1,0 +1,152 @@
+"""Changes to a recorded run: each takes the replay and returns it with one thing different.
+
+A change works on what things take and what they wait for, never on when they were recorded, so changes compose.
+Selections of work (`chosen`) are one boolean array per rank over the rows of its `DeviceWork`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host_time import HostParts
+from stepscope.analyze.program import NOTHING, Program
+from stepscope.analyze.replay import Replay, rebuilt
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+Chosen = Sequence[npt.NDArray[np.bool_]]
+Change = Callable[[Replay], Replay]
+
+_GRAPH_LAUNCH_NS = 20_000
+"""the host's time for one step that is launched as a graph"""
+
+
+def without_data_wait(replay: Replay) -> Replay:
+    """Return the run with every batch ready when it is asked for."""
+    return _with_host(replay, lambda parts: _without(parts, "data_ns"))
+
+
+def without_stalls(replay: Replay) -> Replay:
+    """Return the run with no host stalls."""
+    return _with_host(replay, lambda parts: _without(parts, "stall_ns"))
+
+
+def without_allocator(replay: Replay) -> Replay:
+    """Return the run with no calls for device memory inside steps, and without the synchronisation they imply."""
+    return _with_host(replay, lambda parts: _without(parts, "allocator_ns"))
+
+
+def without_syncs(replay: Replay) -> Replay:
+    """Return the run in which the host never waits for the device."""
+    return rebuilt(replay, [replace(p, released_by=np.full(len(p), NOTHING, np.int64)) for p in replay.programs])
+
+
+def without_work(replay: Replay, chosen: Chosen) -> Replay:
+    """Return the run without some device work and without the host's time to launch it."""
+    return rebuilt(
+        replay,
+        [_scaled(_host_scaled(p, mask, 0.0), mask, 0.0) for p, mask in _per_program(replay, chosen)],
+    )
+
+
+def faster_work(replay: Replay, chosen: Chosen, factor: float | Sequence[float]) -> Replay:
+    """Return the run in which some device work takes `factor` of its time (per rank where several are given)."""
+    factors = [factor] * len(replay.programs) if isinstance(factor, int | float) else list(factor)
+    pairs = _per_program(replay, chosen)
+    return rebuilt(replay, [_scaled(p, mask, f) for (p, mask), f in zip(pairs, factors, strict=True)])
+
+
+def as_graph(replay: Replay) -> Replay:
+    """Return the run with each step launched as one graph: the host's own time becomes one launch."""
+
+    def launched_once(program: Program) -> Program:
+        own = np.zeros(len(program))
+        own[np.unique(program.step, return_index=True)[1]] = _GRAPH_LAUNCH_NS / max(replay.host_factor, 1e-9)
+        host = replace(program.host, own_ns=np.minimum(own, program.host.own_ns).astype(np.int64))
+        return replace(program, host=host, tail=replace(program.tail, own_ns=np.zeros(1, np.int64)))
+
+    return rebuilt(replay, [launched_once(p) for p in replay.programs])
+
+
+def faster_network(replay: Replay, speedup: float) -> Replay:
+    """Return the run with every transfer `speedup` times as fast."""
+    return faster_work(replay, [r.work.kind == EventKind.COMM_KERNEL for r in _ranks(replay)], 1 / speedup)
+
+
+def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
+    """Return the run with other transfer times, given per rank and row of its Collectives."""
+    programs = []
+    for program, times in zip(replay.programs, times_ns, strict=True):
+        is_comm = program.collective != NOTHING
+        duration = program.duration_ns.copy()
+        duration[is_comm] = times[program.collective[is_comm]]
+        programs.append(replace(program, duration_ns=duration))
+    return rebuilt(replay, programs)
+
+
+def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
+    """Return the run in which the named ranks are as fast as the median of the others, host and device."""
+    late = {i for i, r in enumerate(_ranks(replay)) if r.rank in set(ranks)}
+    peers = [p for i, p in enumerate(replay.programs) if i not in late]
+    if not late or not peers:
+        return replay
+    usual = {f.name: float(np.median([_total(p, f.name) for p in peers])) for f in fields(HostParts)}
+    compute = float(np.median([_compute(p) for p in peers]))
+    return rebuilt(replay, [_like(p, usual, compute) if i in late else p for i, p in enumerate(replay.programs)])
+
+
+def _like(program: Program, usual: dict[str, float], compute_ns: float) -> Program:
+    """Return a program shortened, part by part, to what is usual."""
+    for name, total in usual.items():
+        own = _total(program, name)
+        if own > total:
+            program = _host_part_scaled(program, name, total / own)
+    mine = _compute(program)
+    if mine > compute_ns:
+        program = _scaled(program, program.kind != EventKind.COMM_KERNEL, compute_ns / mine)
+    return program
+
+
+def _compute(program: Program) -> float:
+    return float(program.duration_ns[program.kind != EventKind.COMM_KERNEL].sum())
+
+
+def _total(program: Program, part: str) -> float:
+    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
+
+
+def _ranks(replay: Replay) -> tuple[Rank, ...]:
+    return replay.shared.run.ranks
+
+
+def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDArray[np.bool_]]]:
+    """Return each program with its items' share of a selection over device work."""
+    return [(p, mask[p.device_index]) for p, mask in zip(replay.programs, chosen, strict=True)]
+
+
+def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
+    duration = np.where(items, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
+    return replace(program, duration_ns=duration)
+
+
+def _host_scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
+    own = np.where(items, np.rint(program.host.own_ns * factor), program.host.own_ns).astype(np.int64)
+    return replace(program, host=replace(program.host, own_ns=own))
+
+
+def _host_part_scaled(program: Program, part: str, factor: float) -> Program:
+    def scaled(parts: HostParts) -> HostParts:
+        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
+
+    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
+
+
+def _without(parts: HostParts, name: str) -> HostParts:
+    return replace(parts, **{name: np.zeros_like(getattr(parts, name))})
+
+
+def _with_host(replay: Replay, change: Callable[[HostParts], HostParts]) -> Replay:
+    return rebuilt(replay, [replace(p, host=change(p.host), tail=change(p.tail)) for p in replay.programs])
