@@ -1,0 +1,101 @@
+"""Logs of the libraries beneath: NCCL's own, one file per rank (`--nccl-log`), and debug switches of torch.
+
+All of them are environment variables that are read once, at the first use, so they are set before training begins.
+What the user has set stays as it is. NCCL writes to a local file; at the end it becomes `rank00000.nccl.log`.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.errors import UsageError
+from stepscope.record.undisturbed import say
+from stepscope.run_folder import rank_file
+
+_FOLDER = "stepscope-nccl-"
+_TELLING_LEVELS = ("INFO", "ABORT", "TRACE")
+
+# INIT and GRAPH: topology, channels, rings and trees; TUNING: algorithm and protocol; COLL: a line per collective.
+NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
+
+SWITCHES: Mapping[str, Mapping[str, str]] = {
+    "nccl": NCCL_LOG,
+    # DDP's and the process groups' own messages.
+    "distributed": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"},
+    # Every collective is checked against the other ranks: finds mismatches, and slows the job.
+    "distributed-detail": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"},
+    # Why torch.compile breaks graphs and compiles again.
+    "compile": {"TORCH_LOGS": "graph_breaks,recompiles"},
+    "compile-detail": {"TORCH_LOGS": "+dynamo,graph_breaks,recompiles,perf_hints"},
+}
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Variables to add to an environment, and remarks on those that the user has set otherwise."""
+
+    variables: dict[str, str]
+    remarks: tuple[str, ...]
+
+
+def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) -> Additions:
+    """Return the variables that the named switches add to `environ`; what is set there already is kept."""
+    variables: dict[str, str] = {}
+    remarks = []
+    for switch in switches:
+        if switch not in SWITCHES:
+            raise UsageError(f"debug switch: expected one of {', '.join(SWITCHES)}, found {switch!r}")
+        for name, value in SWITCHES[switch].items():
+            if name not in environ:
+                variables[name] = value
+            elif environ[name] != value:
+                remarks.append(f"{name}={environ[name]} is set and kept; {switch} would set {value}")
+    return Additions(variables, tuple(remarks))
+
+
+class NcclLog:
+    """A sampler that turns NCCL's log on in this process and keeps it with the run.
+
+    It has to be made before the first communicator is: at the start of the process.
+    """
+
+    def __init__(self, *, environ: MutableMapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        additions = debug_environment(["nccl"], environ=self._environ)
+        self._environ.update(additions.variables)
+        self.why_not = _too_quiet(self._environ["NCCL_DEBUG"])
+        self._own_folder: Path | None = None
+        if "NCCL_DEBUG_FILE" not in self._environ:
+            self._own_folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
+            self._environ["NCCL_DEBUG_FILE"] = str(self._own_folder / "%p.log")  # a forked child has its own file
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Copy the log as far as it goes to `rank00000.nccl.log`."""
+        log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
+        if log.is_file():
+            shutil.copyfile(log, Path(folder) / rank_file(rank, "nccl.log"))
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Copy the whole log; a file of the user's choice stays where it is."""
+        self.after_window(folder, rank)
+        if self.why_not is not None:
+            say(self.why_not)
+        if self._own_folder is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(self._own_folder)
+
+
+def log_of_process(pattern: str, *, pid: int) -> Path:
+    """Return the file that NCCL writes for NCCL_DEBUG_FILE=`pattern`: %p is the process, %h the host's name."""
+    return Path(pattern.replace("%p", str(pid)).replace("%h", socket.gethostname()))
+
+
+def _too_quiet(level: str) -> str | None:
+    if level.upper() in _TELLING_LEVELS:
+        return None
+    return f"NCCL_DEBUG={level} is set and kept: NCCL's log will hold little; unset it or set NCCL_DEBUG=INFO"

@@ -1,0 +1,123 @@
+import copy
+import json
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from stepscope.record.annotate import annotate_modules
+
+
+class Block(nn.Module):
+    """In-place operations, a buffer, a shared layer and a keyword argument: what hooks tend to break."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 6)
+        self.second = self.first
+        self.norm = nn.BatchNorm1d(6)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x, *, scale=1.0):
+        return self.act(self.norm(self.second(self.first(x)))) * scale + x
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(Block(), nn.Dropout(0.5), Block())
+
+
+def trained(m, steps=3):
+    torch.manual_seed(1)
+    optimizer = torch.optim.Adam(m.parameters())
+    losses = []
+    for _ in range(steps):
+        loss = m(torch.randn(4, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.grad.clone() for p in m.parameters()], {k: v.clone() for k, v in m.state_dict().items()}
+
+
+def test_losses_gradients_parameters_and_keys_are_exactly_the_same():
+    plain, annotated = model(), model()
+    annotate_modules(annotated)
+    losses, gradients, state = trained(plain)
+    also_losses, also_gradients, also_state = trained(annotated)
+    assert losses == also_losses
+    assert all(torch.equal(a, b) for a, b in zip(gradients, also_gradients, strict=True))
+    assert list(state) == list(also_state)
+    assert all(torch.equal(state[k], also_state[k]) for k in state)
+
+
+def test_results_are_the_same_under_a_profiler_and_every_module_has_its_range(tmp_path):
+    plain, annotated = model(), model()
+    losses, _, _ = trained(plain)
+    with annotate_modules(annotated), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+        also_losses, _, _ = trained(annotated)
+    assert losses == also_losses
+    prof.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    ranges = [e["name"] for e in events if e.get("cat") == "user_annotation" and e["name"].startswith("module: ")]
+    counts = {name: ranges.count(name) for name in set(ranges)}
+    assert counts["module: Sequential"] == 3
+    assert counts["module: 0.first"] == 6  # a shared layer runs twice
+    assert counts["module: 2.norm"] == 3
+    assert set(counts) == {f"module: {name or 'Sequential'}" for name, _ in annotated.named_modules()}
+
+
+def test_removal_leaves_no_hook_behind():
+    m = model()
+    handle = annotate_modules(m)
+    handle.remove()
+    handle.remove()
+    assert all(not sub._forward_hooks and not sub._forward_pre_hooks for sub in m.modules())
+
+
+def test_an_exception_in_a_module_passes_through_and_closes_its_ranges():
+    class Broken(nn.Module):
+        def forward(self, x):
+            raise ValueError("the model's own error")
+
+    m = nn.Sequential(nn.Linear(2, 2), Broken())
+    annotate_modules(m)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
+        with pytest.raises(ValueError, match="the model's own error"):
+            m(torch.ones(1, 2))
+        with torch.profiler.record_function("after"):
+            torch.ones(3)
+    ends = {e.name: e.time_range.end for e in prof.events()}
+    start_after = next(e.time_range.start for e in prof.events() if e.name == "after")
+    assert ends["module: 1"] <= ends["module: Sequential"] <= start_after
+
+
+def test_copies_and_pickles_work():
+    m = model()
+    annotate_modules(m)
+    x = torch.randn(4, 6)
+    for other in (copy.deepcopy(m), pickle.loads(pickle.dumps(m))):
+        torch.manual_seed(2)
+        expected = m(x)
+        torch.manual_seed(2)
+        assert torch.equal(other(x), expected)
+        m.load_state_dict(other.state_dict())
+
+
+@pytest.mark.slow
+def test_the_model_compiles_into_one_graph_with_equal_results():
+    m = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+    annotate_modules(m)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(m, fullgraph=True, backend=backend)
+    x = torch.randn(3, 6, requires_grad=True)
+    assert torch.equal(compiled(x), m(x))
+    compiled(x).sum().backward()
+    assert len(graphs) == 1
+    assert torch.export.export(m, (x,)) is not None
