@@ -16,6 +16,7 @@ from stepscope.record.side_channel import SideChannel
 ROUNDS = 8
 _ANSWER_S = 2.0
 _FIRST_S = 10.0
+_LOOK_S = 0.0002
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,7 +43,7 @@ def ask(
     for k in range(ROUNDS):
         t1 = clock()
         channel.put(f"clock/{when}/{number}/ask/{k}", "")
-        answer = channel.next_word(f"clock/{when}/{number}/answer/{k}", _FIRST_S if k == 0 else _ANSWER_S)
+        answer = _word(channel, f"clock/{when}/{number}/answer/{k}", first=k == 0)
         t4 = clock()
         if answer is None:
             break
@@ -55,11 +56,15 @@ def ask(
 
 def serve(channel: SideChannel, *, when: str, clock: Callable[[], int] = time.time_ns) -> int:
     """Answer every registered asker in turn, giving up on those that stay silent; return how many asked."""
-    askers = channel.counted("clock/askers")
+    askers = channel.count("clock/askers", 0)
     for number in range(1, askers + 1):
         for k in range(ROUNDS):
             key = f"clock/{when}/{number}/ask/{k}"
-            if channel.next_word(key, _FIRST_S if k == 0 else _ANSWER_S) is None:
+            if _word(channel, key, first=k == 0) is None:
                 break
             channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))
     return askers
+
+
+def _word(channel: SideChannel, key: str, *, first: bool) -> str | None:
+    return channel.wait_for(key, _FIRST_S if first else _ANSWER_S, every_s=_LOOK_S)

@@ -11,11 +11,11 @@ class CudaRange:
     def prepare(self) -> None:
         """Nothing to prepare: the tool is attached already."""
 
-    def start(self, *, about: dict[str, Any]) -> None:
+    def start(self) -> None:
         """Open the range."""
         torch.cuda.profiler.start()
 
-    def stop(self) -> None:
+    def stop(self, *, about: dict[str, Any]) -> None:
         """Close the range once the device has done the window's work."""
         torch.cuda.synchronize()
         torch.cuda.profiler.stop()

@@ -163,4 +163,4 @@ def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) ->
     """Return why a number is None, by its name."""
     said = {name: why for f in found for name, why in (f.get("reasons") or {}).items()}
     unknown = [name for name, value in {**job, **flops, **tokens}.items() if value is None]
-    return {name: said.get(name, "no rank reported it") for name in unknown}
+    return {name: said.get(name, "not every rank reported it") for name in unknown}

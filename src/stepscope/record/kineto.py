@@ -62,14 +62,14 @@ class Kineto:
                 self._prepare_without_compiler()
         self.torch_profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
 
-    def start(self, *, about: dict[str, Any]) -> None:
-        """Record from now on; `about` goes into the trace under the key `stepscope`."""
+    def start(self) -> None:
+        """Record from now on."""
         with self._guard.ours():
             self.torch_profiler.start_trace()
-        self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))
 
-    def stop(self) -> None:
-        """End recording and keep the results."""
+    def stop(self, *, about: dict[str, Any]) -> None:
+        """End recording and keep the results; `about` goes into the trace under the key `stepscope`."""
+        self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))
         with self._guard.ours():
             self.torch_profiler.stop_trace()
 

@@ -18,7 +18,7 @@ from stepscope.record.agreement import agreed_folder
 from stepscope.record.config import RecordConfig
 from stepscope.record.outbox import Outbox
 from stepscope.record.rank import Place
-from stepscope.record.side_channel import SideChannel, open_side_channel
+from stepscope.record.side_channel import ChannelClosed, SideChannel, open_side_channel
 from stepscope.record.trace_file import is_alive
 from stepscope.record.undisturbed import explain, say
 
@@ -38,10 +38,14 @@ class OpenRun:
         self._started_ns = time.time_ns()
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._probes: queue.Queue[str | None] = queue.Queue()
+        self._claimed = False
+        self._channel: SideChannel | None = None
         self._clocks: list[dict[str, Any]] = []
         self.outbox = Outbox(
             on_reply=self._replies.put,
             settings={
+                "rank": place.rank,
+                "world_size": place.world_size,
                 "scratch": str(self.scratch),
                 "other_ranks_wait_s": config.other_ranks_wait_s,
                 "write_timeout_s": config.write_timeout_s,
@@ -58,6 +62,8 @@ class OpenRun:
         """Hand everything over to the helper and wait for it, within the limits of the settings."""
         self.settled.wait(self.config.close_wait_s)
         self._probes.put(None)
+        if self._channel is not None:
+            self._channel.close()
         self.outbox.put({"do": "close"})
         self.outbox.finish(own_wait_s=self.config.close_wait_s, grace_s=self.config.others_grace_s)
 
@@ -67,10 +73,12 @@ class OpenRun:
 
     def _in_background(self) -> None:
         try:
-            channel = open_side_channel() if self.place.world_size > 1 else None
+            channel = self._channel = open_side_channel() if self.place.world_size > 1 else None
             answer = self._agree(channel)
             if answer is not None and channel is not None:
                 self._probe_when_asked(channel, answer.get("boot_id"))
+        except ChannelClosed:
+            return
         except Exception as e:  # noqa: BLE001 - training comes first
             say(f"the run's folder or clocks could not be settled: {explain(e)}")
         finally:
@@ -83,14 +91,14 @@ class OpenRun:
                 say(f"nothing is recorded: {answer['error']}")
             return None
         self.folder = Path(answer["folder"])
-        self.outbox.put(
-            {"do": "run", "folder": answer["folder"], "rank": self.place.rank, "world_size": self.place.world_size}
-        )
+        if not self._claimed:
+            self.outbox.put({"do": "run", "folder": answer["folder"]})
         self.outbox.put({"do": "facts", "run_id": answer["run_id"]})
         self.settled.set()
         return answer
 
     def _claim(self, run_id: str) -> dict[str, Any]:
+        self._claimed = True
         out = self.config.out
         self.outbox.put({"do": "claim", "out": out, "run_id": run_id, "launch_id": self.config.run_id})
         try:

@@ -23,7 +23,7 @@ from stepscope.record.session import Recorder, current
 from stepscope.record.undisturbed import say
 
 
-class region:  # noqa: N801 - used like a function
+class region:
     """A named part of the step: in the step log, in the trace (`record_function`) and as an NVTX range.
 
     Costs about a microsecond outside the window and nothing without a recorder. Inside compiled code it is left out.
@@ -46,7 +46,7 @@ class region:  # noqa: N801 - used like a function
             self._recorder.region_end(self._name)
 
 
-class profile:  # noqa: N801 - used like torch.profiler.profile
+class profile:
     """Records the steps inside a `with` block; call `step()` after every optimizer step.
 
     The window is (wait + warmup + active) * repeat steps; all other steps are timed without the profiler.

@@ -56,6 +56,7 @@ class Recorder:
         self._on_trace_ready = on_trace_ready
         self._created_ns = time.time_ns()
         self._step_start_ns = perf_counter_ns()
+        self._pid = os.getpid()
         self._begun = False
         self._noted: dict[str, Any] = {}
         self._windows: list[dict[str, Any]] = []
@@ -108,10 +109,18 @@ class Recorder:
             if self.regions.marker is not None and self._window is not None:
                 self._window.look_at_budget()
 
-    def step_end(self) -> None:
-        """Say that one optimizer step, with all its micro-batches, is complete."""
+    def step_end(self, *, at_ns: int | None = None) -> None:
+        """Say that one optimizer step, with all its micro-batches, is complete.
+
+        `at_ns` is when, by `perf_counter_ns`, where that is known only later; regions up to now are the step's.
+        """
         if self.on:
-            self._undisturbed(self._step_end)
+            self._undisturbed(lambda: self._step_end(at_ns))
+
+    def step_begin(self) -> None:
+        """Say that a step begins now: what passed since the last one ended (evaluation) is in no step."""
+        if self.on:
+            self._undisturbed(self._step_begin)
 
     def note(self, **facts: Any) -> None:
         """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
@@ -169,17 +178,26 @@ class Recorder:
             f'"created_ns": {self._created_ns}}}'
         )
 
-    def _step_end(self) -> None:
-        end_ns = perf_counter_ns()
+    def _step_begin(self) -> None:
+        now_ns = perf_counter_ns()
+        self.regions.split_step(now_ns)
+        self._step_start_ns = now_ns
+        if self._log is not None:
+            self._log.restart()
+
+    def _step_end(self, at_ns: int | None = None) -> None:
+        now_ns = perf_counter_ns()
+        end_ns = now_ns if at_ns is None else at_ns
         if self._run is None:
             self._open_run()
         assert self._window is not None and self._log is not None
         self._window.after_step()
         profiled = self._window.is_recording or self._census is not None
-        regions = self.regions.split_step(end_ns)
+        regions = self.regions.split_step(now_ns)
         self._log.add(
             {
                 "step": self.step,
+                "late_ns": now_ns - end_ns,
                 "dur_ns": end_ns - self._step_start_ns,
                 "profiled": profiled,
                 "phase": phase_of(self.step, self.config)[0],
@@ -199,6 +217,7 @@ class Recorder:
         paused = self._end_census()
         if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
+            self._send_facts()  # a job that dies in its window leaves them too
         paused |= self._window.before_step(self.step)
         if self.step == self._census_step and not self._window.is_recording:
             self._census = StepCensus(self._guard)
@@ -248,7 +267,11 @@ class Recorder:
         if dump is None:
             return
         raw = self._run.scratch / "flight_recorder"
-        raw.write_bytes(dump)
+        try:
+            raw.write_bytes(dump)
+        except OSError as e:
+            self._reasons["flight_recorder"] = f"its dump could not be written: {e.strerror}"
+            return
         name = rank_file(self._run.place.rank, FLIGHT_RECORDER)
         self._run.outbox.put({"do": "flight", "plain": str(raw), "name": name, "process_groups": process_groups()})
 
@@ -268,7 +291,7 @@ class Recorder:
 
     def _is_a_rank_without_steps(self) -> bool:
         """Return whether others will wait to hear that this rank recorded nothing."""
-        dist = initialized_distributed()
+        dist = initialized_distributed() if os.getpid() == self._pid else None
         return self.on and dist is not None and dist.get_world_size() > 1
 
     def _close(self) -> None:

@@ -1,17 +1,22 @@
 """A connection of our own to the job's key-value store: how ranks exchange a word without a collective.
 
 The process group's own client is never used: a blocking call would hold its lock against the training thread. All
-use is from our background thread, every wait has a limit, and a job without a reachable store does without.
+use is from our background thread, every wait has a limit, and a job without a reachable store does without. Every
+call is short, and none may be under way when the interpreter ends (that would abort the process): `close()` sees to
+it.
 """
 
 import datetime
 import os
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from stepscope.record.rank import initialized_distributed
 
-_CONNECT_S = 10.0
+_CONNECT_S = 3.0
 _POLL_S = 0.05
 
 
@@ -24,14 +29,15 @@ class Store(Protocol):
     def get(self, key: str) -> bytes:
         """Return a value, waiting until there is one or the store's timeout passes."""
 
-    def set_timeout(self, timeout: datetime.timedelta) -> None:
-        """Set how long `get` waits."""
-
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are there, at once."""
 
     def add(self, key: str, amount: int) -> int:
         """Return a counter after adding to it."""
+
+
+class ChannelClosed(Exception):
+    """The channel was closed: there is nothing more to say."""
 
 
 class SideChannel:
@@ -40,35 +46,44 @@ class SideChannel:
     def __init__(self, store: Store, *, attempt: str = "0") -> None:
         self._store = store
         self._prefix = f"stepscope/{attempt}/"
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Wait for the call under way, if any, and allow no other."""
+        with self._lock:
+            self._closed = True
 
     def put(self, key: str, text: str) -> None:
         """Publish a value."""
-        self._store.set(self._prefix + key, text)
+        with self._open() as store:
+            store.set(self._prefix + key, text)
 
-    def count(self, key: str) -> int:
-        """Return how often this key was counted, this time included."""
-        return int(self._store.add(self._prefix + key, 1))
+    def count(self, key: str, amount: int = 1) -> int:
+        """Return a counter after adding to it."""
+        with self._open() as store:
+            return int(store.add(self._prefix + key, amount))
 
-    def counted(self, key: str) -> int:
-        """Return how often this key was counted."""
-        return int(self._store.add(self._prefix + key, 0))
+    def look(self, key: str) -> str | None:
+        """Return a value if it is there."""
+        with self._open() as store:
+            return store.get(self._prefix + key).decode() if store.check([self._prefix + key]) else None
 
-    def wait_for(self, key: str, timeout_s: float) -> str | None:
-        """Return a value once it is there, looking a few times a second; None after `timeout_s`."""
+    def wait_for(self, key: str, timeout_s: float, *, every_s: float = _POLL_S) -> str | None:
+        """Return a value once it is there, looking `every_s`; None after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while not self._store.check([self._prefix + key]):
+        while (found := self.look(key)) is None:
             if time.monotonic() > deadline:
                 return None
-            time.sleep(_POLL_S)
-        return self._store.get(self._prefix + key).decode()
+            time.sleep(every_s)
+        return found
 
-    def next_word(self, key: str, timeout_s: float) -> str | None:
-        """Return a value the moment it is there (the store wakes us up); None after `timeout_s`."""
-        self._store.set_timeout(datetime.timedelta(seconds=timeout_s))
-        try:
-            return self._store.get(self._prefix + key).decode()
-        except RuntimeError:  # the store's timeout, or its end
-            return None
+    @contextmanager
+    def _open(self) -> Iterator[Store]:
+        with self._lock:
+            if self._closed:
+                raise ChannelClosed
+            yield self._store
 
 
 def open_side_channel() -> SideChannel | None:

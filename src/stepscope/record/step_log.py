@@ -25,7 +25,7 @@ class StepLog:
 
     def add(self, line: dict[str, Any]) -> None:
         """Take in one step; it is sent now, or when its device time is known."""
-        line["end_ns"] = end_ns = time.time_ns()
+        line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
         line["start_ns"] = end_ns - line["dur_ns"]
         line["device_ns"] = None
         if self._timer is None:

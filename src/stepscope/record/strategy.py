@@ -75,9 +75,9 @@ def _mesh_of(model: Any) -> Any:
 def _is_replicated_too(model: Any) -> bool:
     """Return whether parameters are sharded along one data axis and replicated along an earlier one."""
     for parameter in model.parameters():
-        placements = getattr(parameter, "placements", ())
+        placements: Any = getattr(parameter, "placements", ())
         if len(placements) > 1 and placements[0].is_replicate() and any(p.is_shard() for p in placements):
-            names = getattr(parameter.device_mesh, "mesh_dim_names", None) or [""]
+            names = list(getattr(parameter.device_mesh, "mesh_dim_names", None) or [""])
             return str(names[0]).lower() not in _MODEL_AXES
     return False
 

@@ -88,7 +88,7 @@ class Window:
         if self.state == RECORDING and self._budget and threading.get_ident() == self._thread:
             spent = self._budget.spent_inside_step()
             if spent is not None:
-                self._close(f"{spent}; step {self._first_step + self._steps_done} is incomplete")
+                self._close(f"{spent}; step {self._last()} is incomplete")
 
     def finish(self) -> None:
         """End whatever is open because training is over; complete steps are kept."""
@@ -117,7 +117,7 @@ class Window:
             return
         self._first_step, self._steps_done = step, 0
         self._thread = threading.get_ident()
-        self._profiler.start(about={"window": number, "first_step": step})
+        self._profiler.start()
         self.state = RECORDING
         self._budget = Budget(self._config, events_per_step=self.events_per_step)
         self._on_open()
@@ -132,9 +132,9 @@ class Window:
         self._guarded(lambda: self._stop_and_export(cut))
 
     def _stop_and_export(self, cut: str | None) -> None:
-        self.after_step()
         self._guard.give_way = None
-        self._profiler.stop()
+        self._profiler.stop(about={"window": self._number, "first_step": self._first_step, "last_step": self._last()})
+        self.after_step()  # of a step cut short: only now, so that the trace has it as unfinished
         self.state = IDLE
         profiler, self._profiler = self._profiler, None
         outcome = self._outcome(cut=cut)
@@ -164,8 +164,11 @@ class Window:
         self._on_closed({**self._outcome(cut=None), "status": "dropped", "reason": reason})
 
     def _outcome(self, *, cut: str | None) -> dict[str, Any]:
-        last_step = self._first_step + self._steps_done
-        return {"window": self._number, "first_step": self._first_step, "last_step": last_step, "cut": cut}
+        return {"window": self._number, "first_step": self._first_step, "last_step": self._last(), "cut": cut}
+
+    def _last(self) -> int:
+        """Return the number after the last complete step."""
+        return self._first_step + self._steps_done
 
     def _guarded(self, act: Callable[[], None]) -> bool:
         """Do it; whatever the profiler raises ends this window with one warning."""

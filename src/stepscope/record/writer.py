@@ -6,8 +6,8 @@ even a run that died has a step log, its traces and a `run.json`.
 
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
-    {"do": "claim", "out", "run_id", "launch_id"}      choose a folder -> reply {"folder"} or {"error"}
-    {"do": "run", "folder", "rank", "world_size"}      where to write
+    {"do": "claim", "out", "run_id", "launch_id"}      choose a folder and write there -> {"folder"} or {"error"}
+    {"do": "run", "folder"}                            write where rank 0 said
     {"do": "trace", "plain", "name", "about": {...}}   verify, compress and move one exported trace
     {"do": "file", "plain", "name"}                    move one finished file as it is
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
@@ -64,8 +64,8 @@ class Writer:
         self.parent = os.getppid()
         self.folder: Path | None = None
         self.has_folder = threading.Event()
-        self.rank = 0
-        self.world_size = 1
+        self.rank: int = settings["rank"]
+        self.world_size: int = settings["world_size"]
         self.closed = False
         self.ending = False
         self.early: list[bytes] = []
@@ -128,9 +128,11 @@ class Writer:
     def _message(self, message: dict[str, Any]) -> None:
         do = message.pop("do")
         if do == "claim":
-            _reply(_claim(message))
+            self._claim(message)
         elif do == "run":
-            self._open(message)
+            trouble = self._open(Path(message["folder"]))
+            if trouble is not None:
+                _reply({"error": trouble})
         elif do in ("trace", "file", "flight"):
             self.jobs.put({"do": do, **message})
         elif do == "facts":
@@ -140,21 +142,31 @@ class Writer:
         elif do == "close":
             self.closed = True
 
-    def _open(self, message: dict[str, Any]) -> None:
-        folder = Path(message["folder"])
-        self.rank, self.world_size = message["rank"], message["world_size"]
+    def _claim(self, message: dict[str, Any]) -> None:
+        try:
+            folder = claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+        except StepscopeError as e:
+            _reply({"error": str(e)})
+            return
+        trouble = self._open(folder)
+        _reply({"folder": str(folder)} if trouble is None else {"error": trouble})
+
+    def _open(self, folder: Path) -> str | None:
+        """Start writing into `folder`; return why that is not possible, None where it is."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             sweep(folder)
             self.log = (folder / steps_file(self.rank)).open("xb")
+        except FileExistsError:
+            return f"{folder}: another process has written as rank {self.rank} of this run; this one does not"
         except OSError as e:
-            _reply({"error": f"{folder}: expected a folder that can be written, found {e.strerror}"})
-            return
+            return f"{folder}: expected a folder that can be written, found {e.strerror}"
         self.folder = folder
         self.has_folder.set()
         for line in self.early:
             self.log.write(line + b"\n")
         self.early = []
+        return None
 
     def _step(self, line: bytes) -> None:
         if self.log is not None:
@@ -212,14 +224,6 @@ class Writer:
             if last_look or len(done) == self.world_size:
                 return [done[rank] for rank in sorted(done)]
             time.sleep(_NAP_S)
-
-
-def _claim(message: dict[str, Any]) -> dict[str, Any]:
-    try:
-        folder = claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
-    except StepscopeError as e:
-        return {"error": str(e)}
-    return {"folder": str(folder)}
 
 
 def _reply(message: dict[str, Any]) -> None:
