@@ -12,16 +12,22 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.run.load",
+    "memory_snapshot": "stepscope.record.memory",
     "profile": "stepscope.record.profile",
+    "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
 }
 
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from stepscope.record.annotate import annotate_modules as annotate_modules
+    from stepscope.record.memory import memory_snapshot as memory_snapshot
     from stepscope.record.profile import profile as profile
     from stepscope.record.profile import region as region
+    from stepscope.record.quick_check import quick_check as quick_check
     from stepscope.run.load import load as load
 
 

@@ -1,0 +1,194 @@
+"""Where a training step's time goes on the user's own objects: loading, forward, backward, optimizer step, apart.
+
+    print(stepscope.quick_check(model, loader, loss_fn, optimizer))
+
+It runs real steps on the objects it is given and puts them back afterwards: parameters, gradients, buffers, optimizer
+state, training mode and random numbers are as before (the loader has given out some batches). It is a stand-alone
+check, so it waits for the device after every phase: do not call it inside a training loop.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stepscope.errors import UsageError
+from stepscope.record.kept_state import state_kept
+
+# Shares of a healthy step in %, as the field's check lists give them.
+EXPECTED_PCT = {
+    "data loading": (5.0, 10.0),
+    "forward": (30.0, 40.0),
+    "backward": (40.0, 50.0),
+    "optimizer step": (5.0, 10.0),
+}
+_ADVICE = {
+    "data loading": "more loader workers, pinned memory, less work per sample",
+    "forward": "mixed precision, fused kernels, torch.compile",
+    "backward": "recomputation, unfused attention, small kernels",
+    "optimizer step": "a fused optimizer (fused=True or foreach=True)",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One phase of the step: its median time, its share of the step and what is expected of it."""
+
+    name: str
+    ms: float
+    share_pct: float
+    expected_pct: tuple[float, float]
+
+    @property
+    def verdict(self) -> str:
+        """`as expected`, `above` or `below` the expected share."""
+        low, high = self.expected_pct
+        return "above" if self.share_pct > high else "below" if self.share_pct < low else "as expected"
+
+
+@dataclass(frozen=True)
+class QuickCheck:
+    """What a step is made of; `print` it for a table."""
+
+    phases: tuple[Phase, ...]
+    steps: int
+    device: str
+
+    @property
+    def step_ms(self) -> float:
+        """The sum of the phases' medians."""
+        return sum(phase.ms for phase in self.phases)
+
+    def __str__(self) -> str:
+        rows = [f"{'phase':<16}{'ms':>10}{'share':>9}   expected", "-" * 54]
+        for p in self.phases:
+            low, high = p.expected_pct
+            mark = "" if p.verdict == "as expected" else f"  {p.verdict}"
+            rows.append(f"{p.name:<16}{p.ms:>10.3f}{p.share_pct:>8.1f}%   {low:.0f}-{high:.0f} %{mark}")
+        rows.append(f"{'step':<16}{self.step_ms:>10.3f}{100:>8.1f}%   {self.steps} steps on {self.device}")
+        rows += [f"{p.name} takes more than its share; look at: {_ADVICE[p.name]}" for p in self._above()]
+        return "\n".join(rows)
+
+    def _above(self) -> list[Phase]:
+        return [p for p in self.phases if p.verdict == "above"]
+
+
+def quick_check(
+    model: torch.nn.Module,
+    loader: Iterable[Any],
+    loss_fn: Callable[..., torch.Tensor] | None,
+    optimizer: torch.optim.Optimizer,
+    *,
+    steps: int = 10,
+    warmup: int = 3,
+    forward: Callable[[torch.nn.Module, Any], torch.Tensor] | None = None,
+) -> QuickCheck:
+    """Return the median time of each phase over `steps` steps after `warmup` uncounted ones.
+
+    A batch `(inputs, targets)` is trained as `loss_fn(model(inputs), targets)`, a dict as `loss_fn(model(**batch),
+    batch)`, or by the model's own `.loss` where `loss_fn` is None. For anything else give `forward(model, batch)`,
+    which returns the loss.
+    """
+    if steps < 1 or warmup < 0:
+        raise UsageError(f"quick_check: expected steps >= 1 and warmup >= 0, found {steps} and {warmup}")
+    loss_of = forward or (lambda m, batch: _loss(m, batch, loss_fn))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with state_kept(model, optimizer, loader=loader):
+        batches = _timed_batches(loader, device)
+        times = [_step(model, batches, loss_of, optimizer, device) for _ in range(warmup + steps)][warmup:]
+    medians = _medians_ns(times)
+    step_ns = sum(medians.values())
+    phases = tuple(
+        Phase(name, ms=ns / 1e6, share_pct=100 * ns / step_ns, expected_pct=EXPECTED_PCT[name])
+        for name, ns in medians.items()
+    )
+    return QuickCheck(phases, steps=steps, device=str(device))
+
+
+@dataclass(frozen=True)
+class _StepTimes:
+    loading_ns: int
+    is_first_of_epoch: bool
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+
+
+def _step(
+    model: torch.nn.Module,
+    batches: Iterator[tuple[Any, int, bool]],
+    loss_of: Callable[[torch.nn.Module, Any], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+) -> _StepTimes:
+    """Return the times of one step; every step builds its graph anew."""
+    batch, loading_ns, is_first = next(batches)
+    since_ns = time.perf_counter_ns()
+    loss = loss_of(model, batch)
+    forward_ns = _now_ns(device)
+    loss.backward()
+    backward_ns = _now_ns(device)
+    optimizer.step()
+    optimizer.zero_grad()
+    end_ns = _now_ns(device)
+    return _StepTimes(loading_ns, is_first, forward_ns - since_ns, backward_ns - forward_ns, end_ns - backward_ns)
+
+
+def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tuple[Any, int, bool]]:
+    """Yield batches on the device, the time each took, and whether it was the first of its epoch; over and over."""
+    while True:
+        is_first = True
+        since_ns = time.perf_counter_ns()
+        for batch in loader:
+            moved = _to(batch, device)
+            yield moved, _now_ns(device) - since_ns, is_first
+            is_first = False
+            since_ns = time.perf_counter_ns()
+        if is_first:
+            raise UsageError("quick_check: expected a loader with at least one batch, found none")
+
+
+def _medians_ns(times: list[_StepTimes]) -> dict[str, float]:
+    """Return the median of each phase; an epoch's first batch starts the workers too, so it counts only if alone."""
+    loading = [t.loading_ns for t in times if not t.is_first_of_epoch] or [t.loading_ns for t in times]
+    return {
+        "data loading": statistics.median(loading),
+        "forward": statistics.median(t.forward_ns for t in times),
+        "backward": statistics.median(t.backward_ns for t in times),
+        "optimizer step": statistics.median(t.optimizer_ns for t in times),
+    }
+
+
+def _now_ns(device: torch.device) -> int:
+    """Return the time at which the device has done all it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type != "cpu" and hasattr(torch, "accelerator"):
+        torch.accelerator.synchronize()
+    return time.perf_counter_ns()
+
+
+def _to(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return {k: _to(v, device) for k, v in batch.items()}
+    if isinstance(batch, list | tuple) and not hasattr(batch, "_fields"):
+        return type(batch)(_to(item, device) for item in batch)
+    return batch
+
+
+def _loss(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., torch.Tensor] | None) -> torch.Tensor:
+    if isinstance(batch, dict):
+        output = model(**batch)
+        return output.loss if loss_fn is None else loss_fn(output, batch)
+    if loss_fn is None or not isinstance(batch, list | tuple) or len(batch) != 2:
+        raise UsageError(
+            f"quick_check: expected batches (inputs, targets) or dicts, found {type(batch).__name__}; "
+            "give forward=lambda model, batch: ... that returns the loss"
+        )
+    inputs, targets = batch
+    return loss_fn(model(inputs), targets)
