@@ -47,8 +47,12 @@ class Efficiency:
     peak_tflops: float | None
     """of one device"""
     peak_source: str | None
+    peak_precision: str | None
+    """operand type that the peak is of; None where it was given"""
     precision: str | None
     """operand type of most matrix products"""
+    num_ranks: int
+    """of the job, recorded or not"""
     num_devices: int
     samples_per_s: float | None
     tokens_per_s: float | None
@@ -76,7 +80,9 @@ def efficiency(
         recomputed_flops_per_step=recomputed,
         peak_tflops=peak.flops_per_s / 1e12 if peak else None,
         peak_source=peak.source if peak else None,
+        peak_precision=peak.precision if peak and said.peak_tflops is None else None,
         precision=next(iter(shares), None),
+        num_ranks=num_ranks(run),
         num_devices=devices,
         samples_per_s=_per_second(_first(said.samples_per_step, run.description.get("samples_per_step")), step_ns),
         tokens_per_s=_per_second(_first(said.tokens_per_step, run.description.get("tokens_per_step")), step_ns),
@@ -84,10 +90,14 @@ def efficiency(
     )
 
 
+def num_ranks(run: Run) -> int:
+    """Return how many ranks the job had: as a file says it, at least those that were read."""
+    return max(run.world_size or 0, len(run.ranks), 1)
+
+
 def num_devices(run: Run) -> int:
     """Return how many devices the job used: those of a recorded rank, times the ranks of the job."""
-    per_rank = max((_devices_of(rank) for rank in run.ranks), default=1)
-    return per_rank * max(run.world_size or 0, len(run.ranks), 1)
+    return max((_devices_of(rank) for rank in run.ranks), default=1) * num_ranks(run)
 
 
 def _devices_of(rank: Rank) -> int:
