@@ -206,6 +206,8 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     if pairs:
         source, target = np.array(pairs, np.int64).T
         edges.add(device[source], arrival[target])
+    for item, other, lag_ns in program.also_after:
+        edges.add(device[other : other + 1], int(arrival[item]), lag_ns)
     if copy:
         _join_repetitions(edges, nodes, rank, program, copy)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from stepscope.analyze.region_names import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
@@ -84,7 +85,7 @@ def _pageable_copies(rank: Rank) -> Int64s:
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
-    return _spans(rank, rows_named(rank.trace, ranges, is_data_loading))
+    return _spans(rank, rows_named(rank.trace, ranges, lambda name: named_region(name) is Region.DATA))
 
 
 def allocating(rank: Rank) -> Intervals:
@@ -100,11 +101,6 @@ def stalling(rank: Rank) -> Intervals:
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     long = gaps.end - gaps.start >= SHORTEST_STALL_NS
     return Intervals(gaps.start[long], gaps.end[long])
-
-
-def is_data_loading(name: str) -> bool:
-    """Return whether a range on the host is the loop asking for its next batch."""
-    return name == "data_loading" or ("DataLoader" in name and "__next__" in name)
 
 
 def is_allocation(name: str) -> bool:

@@ -11,7 +11,7 @@ The recorded steps as a dependency graph. One item per launched device operation
 Gaps of the device are thus consequences, not data, and change when their cause does.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -59,7 +59,9 @@ class Program:
     """by kind: what the device itself takes between two operations of a stream that were both waiting to run"""
     begin_ns: int
     """when the first step began, on the shared clock"""
-    backlog_ns: dict[int, int]
+    also_after: tuple[tuple[int, int, int], ...] = ()
+    """`(item, other, lag_ns)`: the item cannot start before so long after the end of the other"""
+    backlog_ns: dict[int, int] = field(default_factory=dict)
     """by stream: until when after `begin_ns` it was busy with work from before the window"""
 
     def __len__(self) -> int:

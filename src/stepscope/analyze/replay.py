@@ -27,6 +27,8 @@ _MOST_ITEMS = 400_000
 RECORDING_COST_NS = 2_000
 """what recording one host event costs, about, where nothing better is known"""
 _SMALLEST_FACTOR = 0.3
+_AGREES = 0.04
+"""a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,14 @@ def _host_factor(
     """Return what is left of the host's time without the profiler, and whether the step times determine it."""
     if unprofiled_ns is None:
         return 1.0, False
+    prior = _factor_from_events(shared, programs, numbers)
+    usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
+    if abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:
+        return prior, False
     shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _SMALLEST_FACTOR)))
     if shortest < unprofiled_ns < profiled_ns:
         return _factor_that_gives(graph, unprofiled_ns), True
-    return _factor_from_events(shared, programs, numbers), False
+    return prior, False
 
 
 def _factor_that_gives(graph: Graph, target_ns: float) -> float:

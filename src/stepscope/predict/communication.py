@@ -1,0 +1,187 @@
+"""Changes to how a run communicates: fewer bytes, larger messages, earlier starts, no repeats.
+
+A transfer is modelled as latency + bytes / bandwidth, fitted on the run's own collectives of the same operation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.graph import Meeting
+from stepscope.analyze.program import NOTHING, Program
+from stepscope.analyze.replay import Replay, rebuilt
+from stepscope.cost.alpha_beta import Fit, fit
+from stepscope.run.collective_names import OP_CODE
+from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.rank import Rank
+from stepscope.trace.table import Int64s
+
+GOOD_MESSAGE_BYTES = 4 * 2**20
+GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
+
+Mask = npt.NDArray[np.bool_]
+Transfers = Callable[[Program, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
+"""`(program, operations, sizes, items) -> transfer times` of those items"""
+
+
+def transfer_lines(replay: Replay) -> dict[int, Fit]:
+    """Return the fitted line of each operation the run used, by operation code."""
+    sizes: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        items = np.flatnonzero(program.collective != NOTHING)
+        rows = program.collective[items]
+        size = rank.collectives.full_bytes[rows]
+        for op in np.unique(rank.collectives.op[rows]):
+            mine = (rank.collectives.op[rows] == op) & (size > 0) & (program.duration_ns[items] > 0)
+            sizes.setdefault(int(op), []).extend(size[mine].tolist())
+            times.setdefault(int(op), []).extend(program.duration_ns[items][mine].tolist())
+    return {op: fit(sizes[op], times[op]) for op in sizes if sizes[op]}
+
+
+def fewer_bytes(replay: Replay, share: float) -> Replay:
+    """Return the run with every collective moving `share` of its bytes; latency stays."""
+    lines = transfer_lines(replay)
+
+    def changed(program: Program, op: Int64s, size: Int64s, items: Int64s) -> npt.NDArray[np.float64]:
+        before = _modelled(lines, op, size)
+        after = _modelled(lines, op, size * share)
+        return np.asarray(program.duration_ns[items] * np.where(before > 0, after / np.maximum(before, 1), share))
+
+    return _with_transfers(replay, changed)
+
+
+def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> Replay:
+    """Return the run with small collectives merged into messages of the given size.
+
+    Each keeps its bytes and its share of one message's latency, on the network and on the host.
+    """
+    lines = transfer_lines(replay)
+
+    def changed(program: Program, op: Int64s, size: Int64s, items: Int64s) -> npt.NDArray[np.float64]:
+        share = np.clip(size / message_bytes, 0, 1)
+        saved = np.array([lines[int(o)].alpha_ns if int(o) in lines else 0.0 for o in op]) * (1 - share)
+        return np.asarray(np.maximum(program.duration_ns[items] - saved, 0.05 * program.duration_ns[items]))
+
+    merged = _with_transfers(replay, changed)
+    programs = []
+    for rank, program in zip(replay.shared.run.ranks, merged.programs, strict=True):
+        items = _group_items(rank.collectives.op, program)
+        rows = program.collective[items]
+        spared = 1 - np.clip(rank.collectives.full_bytes[rows] / message_bytes, 0, 1)
+        own = program.host.own_ns.astype(float)
+        own[items] *= 1 - spared
+        # What the call still does after its launch lies before the next item.
+        after = np.minimum(items + 1, len(program) - 1)
+        own[after] = np.maximum(own[after] - spared * _rest_of_call_ns(rank, rows), 0)
+        programs.append(replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64))))
+    return rebuilt(merged, programs)
+
+
+def _rest_of_call_ns(rank: Rank, rows: Int64s) -> Int64s:
+    """Return how long the host's call of each collective went on after its launch."""
+    record, trace = rank.collectives.record_row[rows], rank.trace
+    end = trace["ts_ns"][record] + trace["dur_ns"][record]
+    return np.where(record >= 0, np.maximum(end - rank.collectives.issue_ns[rows], 0), 0)
+
+
+def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
+    """Return the run without some collectives, given per rank over the rows of its Collectives."""
+    programs, gone = [], []
+    for program, rows in zip(replay.programs, dropped, strict=True):
+        items = np.zeros(len(program), bool)
+        is_comm = program.collective != NOTHING
+        items[is_comm] = rows[program.collective[is_comm]]
+        duration = np.where(items, 0, program.duration_ns)
+        own = np.where(items, 0, program.host.own_ns)
+        programs.append(replace(program, duration_ns=duration, host=replace(program.host, own_ns=own)))
+        gone.append(items)
+    kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]
+    return rebuilt(replay, programs, kept)
+
+
+def overlapped(replay: Replay, backward: Sequence[Mask], *, message_bytes: int = GOOD_MESSAGE_BYTES) -> Replay:
+    """Return the run with its gradient collectives started while the backward pass still runs.
+
+    The bytes of a step, in pieces of at most `message_bytes` (or as recorded, where they are smaller), each ready
+    when its share of the backward pass is done. With n equal pieces of a total transfer T the last piece ends at
+
+        max(end of backward + T/n,  1/n of backward + T)
+
+    because either the last piece is what remains, or the link was busy all the time. `backward` marks the backward
+    pass's work per rank, over the rows of its DeviceWork.
+    """
+    programs = []
+    for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
+        items = _group_items(rank.collectives.op, program, GRADIENT_OPS)
+        programs.append(_overlapped(rank.collectives.full_bytes, program, items, mask, message_bytes))
+    return rebuilt(replay, programs)
+
+
+def _overlapped(full_bytes: Int64s, program: Program, items: Int64s, backward: Mask, message_bytes: int) -> Program:
+    """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
+    duration, after = program.duration_ns.copy(), list(program.also_after)
+    computes = (program.collective == NOTHING) & backward[program.device_index]
+    waits = list(program.waits_for)
+    before = program.stream_predecessor.copy()
+    for step in np.unique(program.step):
+        mine = items[program.step[items] == step]
+        if not len(mine):
+            continue
+        last = int(mine[-1])
+        back = np.flatnonzero(computes & (program.step == step))
+        back = back[back < last]  # what comes later (copies out of a bucket) waits for the collective itself
+        if not len(back):
+            continue
+        total = int(duration[mine].sum())
+        size = np.maximum(full_bytes[program.collective[mine]], 0)
+        pieces = max(len(mine), int(np.ceil(size.sum() / message_bytes)), 1)
+        first_ready = int(back[min(len(back) - 1, np.searchsorted(
+            np.cumsum(duration[back]), duration[back].sum() / pieces))])  # fmt: skip
+        duration[mine] = 0
+        duration[last] = total // pieces
+        after.append((last, first_ready, total - total // pieces))
+        # The other collectives of the step wait for nothing any more; the last one for the end of backward.
+        for item in mine[:-1].tolist():
+            waits[item] = ()
+        waits[last] = (int(back[-1]),)
+        if before[last] in set(back.tolist()):
+            before[last] = NOTHING
+    return replace(
+        program,
+        duration_ns=duration,
+        also_after=tuple(after),
+        waits_for=tuple(waits),
+        stream_predecessor=before,
+    )
+
+
+def _group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
+    """Return the items that are collectives of a group (not point-to-point)."""
+    items = np.flatnonzero(program.collective != NOTHING)
+    op = ops[program.collective[items]]
+    keep = np.isin(op, only) if only else ~np.isin(op, POINT_TO_POINT)
+    return items[keep]
+
+
+def _with_transfers(replay: Replay, changed: Transfers) -> Replay:
+    """Return the run with the transfers that `changed(program, op, size, items)` gives for group collectives."""
+    programs = []
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        items = _group_items(rank.collectives.op, program)
+        rows = program.collective[items]
+        known = rank.collectives.full_bytes[rows] > 0
+        items, rows = items[known], rows[known]
+        duration = program.duration_ns.copy()
+        op, size = rank.collectives.op[rows], rank.collectives.full_bytes[rows]
+        duration[items] = np.rint(changed(program, op.astype(np.int64), size, items))
+        programs.append(replace(program, duration_ns=duration))
+    return rebuilt(replay, programs)
+
+
+def _modelled(lines: dict[int, Fit], op: npt.NDArray[np.integer], size: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    sizes = np.asarray(size, float)
+    pairs = zip(op.tolist(), sizes.tolist(), strict=True)
+    return np.array([float(lines[o].time_ns(s)) if o in lines else 0.0 for o, s in pairs])
