@@ -24,7 +24,7 @@ import numpy.typing as npt
 from stepscope.analyze.host_budget import host_layers
 from stepscope.analyze.idle import Cause, Idle, idle_time
 from stepscope.analyze.parts import COMPUTE_PART, PART_CODE, PARTS
-from stepscope.analyze.regions import marks_of, regions
+from stepscope.analyze.regions import Regions, marks_of, regions
 from stepscope.analyze.step_periods import StepPeriods, step_periods
 from stepscope.analyze.timeline import NOTHING, label_ns, painted
 from stepscope.intervals import Intervals, union
@@ -67,6 +67,8 @@ class RankBudget:
     """per period, within `unknown`: exposed communication that no other rank matches"""
     idle: Idle | None
     """the gaps themselves; None on a rank without a device"""
+    regions: Regions | None
+    """of each row of `rank.work`; None on a rank without a device"""
 
     @property
     def on_device(self) -> bool:
@@ -143,11 +145,11 @@ def _comm_layers(rank: Rank, wait_ns: Int64s, *, pipeline: bool) -> Layers:
 def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     work, cuts = rank.work, periods.cuts
     marks = marks_of(rank)
-    region = regions(rank, marks).region
+    found = regions(rank, marks)
     moves = host_device_copies(rank)
     computes = (work.kind != EventKind.COMM_KERNEL) & ~moves
     compute = [
-        (PART_CODE[part], _union(work.start_ns, work.end_ns, computes & (region == code)))
+        (PART_CODE[part], _union(work.start_ns, work.end_ns, computes & (found.region == code)))
         for code, part in COMPUTE_PART.items()
     ]
     copies = (PART_CODE["copy"], _union(work.start_ns, work.end_ns, moves))
@@ -158,7 +160,7 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget
     part_ns = _with_unmatched(busy_ns)
     for cause, part in PART_OF_CAUSE.items():
         part_ns[:, PART_CODE[part]] += cause_ns[:, cause]
-    return RankBudget(periods, part_ns, cause_ns, busy_ns[:, _UNMATCHED_COMM], idle)
+    return RankBudget(periods, part_ns, cause_ns, busy_ns[:, _UNMATCHED_COMM], idle, found)
 
 
 def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
@@ -170,7 +172,7 @@ def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
     part_ns = _with_unmatched(spent)
     part_ns[:, PART_CODE["unknown"]] += periods.dur_ns - part_ns.sum(axis=1)
-    return RankBudget(periods, part_ns, no_causes, spent[:, _UNMATCHED_COMM], None)
+    return RankBudget(periods, part_ns, no_causes, spent[:, _UNMATCHED_COMM], None, None)
 
 
 def _with_unmatched(time_ns: Int64s) -> Int64s:

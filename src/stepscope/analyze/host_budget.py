@@ -6,8 +6,8 @@ At each instant, the first that holds:
     the loop asks for its next batch         data_loading
     a collective runs                        exposed_transfer, wait, ... (the training thread waits for it)
     the autograd engine runs a node          backward: its own code
+    none of these for 3 ms or more           host_stall
     inside a range that names a part         that part: python between two operators
-    nothing was recorded for 3 ms or more    host_stall (also inside a range)
     anything else                            unknown
 
 Operators that only wrap others (autograd nodes, communication calls) do not count as running: inside them the host
@@ -44,7 +44,8 @@ def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     operators = _operators(rank, marks, threads)
     data = (PART_CODE["data_loading"], _spans(rank, marks.rows_of(Region.DATA)))
     nodes = _spans(rank, marks.autograd_nodes)
-    recorded = union_of(nodes, *(spans for _, spans in operators))
+    comm = union(rank.collectives.start_ns, rank.collectives.end_ns)
+    recorded = union_of(nodes, data[1], comm, *(spans for _, spans in operators))
     stalls = _long_holes(recorded, cuts)
     ranges = [(COMPUTE_PART[region], _spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
     named = [(PART_CODE[part], subtract(spans, stalls)) for part, spans in ranges]

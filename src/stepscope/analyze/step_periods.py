@@ -69,14 +69,14 @@ class StepPeriods:
 def step_periods(rank: Rank) -> StepPeriods | None:
     """Return the periods of a rank's steps, None for a trace that holds nothing to tell them by.
 
-    A rank without a device has the host's spans. Without steps the whole span of the work is one period.
+    A rank without a device has the host's spans. Without steps that launched work all of it is one period.
     """
     if rank.has_device:
-        return _device_periods(rank) if len(rank.steps) else _one(rank.work.start_ns.min(), rank.work.end_ns.max())
+        work = rank.work
+        return _device_periods(rank) if (work.step >= 0).any() else _one(work.start_ns.min(), work.end_ns.max())
     if len(rank.steps):
-        steps = rank.steps
-        complete = np.ones(len(steps), bool)
-        return StepPeriods(np.arange(len(steps)), steps.start_ns, _host_ends(rank), complete)
+        start, end = rank.steps.start_ns, _host_ends(rank)
+        return _periods(np.arange(len(start)), start, end, np.ones(len(start), bool))
     rows = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
     if not len(rows):
         return None
@@ -97,14 +97,11 @@ def _device_periods(rank: Rank) -> StepPeriods | None:
     launched = work.step >= 0
     np.maximum.at(ends, work.step[launched], work.end_ns[launched])
     step = np.flatnonzero(ends > np.iinfo(np.int64).min)
-    if not len(step):
-        return None
     end = np.maximum.accumulate(ends[step])
     begin, known = _beginning(rank, int(end[0]))
     start = np.concatenate(([begin], end[:-1]))
     complete = np.concatenate(([known], np.diff(rank.steps.number[step]) == 1))
-    keep = end > start
-    return StepPeriods(step[keep], start[keep], end[keep], complete[keep]) if keep.any() else None
+    return _periods(step, start, end, complete)
 
 
 def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
@@ -117,15 +114,21 @@ def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
     return min(int(rank.steps.start_ns[0]), int(first_start_ns)), False
 
 
-def _one(start_ns: int, end_ns: int) -> StepPeriods:
-    return StepPeriods(
-        np.array([NO_STEP]), np.array([start_ns], np.int64), np.array([end_ns], np.int64), np.array([True])
-    )
+def _one(start_ns: int, end_ns: int) -> StepPeriods | None:
+    return _periods(np.array([NO_STEP]), np.array([start_ns]), np.array([end_ns]), np.array([True]))
+
+
+def _periods(
+    step: npt.NDArray[np.int64], start: Int64s, end: Int64s, complete: npt.NDArray[np.bool_]
+) -> StepPeriods | None:
+    """Return the periods that last at all."""
+    keep = end > start
+    return StepPeriods(step[keep], start[keep], end[keep], complete[keep]) if keep.any() else None
 
 
 def _host_ends(rank: Rank) -> Int64s:
     """Return where the host's periods end: where the next step begins, so that none of the loop's time is lost."""
     steps = rank.steps
     follows = np.append(np.diff(steps.number) == 1, False)
-    following = np.append(steps.start_ns[1:], steps.end_ns[-1:])
-    return np.where(follows, np.maximum(following, steps.start_ns), steps.end_ns)
+    following = np.append(steps.start_ns[1:], max(steps.end_ns[-1], steps.start_ns[-1]))
+    return np.where(follows, following, np.minimum(steps.end_ns, following))
