@@ -14,14 +14,13 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.intervals import EMPTY, Intervals, union
+from stepscope.analyze.region_names import Region
+from stepscope.analyze.regions import marks_of
+from stepscope.intervals import EMPTY, Intervals, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
-_AUTOGRAD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$|AccumulateGrad$")
-_OPTIMIZER = re.compile(r"^Optimizer\.step#|^(## )?optimizer(_step)?( ##)?$", re.IGNORECASE)
-_BACKWARD = re.compile(r"^(## )?backward(_pass|_with_comm)?( ##)?$", re.IGNORECASE)
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 
 
@@ -73,21 +72,16 @@ _NEVER = np.iinfo(np.int64).max
 
 def passes(rank: Rank) -> Passes:
     """Return the backward passes and optimizer steps that the host ran."""
-    trace, kinds = rank.trace, rank.kinds
-    ops = np.flatnonzero(kinds == EventKind.HOST_OP)
-    ranges = np.flatnonzero(kinds == EventKind.ANNOTATION)
-    nodes = rows_named(trace, ops, lambda s: bool(_AUTOGRAD.search(s)))
-    engine = _spans(rank, nodes)
-    main = _main_thread(rank, ops, nodes)
-    interruptions = _outside(rank, ops[trace["tid"][ops] == main], engine)
+    trace, marks = rank.trace, marks_of(rank)
+    ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    engine = union_of(_spans(rank, marks.autograd_nodes), _spans(rank, marks.rows_of(Region.BACKWARD)))
+    interruptions = _outside(rank, ops[trace["tid"][ops] == marks.main_thread], engine)
     backward = _joined(engine, interruptions)
-    named = _spans(rank, rows_named(trace, ranges, lambda s: bool(_BACKWARD.search(s))))
-    backward = union(np.concatenate((backward.start, named.start)), np.concatenate((backward.end, named.end)))
-    optimizer = _spans(rank, rows_named(trace, ranges, lambda s: bool(_OPTIMIZER.search(s))))
+    optimizer = rows_named(trace, marks.rows_of(Region.OPTIMIZER), lambda s: "zero_grad" not in s)
     return Passes(
         backward=backward,
-        optimizer=_after_inner(optimizer, backward),
-        autograd_threads=frozenset(np.unique(trace["tid"][nodes]).tolist()) - {main},
+        optimizer=_after_inner(_spans(rank, optimizer), backward),
+        autograd_threads=frozenset(marks.autograd_threads.tolist()),
         known=bool(len(ops)),
     )
 
@@ -121,20 +115,6 @@ def work_phases(rank: Rank, found: Passes) -> Phases:
 def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
     start = rank.trace["ts_ns"][rows]
     return union(start, start + rank.trace["dur_ns"][rows])
-
-
-def _main_thread(rank: Rank, ops: npt.NDArray[np.intp], nodes: npt.NDArray[np.intp]) -> int:
-    """Return the thread of the training loop: that of the steps, else the busiest one outside the engine."""
-    trace = rank.trace
-    marks = rows_named(
-        trace, np.flatnonzero(rank.kinds == EventKind.ANNOTATION), lambda s: s.startswith("ProfilerStep#")
-    )
-    if len(marks):
-        return int(trace["tid"][marks[0]])
-    threads, count = np.unique(trace["tid"][ops], return_counts=True)
-    own = ~np.isin(threads, np.unique(trace["tid"][nodes]))
-    threads, count = (threads[own], count[own]) if own.any() else (threads, count)
-    return int(threads[count.argmax()]) if len(threads) else -1
 
 
 def _outside(rank: Rank, ops: npt.NDArray[np.intp], engine: Intervals) -> Int64s:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.group_roles import GUESS, PATTERN, STATED, Hints, Role, roles_of_group
-from stepscope.analyze.phases import Phase, Phases, collective_phases, passes
+from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.analyze.traffic import launched_in_steps, num_steps
 from stepscope.run.collective_names import OP_CODE, OPS
 from stepscope.run.groups import UNKNOWN_GROUP
@@ -86,7 +86,9 @@ class Strategy:
     """traffic that defines no strategy: small exchanges and what fits none"""
     notes: tuple[str, ...]
     rows: tuple[dict[str, Int64s], ...]
-    """per rank, by kind: rows of its Collectives in the order they were asked for"""
+    """per rank, by kind: rows of its Collectives, by start"""
+    passes: tuple[Passes, ...]
+    """per rank: its backward passes and optimizer steps"""
     phases: tuple[Phases, ...]
     """per rank: the phase in which each of its collectives was asked for"""
 
@@ -94,13 +96,18 @@ class Strategy:
         """Return whether any dimension is of one of these kinds."""
         return any(d.kind in kinds for d in self.dimensions)
 
+    def rows_of(self, index: int, *kinds: str) -> Int64s:
+        """Return the collectives of these kinds on one rank, by start."""
+        found = [self.rows[index][kind] for kind in kinds if kind in self.rows[index]]
+        return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+
 
 def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
-    found = [_rank_roles(rank) for rank in run.ranks]
-    roles = _agreed([r for r, _ in found])
-    phases = tuple(p for _, p in found)
+    each_passes = tuple(passes(rank) for rank in run.ranks)
+    phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
     hints = [_hints(rank) for rank in run.ranks]
+    roles = _agreed([_rank_roles(*each) for each in zip(run.ranks, phases, hints, strict=True)])
     dimensions = sorted(_dimensions(run, roles, phases), key=_rank_in_name)
     main = tuple(d for d in dimensions if d.kind in _ORDER)
     version = max((h.fsdp for h in hints), default=0)
@@ -112,6 +119,7 @@ def strategy_of(run: Run) -> Strategy:
         other=tuple(d for d in dimensions if d.kind not in _ORDER),
         notes=_notes(run, name, main),
         rows=tuple(_rows_by_kind(r) for r in roles),
+        passes=each_passes,
         phases=phases,
     )
 
@@ -120,16 +128,14 @@ _Key = tuple[str, int | None]
 _Roles = list[tuple[int, Role]]
 
 
-def _rank_roles(rank: Rank) -> tuple[_Roles, Phases]:
-    """Return `(group, role)` for all operations launched in the rank's steps, and the phase of each operation."""
-    c = rank.collectives
-    phases = collective_phases(rank, passes(rank))
-    rows, hints = launched_in_steps(rank), _hints(rank)
+def _rank_roles(rank: Rank, phases: Phases, hints: Hints) -> _Roles:
+    """Return `(group, role)` for all operations launched in the rank's steps."""
+    c, rows = rank.collectives, launched_in_steps(rank)
     out = []
     for group in np.unique(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
         out += [(group, role) for role in roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
-    return [(group, _in_words(rank, group, role)) for group, role in out], phases
+    return [(group, _in_words(rank, group, role)) for group, role in out]
 
 
 def _in_words(rank: Rank, group: int, role: Role) -> Role:

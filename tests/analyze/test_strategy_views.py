@@ -1,0 +1,169 @@
+"""Buckets, sharding, tensor, expert and context parallelism: figures of jobs whose truth is known.
+
+Times are those of `jobs.py`: a step of 4 ms, forward kernels of 0.2 ms, backward kernels of 0.4 ms every 0.5 ms.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import AUTOGRAD, RankTrace
+from tests.analyze.jobs import LAG, Job, collective, ddp, fsdp, job_run, tp
+
+from stepscope.analyze.buckets import bucket_view
+from stepscope.analyze.context_parallel import context_parallel_view
+from stepscope.analyze.experts import experts_view
+from stepscope.analyze.rank_account import rank_account
+from stepscope.analyze.sharding import sharding_view
+from stepscope.analyze.strategy import strategy_of
+from stepscope.analyze.tensor_parallel import tensor_parallel_view
+from stepscope.run.aligned import aligned
+
+VIEWS = (bucket_view, sharding_view, tensor_parallel_view, experts_view, context_parallel_view)
+
+
+def seen(tmp_path: Path, view: Any, job: Job, **given: Any) -> Any:
+    run = job_run(tmp_path, job, **given)
+    return view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_job_without_communication_has_no_views(tmp_path: Path, view: Any) -> None:
+    assert seen(tmp_path, view, lambda r, at: None) is None
+
+
+def test_buckets_come_with_size_order_delay_and_tail(tmp_path: Path) -> None:
+    found = seen(tmp_path, bucket_view, ddp)
+    assert [b.size_bytes for b in found.buckets] == [1_000_000, 4_000_000, 4_000_000]
+    assert [b.ready_ms for b in found.buckets] == pytest.approx([0.7, 1.1, 1.5])
+    assert [b.time_ms for b in found.buckets] == pytest.approx([0.1] * 3)
+    assert [b.occurrences for b in found.buckets] == [8] * 3
+    assert found.usual_share == 1
+    one = found.ranks[0]
+    assert (one.count, one.size_bytes, one.syncs, one.backward_passes) == (3, 9_000_000, 1, 1)
+    assert one.time_ms == pytest.approx(0.3)
+    assert one.wait_ms == pytest.approx(0, abs=0.001)
+    # backward runs on the device from 1.210 to 3.110 ms, the first bucket from 1.900, the last until 2.800
+    assert one.backward_ms == pytest.approx(1.9)
+    assert one.first_delay_ms == pytest.approx(0.69)
+    assert one.first_delay_pct == pytest.approx(100 * 0.69 / 1.9)
+    assert one.tail_ms == 0
+    assert found.over_ranks["count"].std == 0
+    assert found.over_ranks["time_ms"].count == 4
+
+
+def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
+    """The second half of the backward pass becomes a pass of its own by a forward operator in between."""
+
+    def accumulate(r: RankTrace, at: float) -> None:
+        r.ran("aten::mm", at + 1992, at + 1998)
+        for start in (at + 1400, at + 2400):
+            collective(r, "allreduce", start, thread=AUTOGRAD)
+
+    found = seen(tmp_path, bucket_view, accumulate)
+    assert (found.ranks[0].syncs, found.ranks[0].backward_passes) == (2, 2)
+    assert len(found.buckets) == 1
+    assert found.buckets[0].occurrences == 16
+
+
+def test_reduction_after_backward_is_all_tail(tmp_path: Path) -> None:
+    found = seen(tmp_path, bucket_view, lambda r, at: collective(r, "allreduce", at + 3200, took=300))
+    one = found.ranks[0]
+    assert one.exposed_ms == pytest.approx(0.3 - 0.0, abs=0.001)
+    assert one.tail_ms == pytest.approx((3200 + LAG + 300 - 3110) / 1000)
+    assert one.first_delay_pct > 100
+
+
+def test_hooks_on_gradients_are_told_apart_from_adding_them(tmp_path: Path) -> None:
+    def hooked(r: RankTrace, at: float) -> None:
+        node = "torch::autograd::AccumulateGrad"
+        r.ran(f"autograd::engine::evaluate_function: {node}", at + 1500, at + 1560, thread=AUTOGRAD)
+        r.ran(node, at + 1502, at + 1512, thread=AUTOGRAD)
+        r.kernel("add", at=at + 1505, start=at + 1910, end=at + 1920, thread=AUTOGRAD)
+        r.kernel("copy_to_bucket", at=at + 1520, start=at + 1920, end=at + 1950, thread=AUTOGRAD)
+        collective(r, "allreduce", at + 1530, thread=AUTOGRAD)
+
+    one = seen(tmp_path, bucket_view, hooked).ranks[0]
+    assert one.hook_host_ms == pytest.approx(0.050)
+    assert one.hook_device_ms == pytest.approx(0.030)
+
+
+@pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
+def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> None:
+    found = seen(tmp_path, sharding_view, lambda r, at: fsdp(r, at, again=again))
+    one = found.ranks[0]
+    assert found.stage == ("zero3" if again else "zero2")
+    assert (one.gathers_forward, one.gathers_backward, one.scatters) == (2, 2 * again, 2)
+    assert one.parameter_bytes == 2 * 16_000_000
+    assert one.gathers_of_parameters == times
+    assert one.traffic_of_parameters == times + 1
+    assert one.gather_ms == pytest.approx(0.2 * times)
+
+
+def test_early_gathers_are_those_that_start_under_compute(tmp_path: Path) -> None:
+    def job(r: RankTrace, at: float) -> None:
+        whole = {"elements": 1_000_000, "out_elements": 4_000_000}
+        collective(r, "_allgather_base", at + 120, took=50, **whole)  # type: ignore[arg-type]
+        collective(r, "_allgather_base", at + 225, took=20, **whole)  # type: ignore[arg-type]
+        collective(r, "_reduce_scatter_base", at + 3100, thread=AUTOGRAD, elements=8_000_000, out_elements=2_000_000)
+
+    one = seen(tmp_path, sharding_view, job).ranks[0]
+    assert one.early_pct == pytest.approx(50)
+    assert one.gather_exposed_ms == pytest.approx(0.02)
+
+
+def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:
+    found = seen(tmp_path, tensor_parallel_view, tp)
+    assert [(x.part, x.position) for x in found.layers] == [(p, k) for p in ("forward", "backward") for k in range(4)]
+    second = found.layers[1]
+    # runs from 0.655 to 0.755 ms, the one before ended at 0.505; kernels run until 0.670 and from 0.720
+    assert second.size_bytes == 4_000_000
+    assert second.time_ms == pytest.approx(0.1)
+    assert second.compute_ms == pytest.approx(0.150)
+    assert second.exposed_ms == pytest.approx(0.050)
+    assert second.share_pct == pytest.approx(100 * 0.050 / 0.250)
+    one = found.ranks[0]
+    assert (one.count, one.time_ms) == (8, pytest.approx(0.8))
+    assert one.share_of_step_pct == pytest.approx(100 * one.exposed_ms / 4)
+
+
+def test_load_of_experts_is_on_the_uneven_side(tmp_path: Path) -> None:
+    sent = 4_000
+    received = {0: 13_000, 1: 1_000, 2: 1_000, 3: 1_000}
+
+    def experts(r: RankTrace, at: float) -> None:
+        amounts = {"In split size": [3250, 250, 250, 250], "Out split size": [received[r.rank] // 4] * 4}
+        back = {"In split size": [received[r.rank] // 4] * 4, "Out split size": [3250, 250, 250, 250]}
+        collective(r, "all_to_allv", at + 100, elements=sent, out_elements=received[r.rank], **amounts)
+        collective(r, "all_to_allv", at + 600, elements=received[r.rank], out_elements=sent, **back)
+
+    found = seen(tmp_path, experts_view, experts)
+    assert found.kind == "ep"
+    assert found.imbalance == pytest.approx(13 / 4)
+    assert found.worst_exchange == pytest.approx(13 / 4)
+    assert found.fullest_rank == 0
+    assert found.ranks[0].load_bytes == 2 * 4 * 13_000
+    assert found.ranks[1].sent_bytes == 4 * (sent + 1_000)
+    assert found.ranks[2].routing_imbalance == pytest.approx(3.25)
+
+
+def test_even_experts_have_no_fullest_rank(tmp_path: Path) -> None:
+    found = seen(tmp_path, experts_view, lambda r, at: collective(r, "all_to_allv", at + 100))
+    assert found.imbalance == 1
+    assert found.fullest_rank is None
+
+
+def test_ring_of_context_parallelism_and_uneven_compute(tmp_path: Path) -> None:
+    def ring(r: RankTrace, at: float) -> None:
+        pair = (("send", (r.rank + 1) % 4), ("recv", (r.rank - 1) % 4))
+        r.messages(*pair, at=at + 30, start=at + 3120, end=at + 3220)
+        if r.rank == 3:
+            r.kernel("attention", at=at + 900, start=at + 3220, end=at + 3520)
+
+    found = seen(tmp_path, context_parallel_view, ring)
+    assert found.by == "ring"
+    plain = 4 * 0.2 + 4 * 0.4 + 0.18
+    assert found.ranks[0].compute_ms == pytest.approx(plain)
+    assert found.compute_imbalance == pytest.approx((plain + 0.3) / (plain + 0.3 / 4))
+    assert found.ranks[0].exposed_ms == pytest.approx(0.1)
+    assert found.ranks[0].hidden_pct == pytest.approx(0)
