@@ -1,32 +1,125 @@
-"""Rows of many blocks to the columns of one table: joined, numbered through, strings shared.
+"""Rows of many blocks to the columns of one table: numbered through, with one table of strings.
 
-Column by column, freeing the parts as it goes: at no time is there more than one column twice in memory.
+Rows are copied once, from the scanner's memory to where they stay. Arrays are made larger than needed; memory that
+is never written to costs nothing.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.blocks import Events
+from stepscope.trace.scanner import Rows, Scanner
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
 from stepscope.trace.table import Sparse
 from stepscope.trace.texts import decode_all
 
 Ids = npt.NDArray[np.int64]
+_FIRST_CAPACITY = 1 << 14
+_TYPICAL_EVENT_BYTES = 200
+_OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
+
+
+class _Growing:
+    """An array that grows at its end."""
+
+    def __init__(self, dtype: str, capacity: int) -> None:
+        self._room: npt.NDArray[Any] = np.empty(capacity, dtype)
+        self.length = 0
+
+    def extend(self, values: npt.NDArray[Any], *, plus: int = 0) -> None:
+        end = self.length + len(values)
+        if end > len(self._room):
+            larger = np.empty(2 * end, self._room.dtype)
+            larger[: self.length] = self._room[: self.length]
+            self._room = larger
+        added = self._room[self.length : end]
+        added[:] = values
+        if plus:
+            added += plus
+        self.length = end
+
+    def array(self) -> npt.NDArray[Any]:
+        return self._room[: self.length]
+
+
+class _Segment(NamedTuple):
+    """Rows that came from one scanner: up to which length each column was filled."""
+
+    scanner: int
+    dense_end: int
+    sparse_ends: list[int]
+
+
+class Columns:
+    """The columns of a file as its blocks fill them, string numbers still those of the scanner they came from."""
+
+    def __init__(self, raw_bytes: int) -> None:
+        """Make room for the events of a file of about `raw_bytes`."""
+        capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, _FIRST_CAPACITY)
+        self._dense = [_Growing(column.dtype, capacity) for column in DENSE]
+        self._sparse = [(_Growing("int32", _FIRST_CAPACITY), _Growing("int64", _FIRST_CAPACITY)) for _ in ARGS]
+        self._segments: list[_Segment] = []
+
+    def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
+        """Add rows of a block that starts at byte `offset` of the file."""
+        first_row = self._dense[0].length
+        for number, values in enumerate(rows.columns):
+            self._dense[number].extend(values, plus=offset if number == _OFFSET else 0)
+        for number, (where, values) in rows.args.items():
+            self._sparse[number][0].extend(where, plus=first_row)
+            self._sparse[number][1].extend(values)
+        ends = [values.length for _, values in self._sparse]
+        if self._segments and self._segments[-1].scanner == scanner:
+            self._segments.pop()
+        self._segments.append(_Segment(scanner, self._dense[0].length, ends))
+
+    def dense(self, strings: "Strings") -> dict[str, npt.NDArray[Any]]:
+        """Return the columns of `schema.DENSE` by name."""
+        columns = {column.name: self._dense[number].array() for number, column in enumerate(DENSE)}
+        start = 0
+        for segment in self._segments:
+            numbers = strings.of[segment.scanner]
+            if numbers is not None:
+                _renumber_dense({name: column[start : segment.dense_end] for name, column in columns.items()}, numbers)
+            start = segment.dense_end
+        return columns
+
+    def sparse(self, strings: "Strings") -> tuple[dict[str, Sparse], int]:
+        """Return the columns of `schema.ARGS` that any event has, by name, and how many values were no numbers."""
+        columns, bad = {}, 0
+        for number, column in enumerate(ARGS):
+            rows, values = (growing.array() for growing in self._sparse[number])
+            if column.kind is not ArgKind.INT:
+                self._renumber_arg(number, values, strings)
+            if column.kind is ArgKind.FLOAT:
+                rows, values = _floats(rows, values, strings.strings)
+                bad += self._sparse[number][0].length - len(rows)
+            if len(rows):
+                columns[column.name] = Sparse(rows, values)
+        return columns, bad
+
+    def _renumber_arg(self, number: int, values: Ids, strings: "Strings") -> None:
+        start = 0
+        for segment in self._segments:
+            numbers, end = strings.of[segment.scanner], segment.sparse_ends[number]
+            if numbers is not None and end > start:
+                values[start:end] = numbers[values[start:end]]
+            start = end
 
 
 class Strings:
     """One table of strings for all scanners: `of[scanner]` gives each scanner's numbers in it, None if equal."""
 
-    def __init__(self, events: Events) -> None:
+    def __init__(self, scanners: Sequence[Scanner]) -> None:
         ids: dict[str, int] = {}
-        self.of: list[Ids | None] = []
         bad: set[str] = set()
         short: set[str] = set()
-        for scanner in events.scanners:
+        self.of: list[Ids | None] = []
+        for scanner in scanners:
             decoded = decode_all(scanner.texts())
             numbers = np.fromiter((ids.setdefault(d.text, len(ids)) for d in decoded), np.int64, len(decoded))
             self.of.append(None if np.array_equal(numbers, np.arange(len(numbers))) else numbers)
@@ -36,65 +129,23 @@ class Strings:
         self.num_bad, self.num_shortened = len(bad), len(short)
 
 
-def dense_columns(events: Events, strings: Strings) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of `schema.DENSE`; takes them out of the parts."""
-    num_rows = sum(len(part.columns[0]) for _, _, part in events.parts)
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for number, column in enumerate(DENSE):
-        out = np.empty(num_rows, column.dtype)
-        at = 0
-        for scanner, offset, part in events.parts:
-            values = part.columns[number]
-            here = out[at : at + len(values)]
-            here[:] = values
-            at += len(values)
-            if column.name == "offset":
-                here += offset
-            elif column.name in _STRING_COLUMNS:
-                _renumber(here, strings.of[scanner], here != NO_STRING, base=0)
-            elif column.name in _ID_COLUMNS:
-                _renumber(here, strings.of[scanner], here < STRING_ID_BASE // 2, base=STRING_ID_BASE)
-            part.columns[number] = values[:0] if number else values
-        columns[column.name] = out
-    return columns
-
-
-def sparse_columns(events: Events, strings: Strings) -> tuple[dict[str, Sparse], int]:
-    """Return the columns of `schema.ARGS` that any event has, and how many values were no numbers."""
-    columns: dict[str, Sparse] = {}
-    bad = 0
-    for number, column in enumerate(ARGS):
-        total = sum(len(part.args[number][0]) for _, _, part in events.parts if number in part.args)
-        if not total:
-            continue
-        rows, values = np.empty(total, np.int32), np.empty(total, np.int64)
-        at = first_row = 0
-        for scanner, _, part in events.parts:
-            if number in part.args:
-                part_rows, part_values = part.args.pop(number)
-                here = slice(at, at + len(part_rows))
-                np.add(part_rows, first_row, out=rows[here], casting="unsafe")
-                values[here] = part_values
-                if column.kind is not ArgKind.INT:
-                    _renumber(values[here], strings.of[scanner], np.True_, base=0)
-                at += len(part_rows)
-            first_row += len(part.columns[0])
-        if column.kind is ArgKind.FLOAT:
-            rows, values = _floats(rows, values, strings.strings)
-            bad += total - len(rows)
-        columns[column.name] = Sparse(rows, values)
-    return columns, bad
-
-
-def _renumber(values: npt.NDArray[Any], numbers: Ids | None, which: Any, *, base: int) -> None:
-    if numbers is not None and len(numbers):
-        values[...] = np.where(which, numbers[np.where(which, values - base, 0)] + base, values)
+def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
+    or_none = np.append(numbers, NO_STRING)  # -1 picks the last: no string stays no string
+    for name in _STRING_COLUMNS:
+        columns[name][:] = or_none[columns[name]]
+    for name in _ID_COLUMNS:
+        rows = np.flatnonzero(columns[name] < STRING_ID_BASE // 2)
+        columns[name][rows] = numbers[columns[name][rows] - STRING_ID_BASE] + STRING_ID_BASE
 
 
 def _floats(rows: npt.NDArray[Any], ids: Ids, strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
     """Return the bits of the numbers that the texts hold; those that hold none are left out."""
-    distinct, which = np.unique(ids, return_inverse=True)
-    numbers = np.array([_float(strings[i]) for i in distinct])[which]
+    used = np.zeros(len(strings), np.bool_)
+    used[ids] = True
+    of_string = np.full(len(strings), np.nan)
+    for i in np.flatnonzero(used):
+        of_string[i] = _float(strings[i])
+    numbers = of_string[ids]
     finite = np.isfinite(numbers)
     return rows[finite], numbers[finite].view(np.int64)
 

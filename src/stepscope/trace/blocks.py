@@ -1,23 +1,105 @@
 """A stream of events parsed block by block, on one thread or several, with the same result.
 
-Blocks are cut where one event ends and the next begins, as far as the bytes tell. Several threads parse them
-ahead of knowing whether that is right; a block's result counts only if the block before it ended exactly at the
-cut. Otherwise it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
+With several threads, blocks are cut where one event ends and the next begins, as far as the bytes tell, and parsed
+ahead of knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut;
+otherwise it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
-from stepscope.trace.scanner import Buffer, Counts, Flags, Parsed, Part, Scanner
+from stepscope.trace.scanner import Buffer, Counts, Flags, Parsed, Rows, Scanner
 
+BLOCK_BYTES = 4 << 20
 SEPARATORS = (b"\n  },\n  {", b"\r\n  },\r\n  {")
+_SEARCHED_BYTES = 1 << 16
 _AHEAD = 2
 """blocks in flight beyond one per thread"""
+
+
+@dataclass
+class Events:
+    """What the events of a file gave so far, before the strings are joined."""
+
+    top_array: bool
+    offset: int
+    """where the next block begins in the file"""
+    columns: Columns
+    scanners: list[Scanner] = field(default_factory=lambda: [Scanner()])
+    counts: Counts = field(default_factory=Counts)
+    first_bad_offset: int | None = None
+    rest: bytes = b""
+    """what the block before left over"""
+    lost: bool = False
+    ended: bool = False
+    cut: bool = False
+    tail: bytearray = field(default_factory=bytearray)
+    """what follows the events, or what could not be read of them"""
+
+    def flags(self, *, last: bool) -> Flags:
+        """Return what a scanner has to know of the next block."""
+        wanted = {Flags.TOP_ARRAY: self.top_array, Flags.FINAL: last, Flags.LOST: self.lost}
+        return sum((flag for flag, is_set in wanted.items() if is_set), Flags.NONE)
+
+    def parse(self, size: int, *, last: bool) -> None:
+        """Parse the next block: its `size` bytes were put to the first scanner, behind what the one before left."""
+        offset = self.offset - len(self.rest)
+        parsed = self.scanners[0].parse(
+            self.flags(last=last), lambda rows: self.columns.append(rows, scanner=0, offset=offset)
+        )
+        self._take(parsed, offset, size, last=last)
+
+    def accept(self, parts: list[Rows], parsed: Parsed, *, scanner: int, size: int, last: bool) -> None:
+        """Take over the next block as another scanner parsed it."""
+        for rows in parts:
+            self.columns.append(rows, scanner=scanner, offset=self.offset)
+        self._take(parsed, self.offset, size, last=last)
+
+    def keep_tail(self, pieces: Iterable[Buffer]) -> None:
+        """Keep what follows the events, within limits."""
+        for piece in pieces:
+            self.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(self.tail)]
+
+    def _take(self, parsed: Parsed, offset: int, size: int, *, last: bool) -> None:
+        self.counts = self.counts.plus(parsed.counts)
+        if parsed.first_bad is not None and self.first_bad_offset is None:
+            self.first_bad_offset = offset + parsed.first_bad
+        self.offset += size
+        self.ended, self.cut, self.lost, self.rest = parsed.ended, parsed.cut, parsed.lost, parsed.rest
+        if self.ended or last:
+            self.keep_tail([self.rest])
+            self.rest = b""
+
+
+def parse_serially(events: Events, chunks: Iterator[Buffer], *, done: Callable[[], None]) -> None:
+    """Parse all chunks on this thread; `done` is called after each block."""
+    last = False
+    while not (last or events.ended):
+        last = _parse_block(events, chunks)
+        done()
+    for chunk in chunks:
+        events.keep_tail([chunk])
+        done()
+
+
+def _parse_block(events: Events, chunks: Iterator[Buffer]) -> bool:
+    """Parse the next block of about BLOCK_BYTES; returns whether it was the last. Chunks are not kept in memory."""
+    events.scanners[0].put(events.rest)
+    size = 0
+    last = True
+    for chunk in chunks:
+        events.scanners[0].put(chunk)
+        size += len(chunk)
+        if size >= BLOCK_BYTES:
+            last = False
+            break
+    events.parse(size, last=last)
+    return last
 
 
 @dataclass(frozen=True)
@@ -25,130 +107,84 @@ class Block:
     """A stretch of the events. `clean` says that it should begin between two events."""
 
     pieces: list[Buffer]
-    offset: int
     clean: bool
     last: bool
 
-
-@dataclass
-class Events:
-    """All that the events of a file gave, before the strings are joined."""
-
-    parts: list[tuple[int, int, Part]] = field(default_factory=list)
-    """(scanner, offset of the block, rows)"""
-    scanners: list[Scanner] = field(default_factory=list)
-    counts: Counts = Counts()
-    first_bad_offset: int | None = None
-    ended: bool = False
-    cut: bool = False
-    tail: bytearray = field(default_factory=bytearray)
-    """what follows the events, or what could not be read of them"""
+    @property
+    def size(self) -> int:
+        """Return the number of bytes."""
+        return sum(map(len, self.pieces))
 
 
-def cut_blocks(first: Buffer, chunks: Iterator[bytes], *, offset: int) -> Iterator[Block]:
-    """Yield the events in blocks: `first` and then the chunks, each up to its last separator."""
-    carried: Buffer = b""
-    clean = True
-    chunk: Buffer = first
-    while True:
-        following = next(chunks, None)
-        cut = len(chunk) if following is None else _last_separator(chunk)
-        head = memoryview(chunk)[: cut or len(chunk)]
-        yield Block([carried, head], offset, clean, following is None)
-        if following is None:
-            return
-        offset += len(carried) + len(head)
-        clean = cut > 0
-        carried = bytes(memoryview(chunk)[len(head) :])
-        chunk = following
-
-
-def _last_separator(chunk: Buffer) -> int:
-    data = chunk if isinstance(chunk, bytes | bytearray) else bytes(chunk)
-    return max((found + len(s) - 1 if (found := data.rfind(s)) >= 0 else 0) for s in SEPARATORS)
-
-
-def parse_blocks(blocks: Iterator[Block], *, top_array: bool, threads: int, done: Callable[[], None]) -> Events:
-    """Return what the blocks hold; `done` is called after each."""
-    events = Events()
-    left: bytes = b""
-    lost = False
-    base = Flags.TOP_ARRAY if top_array else Flags.NONE
-    with _speculating(blocks, base, threads, events) as parsed_ahead:
-        for block, guess in parsed_ahead:
+def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done: Callable[[], None]) -> None:
+    """Parse all chunks on so many threads, while this one unpacks and cuts; `done` is called after each block."""
+    with ThreadPoolExecutor(threads) as pool:
+        for block, guess in _parsed_ahead(events, cut_blocks(chunks), pool, threads):
             if events.ended:
-                _keep_tail(events, block.pieces)
+                events.keep_tail(block.pieces)
+            elif guess is None or events.rest or events.lost:
+                for piece in (events.rest, *block.pieces):
+                    events.scanners[0].put(piece)
+                events.parse(block.size, last=block.last)
             else:
-                pieces = [left, *block.pieces]
-                if left or lost or guess is None:
-                    flags = base | (Flags.FINAL if block.last else Flags.NONE) | (Flags.LOST if lost else Flags.NONE)
-                    number, parsed = 0, events.scanners[0].parse(pieces, flags)
-                else:
-                    number, parsed = guess.result()
-                _add(events, number, parsed, block.offset - len(left))
-                rest = _rest(pieces, parsed.consumed)
-                lost = parsed.lost
-                left = b"" if parsed.ended else rest
-                if parsed.ended or block.last:
-                    _keep_tail(events, [rest])
+                scanner, parts, parsed = guess.result()
+                events.accept(parts, parsed, scanner=scanner, size=block.size, last=block.last)
             done()
-    return events
 
 
-@contextmanager
-def _speculating(
-    blocks: Iterator[Block], flags: Flags, threads: int, events: Events
-) -> Iterator[Iterator[tuple[Block, "Future[tuple[int, Parsed]] | None"]]]:
-    """Give the blocks in order, each with its result in the making where it could be parsed ahead."""
-    events.scanners.append(Scanner())
-    if threads == 1:
-        yield ((block, None) for block in blocks)
-        return
+Guess = Future[tuple[int, list[Rows], Parsed]]
+
+
+def _parsed_ahead(
+    events: Events, blocks: Iterator[Block], pool: ThreadPoolExecutor, threads: int
+) -> Iterator[tuple[Block, Guess | None]]:
+    """Yield the blocks in order, each with its result in the making where it can be parsed ahead."""
     idle: SimpleQueue[int] = SimpleQueue()
     for _ in range(threads):
         idle.put(len(events.scanners))
         events.scanners.append(Scanner())
 
-    def parse(block: Block) -> tuple[int, Parsed]:
+    def parse(block: Block) -> tuple[int, list[Rows], Parsed]:
         number = idle.get()
+        scanner, parts = events.scanners[number], list[Rows]()
         try:
-            return number, events.scanners[number].parse(
-                block.pieces, flags | (Flags.FINAL if block.last else Flags.NONE)
-            )
+            for piece in block.pieces:
+                scanner.put(piece)
+            flags = (Flags.TOP_ARRAY if events.top_array else Flags.NONE) | (Flags.FINAL if block.last else Flags.NONE)
+            return number, parts, scanner.parse(flags, lambda rows: parts.append(rows.copy()))
         finally:
             idle.put(number)
 
-    def ahead() -> Iterator[tuple[Block, "Future[tuple[int, Parsed]] | None"]]:
-        waiting: deque[tuple[Block, Future[tuple[int, Parsed]] | None]] = deque()
-        for block in blocks:
-            waiting.append((block, pool.submit(parse, block) if block.clean and not events.ended else None))
-            if len(waiting) > threads + _AHEAD:
-                yield waiting.popleft()
-        yield from waiting
-
-    with ThreadPoolExecutor(threads) as pool:
-        yield ahead()
+    waiting: deque[tuple[Block, Guess | None]] = deque()
+    for block in blocks:
+        waiting.append((block, pool.submit(parse, block) if block.clean and not events.ended else None))
+        if len(waiting) > threads + _AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
-def _add(events: Events, scanner: int, parsed: Parsed, offset: int) -> None:
-    events.parts.extend((scanner, offset, part) for part in parsed.parts)
-    events.counts = events.counts.plus(parsed.counts)
-    if parsed.first_bad is not None and events.first_bad_offset is None:
-        events.first_bad_offset = offset + parsed.first_bad
-    events.ended = parsed.ended
-    events.cut = parsed.cut
+def cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
+    """Yield the chunks in blocks of about BLOCK_BYTES, each up to its last separator."""
+    pieces: list[Buffer] = []
+    clean, size = True, 0
+    for chunk in chunks:
+        if size >= BLOCK_BYTES:
+            cut = _last_separator(pieces[-1])
+            rest = bytes(memoryview(pieces[-1])[cut:]) if cut else b""
+            if cut:
+                pieces[-1] = memoryview(pieces[-1])[:cut]
+            yield Block(pieces, clean, False)
+            clean, pieces, size = cut > 0, [rest], len(rest)
+        pieces.append(chunk)
+        size += len(chunk)
+    yield Block(pieces, clean, True)
 
 
-def _rest(pieces: list[Buffer], consumed: int) -> bytes:
-    """Return what follows the first `consumed` bytes of the pieces."""
-    rest = []
-    for piece in pieces:
-        if consumed < len(piece):
-            rest.append(bytes(memoryview(piece)[consumed:]))
-        consumed = max(consumed - len(piece), 0)
-    return b"".join(rest)
-
-
-def _keep_tail(events: Events, pieces: list[Buffer]) -> None:
-    for piece in pieces:
-        events.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(events.tail)]
+def _last_separator(chunk: Buffer) -> int:
+    """Return where the last event of a chunk starts, behind its separator; 0 if the chunk's end shows none."""
+    tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
+    for separator in SEPARATORS:
+        found = tail.rfind(separator)
+        if found >= 0:
+            return len(chunk) - len(tail) + found + len(separator) - 1
+    return 0

@@ -5,20 +5,22 @@
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepscope.errors import TraceError
-from stepscope.trace.assemble import Strings, dense_columns, sparse_columns
-from stepscope.trace.blocks import Events, cut_blocks, parse_blocks
+from stepscope.trace.assemble import Columns, Strings
+from stepscope.trace.blocks import Events, parse_ahead, parse_serially
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
+from stepscope.trace.scanner import Buffer
 from stepscope.trace.schema import NONE_NS
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
-BLOCK_BYTES = 4 << 20
+CHUNK_BYTES = 1 << 19
 
 
 def read(path: str | Path, *, threads: int = 1, progress: Callable[[int], None] | None = None) -> Trace:
@@ -27,13 +29,20 @@ def read(path: str | Path, *, threads: int = 1, progress: Callable[[int], None] 
     Raises `TraceError` only if there is nothing usable in it.
     """
     stream = Stream(Path(path))
-    chunks = stream.chunks(BLOCK_BYTES)
+    chunks = stream.chunks(CHUNK_BYTES)
     head, data = _head(stream, chunks)
-    blocks = cut_blocks(memoryview(data)[head.events_at :], chunks, offset=head.events_at)
+    events = Events(top_array=head.top_array, offset=head.events_at, columns=Columns(stream.expected_raw_bytes()))
+    following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
     del data
-    events = parse_blocks(
-        blocks, top_array=head.top_array, threads=threads, done=lambda: progress and progress(stream.read_bytes)
-    )
+
+    def done() -> None:
+        if progress:
+            progress(stream.read_bytes)
+
+    if threads == 1:
+        parse_serially(events, following, done=done)
+    else:
+        parse_ahead(events, following, threads=threads, done=done)
     return _trace(stream, head, events)
 
 
@@ -58,9 +67,9 @@ def _trace(stream: Stream, head: Head, events: Events) -> Trace:
     truncated = stream.truncated or not events.ended or events.cut or not closed
     if len(events.tail) > MAX_TAIL_BYTES:
         notes = (*notes, f"more than {MAX_TAIL_BYTES >> 20} MB after the events are ignored")
-    strings = Strings(events)
-    columns = dense_columns(events, strings)
-    args, bad_floats = sparse_columns(events, strings)
+    strings = Strings(events.scanners)
+    columns = events.columns.dense(strings)
+    args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
     time_notes = _add_base_time(columns, header)
     counts = events.counts._replace(bad_args=events.counts.bad_args + bad_floats)

@@ -19,7 +19,7 @@ MAX_RATIO = 300
 """Real traces compress 15 to 30 times."""
 RATIO_FREE_BYTES = 64 << 20
 
-_GZIP_ERROR: type[Exception] = zlib_ng.error
+_GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _ZSTD_MAX_WINDOW = 1 << 27
@@ -37,6 +37,10 @@ class Stream:
         """uncompressed bytes given so far"""
         self.truncated = False
         self.notes: list[str] = []
+
+    def expected_raw_bytes(self) -> int:
+        """Return how large the file will be unpacked, judged by what was read of it so far."""
+        return self.size * max(self.raw_bytes, 1) // max(self.read_bytes, 1)
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""

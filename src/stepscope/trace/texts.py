@@ -47,8 +47,9 @@ def decode(text: Text) -> Decoded:
     elif TextFlags.ESCAPED in text.flags:
         mended, bad_escapes = _unescaped(mended)
         replaced = replaced or bad_escapes
-    shortened = TextFlags.SHORTENED in text.flags
-    return Decoded(mended + ELLIPSIS if shortened else mended, replaced, shortened)
+    if TextFlags.SHORTENED in text.flags:
+        return Decoded(mended.rstrip(REPLACEMENT) + ELLIPSIS, replaced, True)
+    return Decoded(mended, replaced, False)
 
 
 def _unescaped(text: str) -> tuple[str, bool]:

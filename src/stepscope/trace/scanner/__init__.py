@@ -6,7 +6,7 @@
 
 import ctypes
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import cache
@@ -25,7 +25,11 @@ WASM = Path(__file__).with_name("scanner.wasm")
 _ROW_CAPACITY = 1 << 15
 _CHUNK_ROWS = 1 << 16
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
-_MIB = 1 << 20
+
+_EXHAUSTED = (
+    "trace holds more distinct strings than can be kept (4 million or 512 MB): "
+    "expected names to repeat; record without stacks or shapes, or fewer steps"
+)
 
 Buffer = bytes | bytearray | memoryview
 
@@ -67,11 +71,21 @@ class Text(NamedTuple):
     flags: TextFlags
 
 
-class Part(NamedTuple):
-    """Rows of one call: `columns` in the order of `schema.DENSE`, `args` by the column's number in `schema.ARGS`."""
+class Rows(NamedTuple):
+    """Rows of one call: `columns` in the order of `schema.DENSE`, `args` by the column's number in `schema.ARGS`.
+
+    The arrays are views of the scanner's memory, valid until it is called again.
+    """
 
     columns: list[npt.NDArray[Any]]
     args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
+
+    def copy(self) -> "Rows":
+        """Return the same rows in memory of their own."""
+        return Rows(
+            [column.copy() for column in self.columns],
+            {number: (rows.copy(), values.copy()) for number, (rows, values) in self.args.items()},
+        )
 
 
 class Counts(NamedTuple):
@@ -90,12 +104,12 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Parsed:
-    """What one block gave. Offsets count from the block's first byte."""
+    """What one block gave beside its rows. Offsets count from the block's first byte."""
 
-    parts: list[Part]
-    consumed: int
+    rest: bytes
+    """what was not read: the start of the next block, or what follows the events"""
     ended: bool
-    """whether the array of events ended in this block, at `consumed`"""
+    """whether the array of events ended in this block"""
     lost: bool
     cut: bool
     """whether the file ends inside an event"""
@@ -105,7 +119,9 @@ class Parsed:
 
 @cache
 def _module() -> tuple[wasmtime.Engine, wasmtime.Module]:
-    engine = wasmtime.Engine(wasmtime.Config())
+    config = wasmtime.Config()
+    config.parallel_compilation = False  # one small module: threads cost more than they save
+    engine = wasmtime.Engine(config)
     return engine, wasmtime.Module(engine, WASM.read_bytes())
 
 
@@ -122,19 +138,25 @@ class _Instance:
         engine, module = _module()
         self._store = wasmtime.Store(engine)
         self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
-        self._memory = self._exports["memory"]
+        self._memory: npt.NDArray[np.uint8] | None = None
 
     def call(self, name: str, *args: int) -> int:
         """Return what an exported function returns; addresses come back unsigned."""
-        result = self._exports[name](self._store, *args)
-        return int(result) & 0xFFFFFFFF
+        self._memory = None  # a call may let the memory grow
+        return int(self._exports[name](self._store, *args)) & 0xFFFFFFFF
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return a view of all memory, valid until the next call."""
+        if self._memory is None:
+            exported = self._exports["memory"]
+            start = ctypes.addressof(exported.data_ptr(self._store).contents)
+            raw: Any = (ctypes.c_uint8 * exported.data_len(self._store)).from_address(start)
+            self._memory = np.frombuffer(raw, np.uint8)
+        return self._memory
 
     def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """Return a view of the instance's memory. It is valid until the next call."""
-        base = ctypes.addressof(self._memory.data_ptr(self._store).contents)
-        size = count * np.dtype(dtype).itemsize
-        memory: Any = (ctypes.c_uint8 * size).from_address(base + address)
-        return np.frombuffer(memory, dtype, count)
+        """Return a view of `count` values in memory, valid until the next call."""
+        return self.memory()[address : address + count * np.dtype(dtype).itemsize].view(dtype)
 
 
 class Scanner:
@@ -142,20 +164,31 @@ class Scanner:
 
     def __init__(self) -> None:
         self._wasm = _Instance()
+        self._input = self._length = self._capacity = 0
         self._require(self._wasm.call("setup"))
         self._columns = [self._wasm.call("column_at", i) for i in range(len(DENSE))]
         self._result = self._wasm.call("result_at")
         self._arg_counts = self._wasm.call("arg_counts_at")
         self._arg_rows = self._wasm.call("arg_rows_at")
         self._arg_values = self._wasm.call("arg_values_at")
-        for number, column in enumerate(ARGS):
-            for key in column.keys:
-                self._configure(key.encode(), number, column.kind.value)
+        keys = [(k.encode(), number, c.kind.value) for number, c in enumerate(ARGS) for k in c.keys]
+        self.put(b"".join(bytes((len(text), column, kind)) + text for text, column, kind in keys))
+        self._require(self._wasm.call("configure_keys", len(keys)))
+        self._length = 0
 
-    def parse(self, pieces: Sequence[Buffer], flags: Flags) -> Parsed:
-        """Return the rows of a block, given as pieces that follow each other."""
-        length = self._put(pieces)
-        parts: list[Part] = []
+    def put(self, piece: Buffer) -> None:
+        """Add a piece to the block that will be parsed next."""
+        length = self._length + len(piece)
+        if length > self._capacity:
+            self._capacity = 2 * length
+            self._input = self._wasm.call("input_buffer", self._capacity, self._length)
+            self._require(self._input)
+        self._wasm.view(self._input + self._length, "uint8", len(piece))[:] = np.frombuffer(piece, np.uint8)
+        self._length = length
+
+    def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> Parsed:
+        """Parse the block that was put; `sink` is called with its rows, as often as they fill the columns."""
+        length, self._length = self._length, 0
         totals = Counts()
         first_bad = None
         position = 0
@@ -167,56 +200,36 @@ class Scanner:
             if has_bad and first_bad is None:
                 first_bad = bad_at
             if rows:
-                parts.append(self._part(rows))
+                sink(self._rows(rows))
             flags &= ~Flags.LOST
         if status == Status.EXHAUSTED:
-            raise TraceError(_exhausted_message())
-        return Parsed(parts, position, status == Status.ARRAY_END, bool(lost), bool(cut), totals, first_bad)
+            raise TraceError(_EXHAUSTED)
+        rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
+        return Parsed(rest, status == Status.ARRAY_END, bool(lost), bool(cut), totals, first_bad)
 
     def texts(self) -> list[Text]:
         """Return all distinct texts seen so far, by their number."""
         count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()
         table = self._wasm.view(address, "uint32", 3 * count).reshape(count, 3).tolist()
-        return [Text(self._wasm.view(at, "uint8", length).tobytes(), TextFlags(flags)) for at, length, flags in table]
+        memory: Any = self._wasm.memory().data
+        return [Text(bytes(memory[at : at + length]), TextFlags(flags)) for at, length, flags in table]
 
-    def _configure(self, key: bytes, column: int, kind: int) -> None:
-        self._put([key])
-        self._require(self._wasm.call("configure_key", len(key), column, kind))
-
-    def _put(self, pieces: Sequence[Buffer]) -> int:
-        length = sum(map(len, pieces))
-        address = self._wasm.call("input_buffer", length)
-        self._require(address)
-        memory = self._wasm.view(address, "uint8", length)
-        at = 0
-        for piece in pieces:
-            memory[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            at += len(piece)
-        return length
-
-    def _part(self, rows: int) -> Part:
+    def _rows(self, count: int) -> Rows:
         view = self._wasm.view
-        columns = [view(at, dtype, rows).copy() for at, dtype in zip(self._columns, _DENSE_DTYPES, strict=True)]
+        columns = [view(at, dtype, count) for at, dtype in zip(self._columns, _DENSE_DTYPES, strict=True)]
         args = {}
-        for column, count in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
-            if count:
+        for column, n in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
+            if n:
                 args[column] = (
-                    view(self._arg_rows + column * _ROW_CAPACITY * 4, "uint32", count).copy(),
-                    view(self._arg_values + column * _ROW_CAPACITY * 8, "int64", count).copy(),
+                    view(self._arg_rows + column * _ROW_CAPACITY * 4, "uint32", n),
+                    view(self._arg_values + column * _ROW_CAPACITY * 8, "int64", n),
                 )
-        return Part(columns, args)
+        return Rows(columns, args)
 
     @staticmethod
     def _require(success: int) -> None:
         if not success:
-            raise TraceError(_exhausted_message())
-
-
-def _exhausted_message() -> str:
-    return (
-        "trace holds more distinct strings than can be kept (4 million or 512 MB): "
-        "expected names to repeat; record without stacks or shapes, or fewer steps"
-    )
+            raise TraceError(_EXHAUSTED)
 
 
 def call_stack_parents(

@@ -83,35 +83,49 @@ static __attribute__((noinline)) const u8 *any_decimal(const u8 *p, int scale, s
     return p;
 }
 
-/* Return the value of eight digits at `p`; `p` must hold digits only. */
-INLINE u64 eight_digits(u64 word) {
+/* Return how many of the eight bytes in `word` are digits, from the first on. */
+INLINE u32 digit_run(u64 word) {
+    u64 others = ((word + 0x4646464646464646ull) | (word - 0x3030303030303030ull)) & 0x8080808080808080ull;
+    return others ? (u32)__builtin_ctzll(others) >> 3 : 8;
+}
+
+/* Return the value of the first `count` (1 to 8) of eight bytes, which must be digits. */
+INLINE u64 digits_value(u64 word, u32 count) {
+    word <<= 64 - 8 * count;
     word = (word & 0x0f0f0f0f0f0f0f0full) * 2561 >> 8;
     word = (word & 0x00ff00ff00ff00ffull) * 6553601 >> 16;
     return (word & 0x0000ffff0000ffffull) * 42949672960001ull >> 32;
 }
 
-INLINE int are_eight_digits(u64 word) {
-    return ((word & 0xf0f0f0f0f0f0f0f0ull) | ((word + 0x0606060606060606ull) & 0xf0f0f0f0f0f0f0f0ull) >> 4) == 0x3333333333333333ull;
+static const u32 POWERS[9] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+
+/* Read up to 15 digits at `p` without a loop; returns the byte after them. */
+INLINE const u8 *short_digits(const u8 *p, u64 *value) {
+    u64 word = load64(p);
+    u32 count = digit_run(word);
+    *value = count ? digits_value(word, count) : 0;
+    if (count < 8) return p + count;
+    word = load64(p + 8);
+    count = digit_run(word);
+    if (count) *value = *value * POWERS[count] + digits_value(word, count);
+    return p + 8 + count;
 }
 
-/* Read a number of at most 15 whole digits and exactly `scale` decimals or none; anything else goes the long way. */
-INLINE const u8 *decimal(const u8 *start, int scale, struct number *out) {
-    const u8 *p = start;
-    u64 value = 0;
-    u64 word = load64(p);
-    if (are_eight_digits(word)) { value = eight_digits(word); p += 8; }
-    const u8 *most = start + 15;
-    while (is_digit(*p) && p < most) value = value * 10 + (*p++ - '0');
-    if (UNLIKELY(p == start)) return any_decimal(start, scale, out);
-    int decimals = 0;
+/* Read a number of at most 15 whole digits and `scale` decimals at most; anything else goes the long way. */
+INLINE const u8 *decimal(const u8 *start, u32 scale, struct number *out) {
+    u64 value;
+    const u8 *p = short_digits(start, &value);
+    if (UNLIKELY(p == start || p - start > 15)) return any_decimal(start, (int)scale, out);
+    u32 decimals = 0;
     if (scale && *p == '.') {
-        p++;
-        while (decimals < scale && is_digit(*p)) { value = value * 10 + (*p++ - '0'); decimals++; }
-        if (UNLIKELY(!decimals)) return any_decimal(start, scale, out);
+        u64 word = load64(p + 1);
+        decimals = digit_run(word);
+        if (UNLIKELY(!decimals || decimals > scale)) return any_decimal(start, (int)scale, out);
+        value = value * POWERS[decimals] + digits_value(word, decimals);
+        p += 1 + decimals;
     }
-    if (UNLIKELY(is_word(*p))) return any_decimal(start, scale, out);
-    for (; decimals < scale; decimals++) value *= 10;
-    out->value = (i64)value;
+    if (UNLIKELY(is_word(*p))) return any_decimal(start, (int)scale, out);
+    out->value = (i64)(value * POWERS[scale - decimals]);
     out->kind = IN_RANGE;
     out->exact = 1;
     return p;

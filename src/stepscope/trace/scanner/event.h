@@ -56,35 +56,65 @@ INLINE enum field field_of(const u8 *p, u32 length) {
     return F_OTHER;
 }
 
-/* Read the key at `p` (its quote) and the colon behind it. Returns the byte where the value starts. */
-INLINE const u8 *read_key(const u8 *p, const u8 *end, int lenient, u8 *scratch, const u8 **text, u32 *length) {
-    int escaped = 0;
-    if (UNLIKELY(*p != '"')) return fail(p, end);
-    const u8 *start = p + 1;
-    p = string_end(start, end, lenient, KEY, &escaped);
-    if (UNLIKELY(!p)) return 0;
-    *text = start;
-    *length = (u32)(p - start);
-    if (UNLIKELY(escaped)) {
-        *length = unescape_key(start, p, scratch);
-        *text = scratch;
+/* Go behind the colon that follows a key's closing quote at `p`. */
+INLINE const u8 *after_colon(const u8 *p, const u8 *end) {
+    if (LIKELY((load32(p) & 0xffffff) == ('"' | ':' << 8 | ' ' << 16))) {
+        p += 3;
+        return LIKELY(*p > ' ') ? p : skip_space(p);
     }
     p = skip_space(p + 1);
     if (UNLIKELY(*p != ':')) return fail(p, end);
     return skip_space(p + 1);
 }
 
+/* Go to the content of the next key, behind its quote, after a value that ends at `p`. Returns 0 at the end of the
+ * object, with `p` behind its brace, or where no key follows, with `p` 0. */
+INLINE const u8 *next_key(const u8 **p, const u8 *end) {
+    const u8 *q = *p;
+    if (LIKELY((load32(q) & 0xffffff) == (',' | ' ' << 8 | '"' << 16))) return q + 3;
+    q = skip_space(q);
+    if (*q == ',') {
+        q = skip_space(q + 1);
+        if (LIKELY(*q == '"')) return q + 1;
+        *p = fail(q, end);
+        return 0;
+    }
+    *p = LIKELY(*q == '}') && LIKELY(q < end) ? q + 1 : fail(q, end);
+    return 0;
+}
+
+INLINE const u8 *first_key(const u8 **p, const u8 *end) {
+    const u8 *q = skip_space(*p);
+    if (LIKELY(*q == '"')) return q + 1;
+    *p = *q == '}' ? q + 1 : fail(q, end);
+    return 0;
+}
+
+/* Read the key whose content starts at `p`. Returns the byte where the value starts. */
+INLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **text, u32 *length) {
+    int escaped = 0;
+    *text = p;
+    p = string_end(p, end, KEY, &escaped);
+    if (UNLIKELY(!p)) return 0;
+    *length = (u32)(p - *text);
+    if (UNLIKELY(escaped)) {
+        *length = unescape_key(*text, p, scratch);
+        *text = scratch;
+    }
+    return after_colon(p, end);
+}
+
 /* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
-INLINE const u8 *read_text(const u8 *p, const u8 *end, int lenient, i32 *id) {
+INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
     u32 mended = lenient ? TEXT_MENDED : 0;
     if (LIKELY(*p == '"')) {
         int escaped = 0;
-        const u8 *q = string_end(p + 1, end, lenient, MEMBER, &escaped);
+        const u8 *q = string_end(p + 1, end, MEMBER, &escaped);
         if (UNLIKELY(!q)) return 0;
         *id = intern(p + 1, (u32)(q - p - 1), mended | (escaped ? TEXT_ESCAPED : 0));
         return q + 1;
     }
-    const u8 *q = value_end(p, end, lenient);
+    const u8 *q = value_end(p, end);
     if (UNLIKELY(!q)) return 0;
     if (q >= end) return fail(q, end);
     if (q - p == 4 && load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24)) *id = NO_STRING;
@@ -93,7 +123,7 @@ INLINE const u8 *read_text(const u8 *p, const u8 *end, int lenient, i32 *id) {
 }
 
 /* Read a process or thread: a number, or anything else as a text; null counts as absent. */
-INLINE const u8 *read_id(const u8 *p, const u8 *end, int lenient, i64 *value) {
+INLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
     i32 id;
     *value = NO_ID;
     if (LIKELY(*p != '"')) {
@@ -104,7 +134,7 @@ INLINE const u8 *read_id(const u8 *p, const u8 *end, int lenient, i64 *value) {
             return q;
         }
     }
-    p = read_text(p, end, lenient, &id);
+    p = read_text(p, end, &id);
     if (UNLIKELY(!p)) return 0;
     if (id == NO_STRING) return p;
     *value = STRING_ID_BASE + id;
@@ -112,7 +142,7 @@ INLINE const u8 *read_id(const u8 *p, const u8 *end, int lenient, i64 *value) {
 }
 
 /* Read a time in microseconds as nanoseconds; null counts as absent. */
-INLINE const u8 *read_time(const u8 *p, const u8 *end, int lenient, i64 *value, u32 *bad) {
+INLINE const u8 *read_time(const u8 *p, const u8 *end, i64 *value, u32 *bad) {
     struct number n = {0};
     const u8 *q = decimal(p, 3, &n);
     *bad = 0;
@@ -120,7 +150,7 @@ INLINE const u8 *read_time(const u8 *p, const u8 *end, int lenient, i64 *value, 
     if (LIKELY(n.kind == IN_RANGE && !is_word(*q))) return q;
     *bad = !(load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24) && !is_word(p[4]));
     *value = NONE_NS;
-    return value_end(p, end, lenient);
+    return value_end(p, end);
 }
 
 /* Read an integer written in a string: decimal, or hexadecimal after 0x (stream handles). */
@@ -141,8 +171,8 @@ static int integer_in_text(const u8 *p, const u8 *end, i64 *value) {
     return q == end && n.kind == IN_RANGE && n.exact;
 }
 
-static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *end, int lenient, i32 column, u32 *bad) {
-    const u8 *q = value_end(p, end, lenient);
+static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *end, i32 column, u32 *bad) {
+    const u8 *q = value_end(p, end);
     if (!q) return 0;
     i64 value;
     if (*p == '"' && integer_in_text(p + 1, q - 1, &value)) put_arg(column, value);
@@ -154,87 +184,107 @@ static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *e
     return q;
 }
 
-INLINE const u8 *read_int_arg(const u8 *p, const u8 *end, int lenient, i32 column, u32 *bad) {
-    const u8 *q = p;
-    u64 value = 0;
-    while (is_digit(*q)) value = value * 10 + (*q++ - '0');
-    if (UNLIKELY(q == p || q - p > 18 || is_word(*q))) return read_odd_int(p, end, lenient, column, bad);
+INLINE const u8 *read_int_arg(const u8 *p, const u8 *end, i32 column, u32 *bad) {
+    u64 value;
+    const u8 *q = short_digits(p, &value);
+    if (UNLIKELY(q == p || is_word(*q))) return read_odd_int(p, end, column, bad);
     put_arg(column, (i64)value);
     return q;
 }
 
 /* Read the object of arguments at `p`; anything but an object counts as none. */
-INLINE const u8 *read_args(const u8 *p, const u8 *end, int lenient, struct event *e) {
+INLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
     u8 scratch[MAX_UNESCAPED + 16];
     const u8 *text;
     u32 length;
     e->bad_args = 0;
-    if (UNLIKELY(*p != '{')) return value_end(p, end, lenient);
-    p = skip_space(p + 1);
-    if (*p == '}') return p + 1;
-    for (;;) {
-        p = read_key(p, end, lenient, scratch, &text, &length);
+    if (UNLIKELY(*p != '{')) return value_end(p, end);
+    p++;
+    for (const u8 *key = first_key(&p, end); key; key = next_key(&p, end)) {
+        p = read_key(key, end, scratch, &text, &length);
         if (UNLIKELY(!p)) return 0;
         const struct key *k = find_key(text, length);
         if (!k) {
-            p = value_end(p, end, lenient);
+            p = value_end(p, end);
         } else if (k->kind == ARG_INT) {
-            p = read_int_arg(p, end, lenient, k->column, &e->bad_args);
+            p = read_int_arg(p, end, k->column, &e->bad_args);
         } else {
             i32 id;
-            p = read_text(p, end, lenient, &id);
+            p = read_text(p, end, &id);
             if (id == NO_STRING) forget_arg(k->column);
             else put_arg(k->column, id);
         }
         if (UNLIKELY(!p)) return 0;
-        p = skip_space(p);
-        if (*p == ',') { p = skip_space(p + 1); continue; }
-        return LIKELY(*p == '}') ? p + 1 : fail(p, end);
     }
+    return p;
 }
 
-INLINE const u8 *read_ph(const u8 *p, const u8 *end, int lenient, struct event *e) {
+INLINE const u8 *read_ph(const u8 *p, const u8 *end, struct event *e) {
     e->has_ph = *p == '"';
     e->ph = 0;
     if (LIKELY(*p == '"' && p[2] == '"' && p[1] != '\\')) { e->ph = p[1]; return p + 3; }
-    const u8 *q = value_end(p, end, lenient);
+    const u8 *q = value_end(p, end);
     u8 plain[MAX_UNESCAPED];
     if (q && *p == '"' && unescape_key(p + 1, q - 1, plain)) e->ph = plain[0];
     return q;
 }
 
+#define WORD(a, b, c, d) ((u32)(a) | (u32)(b) << 8 | (u32)(c) << 16 | (u32)(d) << 24)
+
+/* Return the field whose usual spelling, colon and one space included, stands at `key`, and go behind it. */
+INLINE enum field quick_field(const u8 *key, const u8 **p) {
+    enum field field;
+    u32 length;
+    switch (load32(key)) {
+    case WORD('p', 'h', '"', ':'): field = F_PH; length = 2; break;
+    case WORD('t', 's', '"', ':'): field = F_TS; length = 2; break;
+    case WORD('c', 'a', 't', '"'): field = F_CAT; length = 3; break;
+    case WORD('p', 'i', 'd', '"'): field = F_PID; length = 3; break;
+    case WORD('t', 'i', 'd', '"'): field = F_TID; length = 3; break;
+    case WORD('d', 'u', 'r', '"'): field = F_DUR; length = 3; break;
+    case WORD('n', 'a', 'm', 'e'): field = F_NAME; length = 4; break;
+    case WORD('a', 'r', 'g', 's'): field = F_ARGS; length = 4; break;
+    default: return F_OTHER;
+    }
+    const u8 *q = key + length;
+    if (UNLIKELY((load32(q) & 0xffffff) != WORD('"', ':', ' ', 0) || q[3] <= ' ')) return F_OTHER;
+    *p = q + 3;
+    return field;
+}
+
 /* Read the fields of the event whose brace is at `p`; returns the byte after its closing brace. */
-INLINE const u8 *read_fields(const u8 *p, const u8 *end, int lenient, struct event *e) {
+INLINE const u8 *read_fields(const u8 *p, const u8 *end, struct event *e) {
     u8 scratch[MAX_UNESCAPED + 16];
     const u8 *text;
     u32 length;
     int has_args = 0;
     *e = (struct event){.pid = NO_ID, .tid = NO_ID, .ts = NONE_NS, .dur = NONE_NS, .cat = NO_STRING, .name = NO_STRING};
-    p = skip_space(p + 1);
-    if (*p == '}') return p + 1;
-    for (;;) {
-        p = read_key(p, end, lenient, scratch, &text, &length);
-        if (UNLIKELY(!p)) return 0;
-        switch (field_of(text, length)) {
-        case F_PH: p = read_ph(p, end, lenient, e); break;
-        case F_CAT: p = read_text(p, end, lenient, &e->cat); break;
-        case F_NAME: p = read_text(p, end, lenient, &e->name); break;
-        case F_PID: p = read_id(p, end, lenient, &e->pid); break;
-        case F_TID: p = read_id(p, end, lenient, &e->tid); break;
-        case F_TS: p = read_time(p, end, lenient, &e->ts, &e->bad_ts); break;
-        case F_DUR: p = read_time(p, end, lenient, &e->dur, &e->bad_dur); break;
+    p++;
+    for (const u8 *key = first_key(&p, end); key; key = next_key(&p, end)) {
+        enum field field = quick_field(key, &p);
+        if (UNLIKELY(field == F_OTHER)) {
+            p = read_key(key, end, scratch, &text, &length);
+            if (UNLIKELY(!p)) return 0;
+            field = field_of(text, length);
+        }
+        switch (field) {
+        case F_PH: p = read_ph(p, end, e); break;
+        case F_CAT: p = read_text(p, end, &e->cat); break;
+        case F_NAME: p = read_text(p, end, &e->name); break;
+        case F_PID: p = read_id(p, end, &e->pid); break;
+        case F_TID: p = read_id(p, end, &e->tid); break;
+        case F_TS: p = read_time(p, end, &e->ts, &e->bad_ts); break;
+        case F_DUR: p = read_time(p, end, &e->dur, &e->bad_dur); break;
         case F_ARGS:
             if (UNLIKELY(has_args)) forget_args();
             has_args = 1;
-            p = read_args(p, end, lenient, e);
+            p = read_args(p, end, e);
             break;
-        case F_OTHER: p = value_end(p, end, lenient);
+        case F_OTHER: p = value_end(p, end);
         }
         if (UNLIKELY(!p)) return 0;
-        p = skip_space(p);
-        if (*p == ',') { p = skip_space(p + 1); continue; }
-        return LIKELY(*p == '}') && LIKELY(p < end) ? p + 1 : fail(p, end);
     }
+    return p;
 }
 
 static const u8 no_text;

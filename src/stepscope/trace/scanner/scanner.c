@@ -26,25 +26,22 @@ static struct result {
 } result;
 
 static u8 *input;
-static u32 input_capacity;
 static const u8 *block_end;
 static int is_final, is_top_array;
 static u64 waste, max_waste;
 
-/* Return where the host puts a block of `bytes`; 0 when there is no memory. The first `kept` bytes stay. */
-EXPORT(input_buffer) u8 *input_buffer(u32 bytes) {
-    if (bytes > input_capacity) {
-        input_capacity = bytes + bytes / 4;
-        input = allocate((u64)input_capacity + PADDING);
-        if (!input) input_capacity = 0;
-    }
-    return input;
+/* Return a new place for blocks of up to `bytes`, with the first `kept` bytes of the old one; 0 without memory. */
+EXPORT(input_buffer) u8 *input_buffer(u32 bytes, u32 kept) {
+    return input = enlarge(input, kept, (u64)bytes + PADDING);
 }
 
 EXPORT(setup) int setup(void) { return grow_table() && allocate_columns(); }
 
-EXPORT(configure_key) int configure_key(u32 length, i32 column, i32 kind) {
-    return add_key(input, length, column, (enum arg_kind)kind);
+/* Take `count` keys from the input buffer: length, column and kind, a byte each, then the text. */
+EXPORT(configure_keys) int configure_keys(u32 count) {
+    for (const u8 *p = input; count--; p += 3 + p[0])
+        if (!add_key(p + 3, p[0], p[1], (enum arg_kind)p[2])) return 0;
+    return 1;
 }
 
 EXPORT(result_at) const struct result *result_at(void) { return &result; }
@@ -62,12 +59,8 @@ static void note_bad(const u8 *p) {
     result.first_bad = (u32)(p - input);
 }
 
-static __attribute__((noinline)) const u8 *strict_fields(const u8 *p, const u8 *end, struct event *e) {
-    return read_fields(p, end, 0, e);
-}
-
-static __attribute__((noinline)) const u8 *lenient_fields(const u8 *p, const u8 *end, struct event *e) {
-    return read_fields(p, end, 1, e);
+static __attribute__((noinline)) const u8 *fields_of(const u8 *p, const u8 *end, struct event *e) {
+    return read_fields(p, end, e);
 }
 
 /* Return the next brace that a key follows, or the next closing bracket, from `p` on; 0 if there is none. */
@@ -111,7 +104,9 @@ static const u8 *mend_event(const u8 *p, struct event *e) {
     u8 *limit = (u8 *)(bound ? bound : block_end);
     __builtin_memcpy(saved, limit, PADDING);
     __builtin_memset(limit, '"', PADDING);
-    const u8 *next = lenient_fields(p, limit, e);
+    lenient = 1;
+    const u8 *next = fields_of(p, limit, e);
+    lenient = 0;
     __builtin_memcpy(limit, saved, PADDING);
     if (next) {
         counts.mended++;
@@ -125,7 +120,7 @@ static const u8 *mend_event(const u8 *p, struct event *e) {
 /* Read the event at `p`, strictly or else leniently. An object without a phase is no event where we are `lost`. */
 static const u8 *read_event(const u8 *p, int lost) {
     struct event e;
-    const u8 *next = strict_fields(p, block_end, &e);
+    const u8 *next = fields_of(p, block_end, &e);
     if (UNLIKELY(!next)) {
         forget_args();
         const u8 *strict_failed_at = failed_at;

@@ -28,26 +28,13 @@ INLINE const u8 *skip_space(const u8 *p) {
     }
 }
 
-/* Return the closing quote of the string whose content starts at `p`; 0 at a raw control character. */
-INLINE const u8 *strict_string_end(const u8 *p, const u8 *end, int *escaped) {
-    for (;;) {
-        v128_t v = wasm_v128_load(p);
-        v128_t stop = wasm_v128_or(wasm_i8x16_eq(v, wasm_u8x16_splat('"')), wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
-        u32 stops = wasm_i8x16_bitmask(wasm_v128_or(stop, wasm_u8x16_lt(v, wasm_u8x16_splat(' '))));
-        if (!stops) { p += 16; continue; }
-        p += __builtin_ctz(stops);
-        if (LIKELY(*p == '"')) return LIKELY(p < end) ? p : fail(p, end);
-        if (*p != '\\') return fail(p, end);
-        *escaped = 1;
-        p += 2;
-    }
-}
-
 enum string_role { KEY, MEMBER, ELEMENT };
+
+static int lenient; /* whether control characters and bare quotes count as content of strings */
 
 /* Return whether a quote with `p` behind it can close a string: a bare quote is content unless a key's colon, a
  * closing bracket or a comma follows; after a member of an object the comma must be followed by the next key. */
-static int closes_string(const u8 *p, const u8 *end, enum string_role role) {
+static __attribute__((noinline)) int closes_string(const u8 *p, const u8 *end, enum string_role role) {
     p = skip_space(p);
     if (p >= end) return 0;
     if (role == KEY) return *p == ':';
@@ -61,25 +48,34 @@ static int closes_string(const u8 *p, const u8 *end, enum string_role role) {
     return p < limit && *skip_space(p + 1) == ':';
 }
 
-/* As strict_string_end, but control characters and bare quotes are content. */
-static const u8 *lenient_string_end(const u8 *p, const u8 *end, enum string_role role, int *escaped) {
-    for (; p < end; p++) {
-        if (*p == '\\') { *escaped = 1; p++; }
-        else if (*p == '"' && closes_string(p + 1, end, role)) return p;
+/* Return the closing quote of the string whose content starts at `p`. */
+INLINE const u8 *string_end(const u8 *p, const u8 *end, enum string_role role, int *escaped) {
+    for (;;) {
+        v128_t v = wasm_v128_load(p);
+        v128_t stop = wasm_v128_or(wasm_i8x16_eq(v, wasm_u8x16_splat('"')), wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
+        u32 stops = wasm_i8x16_bitmask(wasm_v128_or(stop, wasm_u8x16_lt(v, wasm_u8x16_splat(' '))));
+        if (!stops) { p += 16; continue; }
+        p += __builtin_ctz(stops);
+        if (UNLIKELY(p >= end)) return fail(p, end);
+        if (LIKELY(*p == '"')) {
+            if (LIKELY(!lenient) || closes_string(p + 1, end, role)) return p;
+            p++;
+        } else if (*p == '\\') {
+            *escaped = 1;
+            p += 2;
+        } else {
+            if (!lenient) return fail(p, end);
+            p++;
+        }
     }
-    return fail(p, end);
 }
 
-INLINE const u8 *string_end(const u8 *p, const u8 *end, int lenient, enum string_role role, int *escaped) {
-    return lenient ? lenient_string_end(p, end, role, escaped) : strict_string_end(p, end, escaped);
-}
-
-/* Return the byte after the bracket that closes the one at `p`, a byte at a time. */
-static const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, int depth, int lenient) {
+/* Return the byte after the bracket that closes the `depth` open ones, a byte at a time. */
+static __attribute__((noinline)) const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, int depth) {
     int escaped;
     for (; p < end; p++) {
         if (*p == '"') {
-            p = string_end(p + 1, end, lenient, ELEMENT, &escaped);
+            p = string_end(p + 1, end, ELEMENT, &escaped);
             if (!p) return 0;
         } else if (*p == '[' || *p == '{') {
             if (++depth > MAX_DEPTH) return fail(p, p + 1);
@@ -99,8 +95,8 @@ INLINE u32 inside_quotes(u32 quotes) {
 
 /* Return the byte after the bracket that closes the one at `p`: 16 bytes at a time as long as no backslash comes.
  * Brackets are counted, their kinds are not compared. */
-static const u8 *nested_end(const u8 *p, const u8 *end, int lenient) {
-    if (lenient) return nested_end_by_bytes(p, end, 0, 1);
+static __attribute__((noinline)) const u8 *nested_end(const u8 *p, const u8 *end) {
+    if (UNLIKELY(lenient)) return nested_end_by_bytes(p, end, 0);
     int depth = 0;
     u32 in_string = 0; /* all ones while a string reaches over from the bytes before */
     for (; p < end; p += 16) {
@@ -110,11 +106,11 @@ static const u8 *nested_end(const u8 *p, const u8 *end, int lenient) {
         if (UNLIKELY(backslashes)) {
             if (in_string) { /* finish the string first */
                 int escaped;
-                p = strict_string_end(p, end, &escaped);
+                p = string_end(p, end, ELEMENT, &escaped);
                 if (!p) return 0;
                 p++;
             }
-            return nested_end_by_bytes(p, end, depth, 0);
+            return nested_end_by_bytes(p, end, depth);
         }
         u32 inside = inside_quotes(wasm_i8x16_bitmask(wasm_i8x16_eq(v, wasm_u8x16_splat('"')))) ^ in_string;
         u32 control = wasm_i8x16_bitmask(wasm_u8x16_lt(v, wasm_u8x16_splat(' '))) & inside & 0xffff;
@@ -148,12 +144,12 @@ static const u8 *word_end(const u8 *p, const u8 *end) {
 }
 
 /* Return the byte after any value. */
-static const u8 *value_end(const u8 *p, const u8 *end, int lenient) {
+static __attribute__((noinline)) const u8 *value_end(const u8 *p, const u8 *end) {
     int escaped;
     if (*p == '"') {
-        p = string_end(p + 1, end, lenient, MEMBER, &escaped);
+        p = string_end(p + 1, end, MEMBER, &escaped);
         return p ? p + 1 : 0;
     }
-    if (*p == '[' || *p == '{') return nested_end(p, end, lenient);
+    if (*p == '[' || *p == '{') return nested_end(p, end);
     return word_end(p, end);
 }
