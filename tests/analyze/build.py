@@ -112,6 +112,21 @@ class RankTrace:
         """Add a python frame."""
         self._host("python_function", name, start, end, thread, {"Python id": self._new_id()})
 
+    def memory(self, size_bytes: int, *, at: float, on_device: bool = True, thread: int = MAIN) -> None:
+        """Add an allocation, or a free where the size is negative."""
+        self.events.append(
+            {
+                "ph": "i",
+                "s": "t",
+                "cat": "cpu_instant_event",
+                "name": "[memory]",
+                "pid": PID,
+                "tid": thread,
+                "ts": self._local_ns(at) / 1000,
+                "args": {"Bytes": size_bytes, "Device Type": int(on_device), "Device Id": 0 if on_device else -1},
+            }
+        )
+
     # Device -----------------------------------------------------------------------------------------------------
 
     def kernel(

@@ -166,7 +166,12 @@ def _add(
 
 
 def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
-    """Return for each group the call with the most device time, or the most host time where none has any."""
-    order = np.lexsort((per_call["host_total_ns"], per_call["device_total_ns"], group))
-    last = np.searchsorted(group[order], np.arange(num_groups), side="right") - 1
-    return order[last]
+    """Return for each group the call with the most device time, the most host time among equals."""
+    left = np.arange(len(group))
+    for name in ("device_total_ns", "host_total_ns"):
+        most = np.zeros(num_groups)
+        np.maximum.at(most, group[left], per_call[name][left])
+        left = left[per_call[name][left] == most[group[left]]]
+    out = np.empty(num_groups, np.int64)
+    out[group[left]] = left
+    return out
