@@ -1,19 +1,55 @@
-"""The account of a run: everything that the report, in any form, shows."""
+"""The account of a run: everything that the report, in any form, shows.
 
+Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.call_costs import call_costs
+from stepscope.analyze.chip import run_chip
+from stepscope.analyze.collectives import CollectiveRow, RankWait, collective_rows, rank_wait
+from stepscope.analyze.critical_path import CriticalPath, critical_path
+from stepscope.analyze.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
+from stepscope.analyze.kernels import KernelTable, kernel_table
+from stepscope.analyze.operators import OperatorTable, operator_table
+from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
+from stepscope.analyze.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.rank_account import RankAccount, rank_account
+from stepscope.analyze.replay import Replay, replay_of
+from stepscope.analyze.stragglers import Straggler, find_stragglers
+from stepscope.analyze.strategy import Strategy, strategy_of
+from stepscope.analyze.waterfall import Waterfall, waterfall
+from stepscope.cost.chip_table import Chip
+from stepscope.cost.hardware import Lookup
 from stepscope.errors import InputError
+from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
+from stepscope.units import NS_PER_MS
 
 
 @dataclass(frozen=True)
 class Account:
-    """One run with the account of each of its ranks, in the order of `run.ranks`."""
+    """One run and all that is known of it. Per-rank fields are in the order of `run.ranks`."""
 
     run: Run
+    shared: Aligned
     ranks: tuple[RankAccount | None, ...]
     """None for a rank whose trace holds neither steps nor work"""
+    waits: tuple[RankWait | None, ...]
+    budgets: tuple[RankBudget | None, ...]
+    step: StepBudget | None
+    """None where no step was recorded"""
+    costs: tuple[KernelCosts, ...]
+    chip: Lookup
+    efficiency: Efficiency
+    waterfall: Waterfall
+    strategy: Strategy
+    replay: Replay | None
+    stragglers: tuple[Straggler, ...]
     warnings: tuple[str, ...]
 
     @property
@@ -21,15 +57,90 @@ class Account:
         """Return how many steps were recorded on the rank that has the most."""
         return max((len(r.steps) for r in self.run.ranks), default=0)
 
+    @cached_property
+    def collectives(self) -> list[CollectiveRow]:
+        """Return the collectives by operation and group."""
+        return collective_rows(self.shared, self.ranks)
 
-def account_of(run: Run) -> Account:
-    """Return the account of a run; an `InputError` where no rank holds anything to account for."""
+    @cached_property
+    def operators(self) -> OperatorTable:
+        """Return the operators of all ranks."""
+        return operator_table(self.run.ranks)
+
+    @cached_property
+    def kernels(self) -> KernelTable:
+        """Return the kernels of all ranks."""
+        return kernel_table(self.costs, chip=self.chip.chip)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath | None:
+        """Return the critical path, None where the run cannot be replayed."""
+        return critical_path(self.replay) if self.replay else None
+
+    @cached_property
+    def overlap_efficiency(self) -> float | None:
+        """Return the overlap efficiency over all ranks' steps."""
+        return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
+
+
+def account_of(
+    run: Run, *, given: Given | None = None, unprofiled_ms: float | None = None, chips: Sequence[Chip] = ()
+) -> Account:
+    """Return the account of a run; an `InputError` where no rank holds anything to account for.
+
+    `given` and `unprofiled_ms` go before what the run folder says; `chips` before the built-in hardware table.
+    """
     ranks = tuple(rank_account(r) for r in run.ranks)
     if not any(ranks):
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
         raise InputError(f"expected steps, device work or operators, found none of them in {paths}")
-    warnings = [*run.warnings]
+    shared = aligned(run)
+    by_rank = budgets(shared)
+    step = step_budget(by_rank, unprofiled_ms=unprofiled_step_ms(run, unprofiled_ms))
+    costs = tuple(kernel_costs(call_costs(rank)) for rank in run.ranks)
+    chip = run_chip(run.ranks, extra=chips)
+    used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
+    losses = waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip)
+    strategy = strategy_of(run)
+    overhead_ns = max(0.0, step.profiled_ns - step.unprofiled_ns) if step and step.unprofiled_ns else 0.0
+    return Account(
+        run=run,
+        shared=shared,
+        ranks=ranks,
+        waits=tuple(rank_wait(shared, i, a) if a else None for i, a in enumerate(ranks)),
+        budgets=by_rank,
+        step=step,
+        costs=costs,
+        chip=chip,
+        efficiency=used,
+        waterfall=losses,
+        strategy=strategy,
+        replay=replay_of(shared, unprofiled_ns=step.unprofiled_ns if step else None),
+        stragglers=tuple(find_stragglers(shared, overhead_ns_per_step=overhead_ns)),
+        warnings=tuple(_warnings(run, ranks, shared, step, used, losses, strategy)),
+    )
+
+
+def _warnings(
+    run: Run,
+    ranks: tuple[RankAccount | None, ...],
+    shared: Aligned,
+    step: StepBudget | None,
+    used: Efficiency,
+    losses: Waterfall,
+    strategy: Strategy,
+) -> list[str]:
+    """Return everything a reader must know before trusting the numbers, each line once."""
+    lines = [*run.warnings]
     for rank, account in zip(run.ranks, ranks, strict=True):
         said = account.warnings if account else ("the trace holds neither steps nor work",)
-        warnings += [f"rank {rank.rank}: {line}" for line in said]
-    return Account(run, ranks, tuple(warnings))
+        lines += [f"rank {rank.rank}: {line}" for line in said]
+    lines += shared.clocks.warnings
+    lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
+    if step and step.unprofiled_ns is None:
+        lines.append(
+            f"unprofiled step time unknown: the {step.profiled_ns / NS_PER_MS:.2f} ms step includes what the profiler "
+            "costs; give --unprofiled-step-ms, or record with stepscope"
+        )
+    lines += [*used.notes, *losses.notes, *strategy.notes]
+    return list(dict.fromkeys(lines))
