@@ -151,6 +151,8 @@ class Faults:
         self._do(self.planned.get("before"))
 
     def at(self, step: int) -> None:
+        if step == 1 and self.recorder is not None:
+            _ = self.recorder.run_folder  # a real step is long enough for the ranks to agree on it
         self._do(self.planned.get(str(step)))
 
     def after(self) -> None:

@@ -1,7 +1,13 @@
 """What is measured beside the steps by others: memory, collectives, telemetry.
 
-A sampler has any of `on_window_start()`, `on_step_end(step) -> dict` (merged into the step's line),
-`on_window_end()` and `on_close(folder)`. One that fails is left out from then on, with one warning.
+A sampler has any of these methods. One that fails is left out from then on, with one warning.
+
+    on_begin()                               the first step begins
+    on_step_end(step) -> dict                merged into the step's line
+    on_region_begin(name), on_region_end(name)   on the training thread
+    on_window_start(), on_window_end()
+    after_window(folder, rank)               write files into `folder`; the helper takes them to the run folder
+    on_close(folder, rank)                   the same, once more, at the end
 """
 
 from typing import Any
@@ -18,6 +24,10 @@ class Samplers:
     def add(self, sampler: Any) -> None:
         """Call this one too from now on."""
         self._samplers.append(sampler)
+
+    def has(self, moment: str) -> bool:
+        """Return whether any sampler wants to hear of `moment`."""
+        return any(hasattr(sampler, moment) for sampler in self._samplers)
 
     def tell(self, moment: str, *args: Any) -> None:
         """Call `moment` on every sampler that has it."""

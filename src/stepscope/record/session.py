@@ -7,6 +7,8 @@ in here is one line on stderr, after which the recorder is off and training goes
 
 import atexit
 import os
+import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -29,6 +31,7 @@ from stepscope.record.rank import initialized_distributed, place_of_process
 from stepscope.record.regions import Regions
 from stepscope.record.samplers import Samplers
 from stepscope.record.schedule import BEFORE, WARMUP, census_step, phase_of
+from stepscope.record.standard_samplers import standard_samplers
 from stepscope.record.step_census import StepCensus
 from stepscope.record.step_log import StepLog
 from stepscope.record.undisturbed import explain, say
@@ -53,6 +56,7 @@ class Recorder:
         self.step = 0
         self.regions = Regions(on_first=self.begin)
         self.samplers = Samplers()
+        self._edges_matter = False  # whether a sampler looks at the edges of regions
         self._on_trace_ready = on_trace_ready
         self._created_ns = time.time_ns()
         self._step_start_ns = perf_counter_ns()
@@ -74,6 +78,8 @@ class Recorder:
         global _current
         if _current is None:
             _current = recorder = cls(config, on_trace_ready=on_trace_ready)
+            for sampler in standard_samplers(config):
+                recorder.add_sampler(sampler)
             recorder._guard.install()
             atexit.register(recorder.close)
             if parent_process() is not None:  # children of multiprocessing leave without atexit
@@ -93,6 +99,7 @@ class Recorder:
         if self._begun or not self.on:
             return
         self._begun = True
+        self.samplers.tell("on_begin")
         self._step_start_ns = perf_counter_ns()
         if phase_of(0, self.config)[0] != BEFORE:
             self._undisturbed(self._before_first_step)
@@ -101,10 +108,14 @@ class Recorder:
         """Enter a named region on this thread."""
         if self.on:
             self.regions.begin(name)
+            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
+                self.samplers.tell("on_region_begin", name)
 
     def region_end(self, name: str) -> None:
         """Leave the innermost region of that name on this thread."""
         if self.on:
+            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
+                self.samplers.tell("on_region_end", name)
             self.regions.end(name)
             if self.regions.marker is not None and self._window is not None:
                 self._window.look_at_budget()
@@ -131,6 +142,7 @@ class Recorder:
     def add_sampler(self, sampler: Any) -> None:
         """Let `sampler` see windows and steps; `samplers` says which methods it may have."""
         self.samplers.add(sampler)
+        self._edges_matter = self.samplers.has("on_region_end")
 
     def close(self) -> None:
         """Finish: end the window, hand over what is left, let the helper complete the folder. Safe to call twice."""
@@ -258,8 +270,21 @@ class Recorder:
             self._run.outbox.put({"do": "trace", "plain": plain, "name": outcome["name"], "about": about})
         self._windows.append(outcome)
         self._keep_flight_record()
+        self._hand_over("after_window")
         self._run.probe_clock(f"after{number}")
         self._send_facts(window_complete=True)
+
+    def _hand_over(self, moment: str) -> None:
+        """Let the samplers write their files to local disk; the helper takes them to the run folder."""
+        assert self._run is not None
+        try:
+            folder = Path(tempfile.mkdtemp(prefix="files-", dir=self._run.scratch))
+        except OSError as e:
+            self._reasons["samplers"] = f"their files could not be written: {e.strerror}"
+            return
+        self.samplers.tell(moment, folder, self._run.place.rank)
+        for path in sorted(folder.iterdir()):
+            self._run.outbox.put({"do": "file", "plain": str(path), "name": path.name})
 
     def _keep_flight_record(self) -> None:
         assert self._run is not None
@@ -303,9 +328,7 @@ class Recorder:
         self._window.finish()
         self._log.flush()
         self._send_facts()
-        folder = self.run_folder
-        if folder is not None:
-            self.samplers.tell("on_close", folder)
+        self._hand_over("on_close")
         self._run.finish()
 
     def _forget(self) -> None:
