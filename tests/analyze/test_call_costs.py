@@ -74,3 +74,9 @@ def test_operators_outside_of_backward_are_never_recomputed(tmp_path: Path) -> N
     for at in (10, 30):
         matmul(r, at, start=100 * at, end=100 * at + 50, **FORWARD)
     assert not costs_of(tmp_path, r).recomputed.any()
+
+
+def test_impossible_shapes_are_unknown_not_an_error(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.ran("aten::mm", 0, 10, **shapes([10**300, 10], [10, 10**300]))
+    assert not costs_of(tmp_path, r).counted.any()

@@ -90,6 +90,17 @@ def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: P
     assert (kernel.bound, kernel.bound_from) == ("compute-bound", "family")
 
 
+def test_a_name_that_does_not_tell_is_explained_by_its_operator(tmp_path: Path) -> None:
+    r = RankTrace()
+    name = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
+    r.kernel(name, at=None, start=0, end=50)
+    query = {"Input Dims": [[1, 8, 64, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
+    with r.op("aten::_scaled_dot_product_cudnn_attention", 0, 50, **query):
+        r.kernel(name, at=10, start=100, end=150)
+    kernel = only(tmp_path, r)
+    assert (kernel.family, kernel.precision, kernel.count) == ("attention", "bf16", 2)
+
+
 def test_counts_times_and_shares(tmp_path: Path) -> None:
     r = RankTrace()
     r.step(0, 0, 400)

@@ -23,6 +23,9 @@ from stepscope.trace.table import Int64s, Trace
 
 _BACKWARD_NODE = "autograd::engine::evaluate_function"
 
+_IMPOSSIBLE = 10**30
+"""FLOPs or bytes that no operator has: a damaged or hostile trace"""
+
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
 
@@ -88,7 +91,8 @@ def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost
     for i in first.tolist():
         dims, types, concrete = (trace.text(int(column[i])) for column in columns)
         name = trace.strings[calls.name[i]]
-        costs.append(operator_cost(name, dims=dims, types=types, concrete=concrete))
+        cost = operator_cost(name, dims=dims, types=types, concrete=concrete)
+        costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
     return variant, costs
 
 

@@ -125,12 +125,14 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None) -> None:
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(np.isin(work.kind, _KERNELS))
-    names, first, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
+    names, example, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
+    explained = np.flatnonzero(costs.call[kernels] >= 0)
+    example[group[explained]] = explained  # its operator tells more than the name alone
     weights = _weights(costs, kernels, chip)
     totals = {name: sum_by(group, values, len(names)) for name, values in weights.items()}
     longest = np.zeros(len(names), np.int64)
     np.maximum.at(longest, group, costs.duration_ns[kernels])
-    for g, (name, i) in enumerate(zip(names.tolist(), kernels[first].tolist(), strict=True)):
+    for g, (name, i) in enumerate(zip(names.tolist(), kernels[example].tolist(), strict=True)):
         text = costs.rank.trace.strings[name]
         if text not in sums:
             sums[text] = _empty(costs, i)
