@@ -34,6 +34,11 @@ _NOTHING_RECORDED = (
     "torch's flight recorder holds nothing; set TORCH_FR_BUFFER_SIZE=2000"
 )
 
+_NOT_TIMED = (
+    "operations without a time were issued in C++ on a backend that keeps no times (gloo), or waited for late by "
+    "the job; their times are in the trace"
+)
+
 
 class LiveCollectives:
     """A sampler for the step log. `entries` is how the flight recorder is read."""
@@ -60,6 +65,13 @@ class LiveCollectives:
     def table(self) -> list[Row]:
         """Return what is known so far, one row per operation and group, most bytes first."""
         return self.ledger.rows(self.volume.group_sizes)
+
+    def on_begin(self) -> None:
+        """Begin to listen with the first step, where the process group is up by then."""
+        self.install()
+        dist = initialized_distributed()
+        if dist is not None:
+            self.volume.end_of_step(self._groups(dist), now_ns=time.time_ns())
 
     def on_step_end(self, step: int) -> dict[str, Any]:
         """Return this step's count and bytes; bytes None while those of C++ are not known."""
@@ -143,12 +155,15 @@ class LiveCollectives:
         self.ledger.add_times(timed, group_sizes=self.volume.group_sizes)
 
     def _description(self, rank: int) -> dict[str, Any]:
+        rows = self.table()
+        if any(row.timed_count == 0 and row.bytes for row in rows):
+            self.ledger.note(_NOT_TIMED)
         return {
             "schema": SCHEMA,
             "rank": rank,
             "groups": self._process_groups,
             "issued": {name: number for name, number in self.volume.issued.items() if number},
-            "operations": [row.as_dict() for row in self.table()],
+            "operations": [row.as_dict() for row in rows],
             "notes": self.ledger.notes,
         }
 

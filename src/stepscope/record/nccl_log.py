@@ -58,21 +58,24 @@ def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) ->
     return Additions(variables, tuple(remarks))
 
 
-class NcclLog:
-    """A sampler that turns NCCL's log on in this process and keeps it with the run.
+def turn_on_nccl_log(environ: MutableMapping[str, str]) -> None:
+    """Let NCCL log to a local file of each process; what the user has set is kept. Safe to call again.
 
-    It has to be made before the first communicator is: at the start of the process.
+    It has to be called before the first communicator is made: at the start of the process.
     """
+    environ.update(debug_environment(["nccl"], environ=environ).variables)
+    if "NCCL_DEBUG_FILE" not in environ:
+        folder = tempfile.mkdtemp(prefix=_FOLDER)
+        environ["NCCL_DEBUG_FILE"] = str(Path(folder, "%p.log"))  # a child that inherits this has its own file
+
+
+class NcclLog:
+    """A sampler that keeps NCCL's log with the run."""
 
     def __init__(self, *, environ: MutableMapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
-        additions = debug_environment(["nccl"], environ=self._environ)
-        self._environ.update(additions.variables)
+        turn_on_nccl_log(self._environ)
         self.why_not = _too_quiet(self._environ["NCCL_DEBUG"])
-        self._own_folder: Path | None = None
-        if "NCCL_DEBUG_FILE" not in self._environ:
-            self._own_folder = Path(tempfile.mkdtemp(prefix=_FOLDER))
-            self._environ["NCCL_DEBUG_FILE"] = str(self._own_folder / "%p.log")  # a forked child has its own file
 
     def after_window(self, folder: str | Path, rank: int) -> None:
         """Copy the log as far as it goes to `rank00000.nccl.log`."""
@@ -81,13 +84,15 @@ class NcclLog:
             shutil.copyfile(log, Path(folder) / rank_file(rank, "nccl.log"))
 
     def on_close(self, folder: str | Path, rank: int) -> None:
-        """Copy the whole log; a file of the user's choice stays where it is."""
+        """Copy the whole log; a file of the user's choice stays where it is, ours is removed."""
         self.after_window(folder, rank)
         if self.why_not is not None:
             say(self.why_not)
-        if self._own_folder is not None:
+        log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
+        if log.parent.name.startswith(_FOLDER):
             with contextlib.suppress(OSError):
-                shutil.rmtree(self._own_folder)
+                log.unlink(missing_ok=True)
+                log.parent.rmdir()  # the last process to leave empties it
 
 
 def log_of_process(pattern: str, *, pid: int) -> Path:
