@@ -20,13 +20,15 @@ def found(tmp_path: Path, trace: RankTrace) -> dict[str, tuple[Region, bool]]:
 
 @pytest.fixture
 def trace() -> RankTrace:
-    """A step without annotations: main thread until 100, backward until 200, clipping, optimizer, zero_grad."""
+    """A step without annotations: main thread until 90, backward until 200, clipping, optimizer, zero_grad."""
     r = RankTrace()
     r.step(0, 0, 400)
     with r.op("aten::embedding", 5, 15):  # no gradients: a frozen part of the model
         r.kernel("frozen", at=10, start=20, end=30)
     with r.op("aten::mm", 20, 30, **FORWARD_OP):
         r.kernel("forward", at=25, start=40, end=50)
+    with r.op(EVALUATE, 90, 98, thread=AUTOGRAD, **{"Sequence number": 6, "Fwd thread id": 1}):
+        r.kernel("loss", at=92, start=100, end=110, thread=AUTOGRAD)
     with r.op(EVALUATE, 100, 200, thread=AUTOGRAD, **{"Sequence number": 5, "Fwd thread id": 1}):
         r.kernel("backward", at=110, start=120, end=130, thread=AUTOGRAD)
         with r.op("aten::gelu", 140, 160, thread=AUTOGRAD, **FORWARD_OP):
@@ -48,6 +50,7 @@ def test_parts_are_told_apart_without_annotations(tmp_path: Path, trace: RankTra
         "older": (Region.OTHER, False),
         "frozen": (Region.FORWARD, False),
         "forward": (Region.FORWARD, False),
+        "loss": (Region.BACKWARD, False),
         "backward": (Region.BACKWARD, False),
         "recomputed": (Region.BACKWARD, True),
         "gradient": (Region.BACKWARD, False),
@@ -55,6 +58,16 @@ def test_parts_are_told_apart_without_annotations(tmp_path: Path, trace: RankTra
         "clip": (Region.OTHER, False),
         "adam": (Region.OPTIMIZER, False),
     }
+
+
+def test_backward_that_is_differentiated_itself_recomputes_nothing(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.step(0, 0, 500)
+    for t in (100, 200, 300):
+        inner = r.op("aten::mm", t + 10, t + 30, thread=AUTOGRAD, **FORWARD_OP)
+        with r.op(EVALUATE, t, t + 50, thread=AUTOGRAD), inner:
+            r.kernel(f"gradient {t}", at=t + 20, start=t + 40, end=t + 45, thread=AUTOGRAD)
+    assert set(found(tmp_path, r).values()) == {(Region.BACKWARD, False)}
 
 
 def test_annotations_decide_over_order(tmp_path: Path, trace: RankTrace) -> None:

@@ -69,13 +69,13 @@ def _computes(name: str) -> bool:
 def _outermost(rank: Rank, rows: Rows) -> Rows:
     """Return the rows that lie in no other of their thread."""
     trace = rank.trace
-    rows = rows[np.lexsort((-trace["dur_ns"][rows], trace["ts_ns"][rows], trace["tid"][rows]))]
-    keep = np.ones(len(rows), bool)
+    kept = [np.empty(0, np.int64)]
     for thread in np.unique(trace["tid"][rows]):
-        at = np.flatnonzero(trace["tid"][rows] == thread)
-        end = trace["ts_ns"][rows[at]] + trace["dur_ns"][rows[at]]
-        keep[at[1:]] = trace["ts_ns"][rows[at[1:]]] >= np.maximum.accumulate(end)[:-1]
-    return rows[keep]
+        own = rows[trace["tid"][rows] == thread]
+        own = own[np.lexsort((-trace["dur_ns"][own], trace["ts_ns"][own]))]
+        reach = np.maximum.accumulate(trace["ts_ns"][own] + trace["dur_ns"][own])
+        kept.append(own[np.concatenate(([True], trace["ts_ns"][own[1:]] >= reach[:-1]))])
+    return np.concatenate(kept)
 
 
 def _long_holes(recorded: Intervals, cuts: Int64s) -> Intervals:

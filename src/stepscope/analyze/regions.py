@@ -10,7 +10,8 @@ The launch tells. Marks around it on its thread, the innermost first:
     none, after it                                   other: clipping, unscaling, metrics
 
 Operators that build an autograd graph carry a sequence number and no forward thread; those of a backward pass run
-without gradients and carry none. That is how recomputation (activation checkpointing) shows.
+without gradients and carry none. That is how recomputation (activation checkpointing) shows, except in passes that
+are themselves differentiated.
 """
 
 import re
@@ -117,7 +118,18 @@ def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mas
     region = np.where(code == _NO_MARK, _by_order(rank, rows, marks), code - 1).astype(np.uint8)
     region[in_engine | (on_engine & (code == _NO_MARK))] = Region.BACKWARD
     region[(code == Region.OPTIMIZER + 1) & builds] = Region.FORWARD
-    return region, in_engine & builds, (code != _NO_MARK) | builds | on_engine
+    return region, _recomputed(around, in_engine, builds), (code != _NO_MARK) | builds | on_engine
+
+
+def _recomputed(node: Rows, in_engine: Mask, builds: Mask) -> Mask:
+    """Return which calls inside autograd nodes run forward operators again.
+
+    A checkpoint is recomputed inside the one node that first asks for it. Where most nodes build a graph, the backward
+    pass itself is differentiated (`create_graph=True`) and nothing is known to be recomputed.
+    """
+    again = in_engine & builds
+    nodes, building = len(np.unique(node[in_engine])), len(np.unique(node[again]))
+    return again if 2 * building <= nodes else np.zeros_like(again)
 
 
 def _mark_code(name: str) -> int:

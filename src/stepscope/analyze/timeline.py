@@ -41,7 +41,7 @@ def painted(layers: Sequence[tuple[int, Intervals]], cuts: npt.ArrayLike) -> Tim
     """
     edges = np.asarray(cuts, np.int64)
     clipped = [(label, clip(x, int(edges[0]), int(edges[-1]))) for label, x in layers]
-    bounds = np.unique(np.concatenate([edges, *(side for _, x in clipped for side in (x.start, x.end))]))
+    bounds = _distinct(np.concatenate([edges, *(side for _, x in clipped for side in (x.start, x.end))]))
     label = np.full(len(bounds) - 1, NOTHING, np.uint8)
     for layer, x in reversed(clipped):
         label[_covered(bounds, x)] = layer
@@ -56,6 +56,12 @@ def label_ns(timeline: Timeline, cuts: npt.ArrayLike, num_labels: int) -> Int64s
     between = np.searchsorted(edges, timeline.start[known], side="right") - 1
     np.add.at(out, (between, timeline.label[known]), (timeline.end - timeline.start)[known])
     return out
+
+
+def _distinct(moments: Int64s) -> Int64s:
+    """Return each moment once, ascending; a merge sort, because the input is a few runs that ascend already."""
+    ordered = np.sort(moments, kind="stable")
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
 
 
 def _covered(bounds: Int64s, x: Intervals) -> npt.NDArray[np.bool_]:
