@@ -37,12 +37,6 @@ class BatchSize:
             self._samples += samples
             self._tokens += tokens
 
-    def part_begins(self, part: int) -> None:
-        """Nothing to do: the loop's parts are no concern of ours."""
-
-    def part_ends(self, part: int) -> None:
-        """Nothing to do."""
-
     def step_ended(self, loop: Loop) -> None:
         """Close the count of one step."""
         if self._looks:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from stepscope.record.hooks.call_search import CallSearch
-from stepscope.record.hooks.loop import BACKWARD, FORWARD, OPTIMIZER, Loop
+from stepscope.record.hooks.loop import OPTIMIZER, Loop
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
 
@@ -42,7 +42,8 @@ class Root:
         if self._open > 1:
             return
         grad = torch.is_grad_enabled()
-        self._watcher.search.pause()
+        if self._watcher.search.wanted:
+            self._watcher.search.pause()
         self._counted = self._counts and self._watcher.loop.forward_begins(grad=grad, own=self._was_called_with_grad)
         self._was_called_with_grad = self._was_called_with_grad or grad
 
@@ -89,27 +90,28 @@ class ForwardHooks:
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
         self._later_steps = 0
-        self._forwards = self._backwards = 0
+        self._search(wanted=True)
 
     def part_begins(self, part: int) -> None:
         """Stand still inside the parts that are already seen; a closure in `optimizer.step` runs the model."""
-        self._forwards += part == FORWARD
-        self._backwards += part == BACKWARD
         if part != OPTIMIZER:
             self.search.pause()
 
     def part_ends(self, part: int) -> None:
         """Look on between the parts."""
-        if self.search.wanted:
-            self.search.resume()
+        self.search.resume()
 
     def step_ended(self, loop: Loop) -> None:
         """End the search after the first steps; take it up again when a step showed a backward but no forward."""
-        blind = self._backwards > 0 and self._forwards == 0
-        self._later_steps += loop.steps > SEARCH_STEPS and blind
-        self.search.wanted = loop.steps < SEARCH_STEPS or (blind and self._later_steps <= _MOST_LATER_STEPS)
-        self._forwards = self._backwards = 0
-        if not self.search.wanted:
+        blind = loop.backwards > 0 and loop.forwards == 0
+        if loop.steps >= SEARCH_STEPS:
+            self._later_steps += blind
+            self._search(wanted=blind and self._later_steps <= _MOST_LATER_STEPS)
+
+    def _search(self, *, wanted: bool) -> None:
+        self.search.wanted = wanted
+        self.loop.watcher = self if wanted else None
+        if not wanted:
             self.search.pause()
 
     def release(self, module: torch.nn.Module) -> None:
@@ -133,7 +135,7 @@ class ForwardHooks:
 def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.nn.Module], None]]) -> ForwardHooks:
     """Return the hooks, with the search ready to begin at the loop's first load or backward."""
     hooks = ForwardHooks(loop, model_found)
-    loop.listeners.append(hooks)
+    loop.on_step.append(hooks.step_ended)
 
     def releasing(script: Any) -> Any:
         def wrapped(obj: Any, *args: Any, **kwargs: Any) -> Any:

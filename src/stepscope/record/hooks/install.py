@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from stepscope.record.hooks.gradient_sync import GradientSync
 from stepscope.record.hooks.learned import Learned
 from stepscope.record.hooks.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.seen import FOLDERS, leave_word
 from stepscope.record.undisturbed import explain, say
 
 _COMPILER = "torch._dynamo"
@@ -34,6 +37,16 @@ class Hooks:
         """Training is over: end the last step and note what was learned."""
         self.loop.finish()
         self.loop.safely(self.learned.note, self.loop)
+
+    def finish_for_good(self) -> None:
+        """The process ends: also leave word of where its run is."""
+        self.finish()
+        self.loop.safely(self._leave_word)
+
+    def _leave_word(self) -> None:
+        folder = getattr(self.loop.recorder, "run_folder", None)
+        if folder is not None:
+            leave_word(f"{FOLDERS}{os.getpid()}", f"{folder}\n")
 
     def hide_from_compiler(self) -> None:
         """Keep torch.compile from tracing us, now that it is loaded."""
@@ -63,7 +76,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     put_in("process groups", lambda: groups.install(loop, patches, hooks.finish))
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     put_in("forward passes", lambda: forward.install(loop, patches, found))
-    loop.listeners += [batch_size, learned]
+    loop.on_step += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: put_in("pipelines", lambda: _pipelines(loop, patches)))
     after_import(_COMPILER, lambda: put_in("torch.compile", hooks.hide_from_compiler))
     os.register_at_fork(after_in_child=loop.stop)
@@ -86,5 +99,7 @@ def _pipelines(loop: Loop, patches: Patches) -> None:
 
 def _started(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:
     recorder = start_recorder()
-    atexit.register(hooks.finish)  # after the recorder's own, hence run before it
+    atexit.register(hooks.finish_for_good)  # after the recorder's own, hence run before it
+    if parent_process() is not None:  # children of multiprocessing leave without atexit
+        Finalize(None, hooks.finish_for_good, exitpriority=1)
     return recorder

@@ -26,12 +26,6 @@ class Learned:
             self._parameters = parameters
             self._model = weakref.ref(module)
 
-    def part_begins(self, part: int) -> None:
-        """Nothing to do: the loop's parts are no concern of ours."""
-
-    def part_ends(self, part: int) -> None:
-        """Nothing to do."""
-
     def step_ended(self, loop: Loop) -> None:
         """Note what is known once the first steps are over."""
         if loop.steps in _NOTE_AFTER_STEPS:

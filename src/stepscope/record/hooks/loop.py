@@ -55,13 +55,16 @@ class Loop:
         self.recorder: Any = None
         self.optimizers = OptimizersAlive()
         self.parameters = ParameterWatch()
-        self.listeners: list[Any] = []  # `part_begins(part)`, `part_ends(part)`, `step_ended(...)`
         self.steps = 0
+        self.forwards = self.backwards = 0  # that counted in this step
+        self.on_step: list[Callable[[Loop], None]] = []
+        self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
         self._start_recorder = start_recorder
         self._inside = 0
         self._thread = threading.main_thread().ident
         self._optimizer: Any = None  # the one that is stepping
         self._stepper: Any = None  # who steps it: itself, or a scaler
+        self._optimizer_seen = False
         self._on = True
         self._finder = StepFinder(self, optimizers=self.optimizers.keys, parameters_changed=self.parameters.changed)
 
@@ -108,6 +111,7 @@ class Loop:
             return False
         if not self._inside & OPTIMIZER:
             self._finder.forward_begins(perf_counter_ns(), grad=grad, own=own)
+        self.forwards += 1
         return self._begin(FORWARD)
 
     @training_first
@@ -124,6 +128,7 @@ class Loop:
         self.start()
         if not self._inside & OPTIMIZER:
             self._finder.backward_begins(perf_counter_ns())
+        self.backwards += 1
         return self._begin(BACKWARD)
 
     @training_first
@@ -136,7 +141,8 @@ class Loop:
     def backward_ends(self) -> None:
         """End a backward that counted, and the wait for reductions inside it."""
         self._end(BACKWARD)
-        self.parameters.remember()
+        if not self._optimizer_seen:
+            self.parameters.remember()
 
     @training_first
     def schedule_begins(self) -> None:
@@ -157,6 +163,7 @@ class Loop:
             self._end(OPTIMIZER)  # it raised last time and so never ended
         if threading.get_ident() == self._thread or self._inside & BACKWARD:
             self.start()
+            self._optimizer_seen = True
             self._finder.optimizer_begins(id(optimizer), perf_counter_ns())
             self._optimizer, self._stepper = optimizer, by
             self._begin(OPTIMIZER)
@@ -175,8 +182,9 @@ class Loop:
         self.steps += 1
         if self.recorder is not None:
             self.recorder.step_end(at_ns=at_ns)
-        for listener in self.listeners:
-            listener.step_ended(self)
+        for tell in self.on_step:
+            tell(self)
+        self.forwards = self.backwards = 0
 
     def step_begin(self) -> None:
         """Tell the recorder, as the step finder decided."""
@@ -192,8 +200,8 @@ class Loop:
 
     def _begin(self, part: int) -> bool:
         self._inside |= part
-        for listener in self.listeners:
-            listener.part_begins(part)
+        if self.watcher is not None:
+            self.watcher.part_begins(part)
         if self.recorder is not None:
             self.recorder.region_begin(_REGION[part])
         return True
@@ -202,5 +210,5 @@ class Loop:
         self._inside &= ~part
         if self.recorder is not None:
             self.recorder.region_end(_REGION[part])
-        for listener in self.listeners:
-            listener.part_ends(part)
+        if self.watcher is not None:
+            self.watcher.part_ends(part)

@@ -17,8 +17,6 @@ accumulation is one step, and the boundary is known in the moment it happens. Th
 from collections.abc import Callable, Hashable
 from typing import Protocol
 
-_BY_HAND = "parameters changed in place"
-
 
 class Steps(Protocol):
     """Who is told: the end of a step (`at_ns` where it lies in the past), and the begin of one after a gap."""
@@ -117,9 +115,7 @@ class StepFinder:
             self._end(None)
 
     def _work_begins(self, now_ns: int) -> bool:
-        if self._changed_by_hand():
-            self._stepped.add(_BY_HAND)
-        if not self._stepped:
+        if not self._stepped and not self._changed_by_hand():
             return False
         if self._complete():
             self._end(None)
@@ -129,14 +125,12 @@ class StepFinder:
         return False
 
     def _complete(self) -> bool:
-        if _BY_HAND in self._stepped:
-            return True
         if self._cycle is None:
-            return self._stepped >= self._optimizers()
+            return not self._seen or self._stepped >= self._optimizers()
         return not self._interleaved or self._stepped >= self._cycle
 
     def _end(self, at_ns: int | None) -> None:
-        if self._cycle is None or at_ns is not None:
+        if self._seen and (self._cycle is None or at_ns is not None):
             self._cycle = frozenset(self._stepped)
             self._interleaved = self._went_on
         self._open()
@@ -150,4 +144,4 @@ class StepFinder:
         self._steps.step_begin()
 
     def _changed_by_hand(self) -> bool:
-        return self._trained and not self._seen and self._parameters_changed()
+        return not self._seen and self._trained and self._parameters_changed()

@@ -21,6 +21,9 @@ def _record() -> None:
         _say(f"recording needs Python {needed} or newer, found {found}; this process runs unrecorded")
         return
     _make_importable()
+    from stepscope.record.seen import leave_word
+
+    leave_word("python")
     from stepscope.record.hooks.after_import import after_import
 
     after_import("torch", _torch_is_there)

@@ -1,0 +1,150 @@
+"""Record every rank of a PyTorch job, with no code change.
+
+examples:
+  stepscope record -- torchrun --nproc-per-node=8 train.py --lr 1e-4
+  stepscope record --light -- python train.py
+  stepscope record --steps 100:105 --ranks 0,3 --out runs/base -- srun python train.py
+
+Steps and regions (data loading, forward, backward, gradient sync, optimizer step) are found by themselves. All steps
+are timed on all ranks; a few are profiled (--steps), the others show what the profiler itself cost. The command's
+output, exit code and results stay as they are.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from stepscope.errors import UsageError
+from stepscope.record.config import RecordConfig, default_out, ranks_from
+from stepscope.record.launch import Launched, deaf_option, launch, why_not_writable
+from stepscope.record.recorded import Recorded, recorded_in
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.usage = "stepscope record [options] -- COMMAND ..."
+    parser.add_argument("--out", metavar="DIR", help="run folder (default: $TORCH_TRACE_DIR, else ./stepscope-run)")
+    parser.add_argument("--steps", metavar="FIRST:LAST", help="steps to profile, from 0, LAST exclusive (10:15)")
+    parser.add_argument("--ranks", default="all", metavar="all|0,3", help="ranks to profile; all time their steps")
+    parser.add_argument("--light", action="store_true", help="time steps and regions only, no profiler")
+    parser.add_argument("--shapes", action="store_true", help="record operator shapes")
+    parser.add_argument("--stacks", action="store_true", help="record Python stacks")
+    parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
+    parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the command's own exit code."""
+    config = config_of(args)
+    command = _command(args.command)
+    for line in warnings_before(command, config):
+        _say(line)
+    launched = launch(command, config)
+    if _speaks_for_the_job():
+        for line in last_words(launched, config):
+            _say(line)
+    if launched.exit_code < 0:
+        _die_of(-launched.exit_code)
+    return launched.exit_code
+
+
+def config_of(args: argparse.Namespace) -> RecordConfig:
+    """Return the settings that the arguments ask for."""
+    config = RecordConfig(
+        out=args.out or default_out(),
+        ranks=ranks_from(args.ranks),
+        light=args.light,
+        record_shapes=args.shapes,
+        with_stack=args.stacks,
+        profile_memory=args.memory,
+        memory=args.memory,
+        memory_history=args.memory,
+        nccl_log=args.nccl_log,
+    )
+    return config.with_steps(*_steps(args.steps)) if args.steps else config
+
+
+def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
+    """Return what will keep this job from being recorded; it runs all the same."""
+    lines = []
+    deaf = deaf_option(command)
+    if deaf:
+        lines.append(f"python {deaf} does not look at PYTHONPATH, so it will not be recorded; start it without {deaf}")
+    why_not = why_not_writable(config.out)
+    if why_not:
+        lines.append(f"{why_not}, so nothing will be recorded; give another folder with --out")
+    return lines
+
+
+def last_words(launched: Launched, config: RecordConfig) -> list[str]:
+    """Return what was recorded and the command to go on with, or why nothing was."""
+    runs = [r for r in map(recorded_in, launched.folders) if r.steps]
+    if not runs:
+        return [f"no training step was recorded: {_why_nothing(launched)}"]
+    return [line for r in runs for line in _words_about(r, config)]
+
+
+def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
+    ranks = "1 rank" if len(recorded.ranks) == 1 else f"{len(recorded.ranks)} ranks"
+    what = f"recorded {recorded.steps} steps of {ranks}"
+    if recorded.window:
+        what += f", profiled steps {recorded.window} on {recorded.traces}"
+    lines = [f"{what}, in {_shown(recorded.folder)}"]
+    if not recorded.window and not config.light:
+        lines.append(_why_no_window(recorded, config))
+    return [*lines, f"next: stepscope report {_shown(recorded.folder)}"]
+
+
+def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
+    first = config.wait + config.warmup
+    if recorded.steps <= first:
+        last = recorded.steps
+        return f"no trace: the profiled steps begin at {first}; for this job give --steps {max(0, last - 3)}:{last}"
+    return f"no trace: {recorded.trouble or 'see the lines above'}"
+
+
+def _why_nothing(launched: Launched) -> str:
+    if not launched.python_seen:
+        return "no Python that looks at PYTHONPATH was started (-I, -E and -S keep it from looking)"
+    if not launched.torch_seen:
+        return "no process imported torch"
+    return "no optimizer stepped; a loop that trains in another way can mark its steps with stepscope.profile"
+
+
+def _command(words: list[str]) -> list[str]:
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise UsageError("expected the job's command after --, found none; e.g. stepscope record -- torchrun train.py")
+    return command
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    if not (colon and first.isdigit() and last.isdigit()):
+        raise UsageError(f"--steps: expected FIRST:LAST such as 10:15 (LAST exclusive), found {text!r}")
+    return int(first), int(last)
+
+
+def _speaks_for_the_job() -> bool:
+    """Return whether this launcher is the first of its kind: with `srun stepscope record` there is one per task."""
+    return os.environ.get("SLURM_PROCID", "0") == "0"
+
+
+def _shown(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
+
+
+def _say(line: str) -> None:
+    print(f"stepscope: {line}", file=sys.stderr)
+
+
+def _die_of(number: int) -> None:
+    """End as the job ended, so that whoever started us sees the same."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

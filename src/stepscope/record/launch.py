@@ -1,0 +1,113 @@
+"""Run a command so that every PyTorch process in it records itself; its exit code and signals are untouched.
+
+    environment   STEPSCOPE_RECORD: the settings     PYTHONPATH: the folder with our `sitecustomize`, first
+                  STEPSCOPE_SEEN: a local folder in which processes leave word of how far they got
+
+Standard library only: torch is needed by the job, not here.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepscope.errors import UsageError
+from stepscope.record.claim import folders_of_launch
+from stepscope.record.config import RecordConfig
+from stepscope.record.pass_signals import signals_passed_on
+from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
+
+INJECT = Path(__file__).parent / "inject"
+_QUIET = {"KINETO_LOG_LEVEL": "99"}  # else the profiler announces its start and stop on the job's stderr
+_PYTHON = re.compile(r"^python[\d.]*$")
+_DEAF = re.compile(r"^-[a-zA-Z]*[IES]")
+_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a job ended, and what is known of what it recorded."""
+
+    exit_code: int  # negative: ended by that signal
+    folders: tuple[Path, ...]
+    python_seen: bool  # a Python process found our `sitecustomize`
+    torch_seen: bool
+
+
+def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> Launched:
+    """Return how the command ended, after running it under the recorder."""
+    config = replace(
+        config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
+    )
+    seen = Path(tempfile.mkdtemp(prefix="stepscope-seen-"))
+    try:
+        env = job_environment(config, os.environ if environ is None else environ)
+        exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)})
+        return Launched(
+            exit_code,
+            folders=_folders(config, seen),
+            python_seen=(seen / "python").exists(),
+            torch_seen=(seen / "torch").exists(),
+        )
+    finally:
+        shutil.rmtree(seen, ignore_errors=True)
+
+
+def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every Python process records itself."""
+    path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**_QUIET, **environ, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def deaf_option(command: Sequence[str]) -> str | None:
+    """Return the option by which a Python in the command ignores PYTHONPATH or `sitecustomize`, None without one.
+
+    `python -I x.py` -> "-I", `srun python -Bs -m pkg -E` -> None: options after the script are the script's own.
+    """
+    words = iter(command)
+    for word in words:
+        if not _PYTHON.match(Path(word).name):
+            continue
+        for option in words:
+            if option in _TAKES_VALUE:
+                next(words, None)
+            elif not option.startswith("-") or option in ("-m", "-c", "-"):
+                break
+            elif _DEAF.match(option) and not option.startswith(("-X", "-W")):
+                return option
+    return None
+
+
+def why_not_writable(out: str) -> str | None:
+    """Return why a run folder cannot be made at `out`, None if it can."""
+    place = Path(out).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is not a folder"
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> int:
+    with signals_passed_on() as job_started:
+        try:
+            job = subprocess.Popen(command, env=env)
+        except OSError as e:
+            raise UsageError(
+                f"expected a command that can be run after --, found {command[0]!r}: {e.strerror}; check its name"
+            ) from e
+        job_started(job)
+        return job.wait()
+
+
+def _folders(config: RecordConfig, seen: Path) -> tuple[Path, ...]:
+    """Return the run folders: told by processes on this machine, else found by the launch's id on shared storage."""
+    assert config.run_id is not None
+    told = [Path(line) for file in seen.glob(f"{FOLDERS}*") for line in file.read_text().splitlines()]
+    found = [*told, *folders_of_launch(config.out, config.run_id)]
+    return tuple(sorted(set(found)))

@@ -1,0 +1,67 @@
+"""An ordinary DDP script that times its own regions by hand and leaves the times of each step as JSON."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+STEPS, WIDTH = 24, 512
+
+
+class SlowData(Dataset):
+    """Sequences of token ids; reading one takes a moment."""
+
+    def __len__(self) -> int:
+        return STEPS * 8
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        time.sleep(0.002)
+        return torch.full((16,), i % 100)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, WIDTH)
+        self.layers = nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.layers(self.embedding(ids)).pow(2).mean()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    batches = iter(DataLoader(SlowData(), batch_size=8))
+    steps = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        t = [time.perf_counter_ns()]
+        ids = next(batches)
+        t.append(time.perf_counter_ns())
+        loss = model(ids)
+        t.append(time.perf_counter_ns())
+        loss.backward()
+        t.append(time.perf_counter_ns())
+        optimizer.step()
+        t.append(time.perf_counter_ns())
+        names = ("data_loading", "forward_pass", "backward_pass", "optimizer_step")
+        steps.append({name: t[i + 1] - t[i] for i, name in enumerate(names)})
+        if step % 10 == 0:
+            print(f"step {step} loss {loss.item():.6f}")
+    Path(sys.argv[1], f"hand{os.environ['RANK']}.json").write_text(json.dumps(steps))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""`stepscope record` around unmodified scripts: every way of starting ranks, and region times against hand timers."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.run_folder import RUN_JSON, steps_file, trace_file
+
+pytestmark = pytest.mark.job
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+MODEL = """
+import torch, torch.distributed as dist
+def train(steps=8):
+    model = torch.nn.Linear(4, 1)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+SPAWNED = (
+    MODEL
+    + """
+def main(rank, store):
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    train()
+if __name__ == "__main__":
+    import sys, torch.multiprocessing as mp
+    mp.spawn(main, args=(sys.argv[1],), nprocs=2)
+    sys.exit(7)
+"""
+)
+SLURM = (
+    MODEL
+    + """
+import os, sys
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(os.environ["SLURM_PROCID"]),
+                        world_size=int(os.environ["SLURM_NTASKS"]))
+train()
+"""
+)
+SRUN = """#!/bin/sh
+for rank in 0 1; do
+    SLURM_JOB_ID=41 SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$@" & last=$!
+done
+wait $last
+wait
+"""
+
+
+def record(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepscope.cli.main", "record", *map(str, words)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+
+
+def step_log(folder: Path, rank: int) -> list[dict[str, Any]]:
+    lines = (folder / steps_file(rank)).read_text().splitlines()
+    return [json.loads(line) for line in lines[1:]]
+
+
+def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
+    done = record(
+        "--out", "run", "--steps", "20:22", "--", *TORCHRUN, HERE / "hand_timed_job.py", tmp_path, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for rank in range(2):
+        by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
+        found = step_log(run, rank)
+        assert len(found) == len(by_hand) == 24
+        # Not where the hand timers also saw the profiler start or stop, between two steps.
+        steady = [i for i, line in enumerate(found) if i >= 3 and line["phase"] == "before"]
+        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
+            shares = [_region_ns(found[i], name) / by_hand[i][name] for i in steady]
+            assert statistics.median(shares) == pytest.approx(1.0, abs=0.05), (rank, name)
+        waits = [found[i]["regions"]["gradient_sync"]["ns"] for i in steady]
+        assert 0 < statistics.median(waits) < statistics.median(by_hand[i]["backward_pass"] for i in steady)
+    description = json.loads((run / RUN_JSON).read_text())
+    assert description["world_size"] == 2
+    assert (description["samples_per_step"], description["tokens_per_step"]) == (2 * 8, 2 * 8 * 16)
+    assert description["unprofiled_step_ms"] is not None
+    assert [(run / trace_file(rank)).exists() for rank in range(2)] == [True, True]
+    assert "recorded 24 steps of 2 ranks, profiled steps 20-21 on 2, in run" in done.stderr
+    assert "stepscope report run" in done.stderr
+
+
+def test_spawned_ranks_are_recorded_and_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    done = record("--light", "--", sys.executable, "train.py", tmp_path / "store", cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+
+
+def test_slurm_tasks_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLURM)
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    done = record("--light", "--", srun, sys.executable, "train.py", tmp_path / "store", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+
+
+def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MODEL + "train(4)\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import builtins; builtins.other_ran = True; print('other ran')")
+    env = {"PYTHONPATH": str(other)}
+    done = record("--out", "run", "--", sys.executable, "train.py", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "other ran" in done.stdout
+    assert len(step_log(tmp_path / "run", 0)) == 4
+    assert "no trace: the profiled steps begin at 10; for this job give --steps 1:4" in done.stderr
+    again = record("--out", "run", "--light", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert again.returncode == 0 and len(step_log(tmp_path / "run-2", 0)) == 4
+
+
+def test_a_script_that_never_steps_is_told_so(tmp_path: Path) -> None:
+    done = record("--", sys.executable, "-c", "import torch; torch.ones(1)", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no training step was recorded: no optimizer stepped" in done.stderr
+
+
+def _region_ns(line: dict[str, Any], name: str) -> int:
+    inside = ("gradient_sync",) if name == "backward_pass" else ()
+    return sum(line["regions"][n]["ns"] for n in (name, *inside))
