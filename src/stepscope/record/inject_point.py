@@ -1,6 +1,7 @@
 """What happens in a recorded job's process once torch is there: the hooks go in, or one line says why not."""
 
 import os
+import os
 import re
 
 import torch
@@ -28,6 +29,9 @@ def begin() -> None:
 
         turn_on_nccl_log(os.environ)  # NCCL reads it when the first communicator is made, maybe before any step
     from stepscope.record.hooks.install import install
+    from stepscope.record.nccl_log import turn_on_nccl_log
     from stepscope.record.session import Recorder
 
+    if config.nccl_log:
+        turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
     install(lambda: Recorder.start(config))

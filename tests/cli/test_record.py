@@ -1,0 +1,160 @@
+"""`stepscope record`: the command around the job, without any torch: messages, signals, exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.record.launch import INJECT, deaf_option, job_environment
+
+COMMAND = [sys.executable, "-m", "stepscope.cli.main", "record"]
+COUNTS_SIGNALS = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+print("ready", flush=True)
+deadline = time.monotonic() + 30
+while not got and time.monotonic() < deadline:
+    time.sleep(0.02)
+time.sleep(0.5)
+print("terminated", len(got), flush=True)
+sys.exit(5)
+"""
+
+
+def record(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, **(env or {})}
+    return subprocess.run([*COMMAND, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=60)
+
+
+def started(tmp_path: Path, script: str) -> subprocess.Popen[str]:
+    command = [*COMMAND, "--", sys.executable, "-c", script]
+    job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    return job
+
+
+def test_exit_code_and_output_are_the_commands(tmp_path: Path) -> None:
+    done = record("--", sys.executable, "-c", "print('hello'); raise SystemExit(9)", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (9, "hello\n")
+    assert "no training step was recorded: no process imported torch" in done.stderr
+
+
+def test_a_signal_to_the_launcher_alone_reaches_the_job_once(tmp_path: Path) -> None:
+    job = started(tmp_path, COUNTS_SIGNALS)
+    job.send_signal(signal.SIGTERM)
+    assert job.communicate(timeout=30)[0] == "terminated 1\n"
+    assert job.returncode == 5
+
+
+def test_a_signal_to_the_whole_group_reaches_the_job_once(tmp_path: Path) -> None:
+    job = started(tmp_path, COUNTS_SIGNALS)
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.communicate(timeout=30)[0] == "terminated 1\n"
+    assert job.returncode == 5
+
+
+def test_a_job_that_dies_of_a_signal_looks_the_same_from_outside(tmp_path: Path) -> None:
+    done = record("--", "sh", "-c", "kill -USR1 $$", cwd=tmp_path)
+    assert done.returncode == -signal.SIGUSR1
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    job = started(tmp_path, COUNTS_SIGNALS)
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=30)
+    time.sleep(0.1)
+    with pytest.raises(ProcessLookupError):
+        os.killpg(job.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "expected the job's command after --, found none"),
+        (["--"], "expected the job's command after --, found none"),
+        (["--steps", "5", "--", "true"], "--steps: expected FIRST:LAST"),
+        (["--steps", "5:5", "--", "true"], "expected FIRST:LAST with 0 <= FIRST < LAST"),
+        (["--ranks", "first", "--", "true"], "expected 'all' or rank numbers"),
+        (["--", "no-such-command-here"], "expected a command that can be run after --, found 'no-such-command-here'"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_code_2(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["record", *words]) == 2
+    said = capsys.readouterr().err
+    assert expected in said
+    assert said.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_made_is_said_and_the_job_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = record("--out", "file/run", "--", sys.executable, "-c", "print('ran')", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "file is not a folder, so nothing will be recorded; give another folder with --out" in done.stderr
+
+
+def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -> None:
+    done = record("--", sys.executable, "-I", "-c", "print('ran')", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran\n")
+    assert "python -I does not look at PYTHONPATH" in done.stderr
+    assert "no Python that looks at PYTHONPATH was started" in done.stderr
+
+
+def test_a_torch_too_old_is_said_and_the_job_runs(tmp_path: Path) -> None:
+    old = tmp_path / "torch"
+    old.mkdir()
+    (old / "__init__.py").write_text("__version__ = '1.13.1'")
+    done = record("--", sys.executable, "-c", "import torch; print(torch.__version__)", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "1.13.1\n")
+    assert "recording needs torch 2.4 or newer, found 1.13.1; this process runs unrecorded" in done.stderr
+
+
+def test_a_torch_that_does_not_import_fails_as_it_would_alone(tmp_path: Path) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("raise ImportError('libcudart not found')")
+    script = "try:\n  import torch\nexcept ImportError as e:\n  print(e)\nimport torch"
+    done = record("--", sys.executable, "-c", script, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "libcudart not found\n")
+    assert done.stderr.count("Traceback") == 1
+
+
+def test_the_jobs_own_packages_stay_what_they_are(tmp_path: Path) -> None:
+    """Nothing but `stepscope` itself becomes importable: the recorder's neighbours may be other versions."""
+    script = "import sys; print([p for p in sys.path if 'stepscope' in p], 'stepscope' in sys.modules)"
+    done = record("--", sys.executable, "-S", "-c", script, cwd=tmp_path)
+    assert done.stdout == f"[{str(INJECT)!r}] False\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("python -I train.py", "-I"),
+        ("srun -n 4 /usr/bin/python3.11 -Es train.py", "-Es"),
+        ("python -B -S train.py", "-S"),
+        ("python -X importtime -E train.py", "-E"),
+        ("python -W ignore train.py -E -I", None),
+        ("python -m torch.distributed.run -I", None),
+        ("torchrun --nproc-per-node=2 train.py -S", None),
+        ("python -OO train.py", None),
+        ("python -Xdev -WIgnore train.py", None),
+    ],
+)
+def test_options_that_make_python_deaf(command: str, option: str | None) -> None:
+    assert deaf_option(command.split()) == option
+
+
+def test_the_users_path_and_settings_are_kept() -> None:
+    from stepscope.record.config import RecordConfig
+
+    env = job_environment(RecordConfig(), {"PYTHONPATH": "/a:/b", "KINETO_LOG_LEVEL": "1"})
+    assert env["PYTHONPATH"] == f"{INJECT}:/a:/b"
+    assert env["KINETO_LOG_LEVEL"] == "1"
+    assert RecordConfig.from_env(env) == RecordConfig()
