@@ -5,6 +5,7 @@ ahead of knowing whether that is right. A block's result counts only if the bloc
 otherwise it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
 """
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,8 +17,9 @@ from stepscope.trace.header import MAX_TAIL_BYTES
 from stepscope.trace.scanner import Buffer, Counts, Flags, Parsed, Rows, Scanner
 
 BLOCK_BYTES = 4 << 20
-SEPARATORS = (b"\n  },\n  {", b"\r\n  },\r\n  {")
 _SEARCHED_BYTES = 1 << 16
+_BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
+_MAX_TRIES = 64
 _AHEAD = 2
 """blocks in flight beyond one per thread"""
 
@@ -181,10 +183,14 @@ def cut_blocks(chunks: Iterator[Buffer]) -> Iterator[Block]:
 
 
 def _last_separator(chunk: Buffer) -> int:
-    """Return where the last event of a chunk starts, behind its separator; 0 if the chunk's end shows none."""
+    """Return where the last event of a chunk that begins with its phase starts; 0 if the chunk's end shows none."""
     tail = bytes(memoryview(chunk)[-_SEARCHED_BYTES:])
-    for separator in SEPARATORS:
-        found = tail.rfind(separator)
-        if found >= 0:
-            return len(chunk) - len(tail) + found + len(separator) - 1
+    at = len(tail)
+    for _ in range(_MAX_TRIES):
+        at = tail.rfind(b'"ph"', 0, at)
+        if at < 0:
+            return 0
+        found = _BETWEEN_EVENTS.search(tail, max(0, at - 256), at)
+        if found:
+            return len(chunk) - len(tail) + found.start(1)
     return 0

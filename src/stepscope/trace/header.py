@@ -14,6 +14,7 @@ MAX_TAIL_BYTES = 24 << 20
 _MAX_CANDIDATES = 16
 
 _BOM = b"\xef\xbb\xbf"
+_SPACE = re.compile(rb"(?:\xef\xbb\xbf)?\s*")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _SALVAGED_NUMBER = re.compile(r'"(baseTimeNanoseconds|schemaVersion)"\s*:\s*(-?\d{1,30})\b')
 _SALVAGED_OBJECT = re.compile(r'"(distributedInfo|deviceProperties)"\s*:\s*')
@@ -34,14 +35,13 @@ def read_head(data: bytes, *, complete: bool) -> Head | None:
 
     `complete` says that nothing follows: then a damaged head is taken as it is.
     """
-    start = len(_BOM) if data.startswith(_BOM) else 0
-    notes = ("byte-order mark",) if start else ()
-    text_at = start + len(data[start:]) - len(data[start:].lstrip())
+    notes = ("byte-order mark",) if data.startswith(_BOM) else ()
+    text_at = _SPACE.match(data).end()  # type: ignore[union-attr]
     if data[text_at : text_at + 1] == b"[":
         return Head({}, text_at + 1, True, notes)
     candidates = []
     for found in _EVENTS.finditer(data):
-        fields = _object(data[text_at : found.start()] + b"}")
+        fields = _object(data[text_at : found.start()])
         if fields is not None:
             return Head(fields, found.end(), False, notes)
         candidates.append(found)
@@ -68,8 +68,9 @@ def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tu
 
 
 def _object(data: bytes) -> dict[str, Any] | None:
+    """Return the object that is still open at the end of `data`, or None if it is no object."""
     try:
-        fields = json.loads(re.sub(rb",\s*}\Z", b"}", data).decode(errors="replace"), strict=False)
+        fields = json.loads(data.rstrip().removesuffix(b",").decode(errors="replace") + "}", strict=False)
     except (ValueError, RecursionError):
         return None
     return fields if isinstance(fields, dict) else None

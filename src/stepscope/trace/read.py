@@ -15,7 +15,7 @@ from stepscope.errors import TraceError
 from stepscope.trace.assemble import Columns, Strings
 from stepscope.trace.blocks import Events, parse_ahead, parse_serially
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
-from stepscope.trace.scanner import Buffer
+from stepscope.trace.scanner import Buffer, Exhausted
 from stepscope.trace.schema import NONE_NS
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
@@ -39,23 +39,31 @@ def read(path: str | Path, *, threads: int = 1, progress: Callable[[int], None] 
         if progress:
             progress(stream.read_bytes)
 
-    if threads == 1:
-        parse_serially(events, following, done=done)
-    else:
-        parse_ahead(events, following, threads=threads, done=done)
+    try:
+        if threads == 1:
+            parse_serially(events, following, done=done)
+        else:
+            parse_ahead(events, following, threads=threads, done=done)
+    except Exhausted as e:
+        raise TraceError(f"{path}: {e}") from e
     return _trace(stream, head, events)
 
 
 def _head(stream: Stream, chunks: Iterator[bytes]) -> tuple[Head, bytes]:
-    data = b""
-    while len(data) < MAX_HEADER_BYTES:
-        chunk = next(chunks, None)
-        data += chunk or b""
-        head = read_head(data, complete=chunk is None)
+    """Return the file's head and all bytes read to find it; looks again each time the bytes have doubled."""
+    data = bytearray()
+    complete = False
+    while not complete and len(data) < MAX_HEADER_BYTES:
+        wanted = 2 * len(data)
+        for chunk in chunks:
+            data += chunk
+            if len(data) > wanted:
+                break
+        else:
+            complete = True
+        head = read_head(bytes(data), complete=complete)
         if head:
-            return head, data
-        if chunk is None:
-            break
+            return head, bytes(data)
     found = "JSON without it" if data.lstrip()[:1] == b"{" else "something else"
     raise TraceError(
         f"{stream.path}: expected a trace with a traceEvents array, found {found}; is it a profiler trace?"
@@ -83,6 +91,8 @@ def _trace(stream: Stream, head: Head, events: Events) -> Trace:
     )
     if not len(columns["ph"]) and (truncated or quality.malformed or quality.bad_time):
         raise TraceError(f"{stream.path}: expected trace events, found none that can be read; the file is damaged")
+    for array in (*columns.values(), *(a for sparse in args.values() for a in (sparse.rows, sparse.values))):
+        array.flags.writeable = False  # as from the cache
     return Trace(str(stream.path), stream.raw_bytes, header, strings.strings, columns, args, quality)
 
 

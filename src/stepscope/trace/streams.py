@@ -50,7 +50,10 @@ class Stream:
                     self.raw_bytes += len(chunk)
                     yield chunk
         except OSError as e:
-            raise TraceError(f"{self.path}: cannot be read: {e.strerror or e}") from e
+            if not self.raw_bytes:
+                raise TraceError(f"{self.path}: cannot be read: {e.strerror or e}") from e
+            self.truncated = True
+            self.notes.append(f"reading stopped early: {e.strerror or e}")
 
     def _unpacked(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         magic = f.read(4)

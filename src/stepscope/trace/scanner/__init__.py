@@ -17,21 +17,27 @@ import numpy as np
 import numpy.typing as npt
 import wasmtime
 
-from stepscope.errors import TraceError
+from stepscope.errors import InputError
 from stepscope.trace.schema import ARGS, DENSE
 
 WASM = Path(__file__).with_name("scanner.wasm")
 
 _ROW_CAPACITY = 1 << 15
+_SALVAGED_BYTES = 1 << 16
+"""the end of a file whose events do not end properly: there may be fields in it"""
 _CHUNK_ROWS = 1 << 16
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
 
 _EXHAUSTED = (
-    "trace holds more distinct strings than can be kept (4 million or 512 MB): "
-    "expected names to repeat; record without stacks or shapes, or fewer steps"
+    "more distinct strings than can be kept (4 million, or 512 MB of them); expected names to repeat; "
+    "record fewer steps, or without stacks and shapes"
 )
 
 Buffer = bytes | bytearray | memoryview
+
+
+class Exhausted(InputError):
+    """A file needs more memory than a scanner may have."""
 
 
 class Status(IntEnum):
@@ -203,9 +209,12 @@ class Scanner:
                 sink(self._rows(rows))
             flags &= ~Flags.LOST
         if status == Status.EXHAUSTED:
-            raise TraceError(_EXHAUSTED)
+            raise Exhausted(_EXHAUSTED)
+        ended = status == Status.ARRAY_END
+        if Flags.FINAL in flags and not ended:
+            position = min(position, max(0, length - _SALVAGED_BYTES))
         rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
-        return Parsed(rest, status == Status.ARRAY_END, bool(lost), bool(cut), totals, first_bad)
+        return Parsed(rest, ended, bool(lost), bool(cut), totals, first_bad)
 
     def texts(self) -> list[Text]:
         """Return all distinct texts seen so far, by their number."""
@@ -229,7 +238,7 @@ class Scanner:
     @staticmethod
     def _require(success: int) -> None:
         if not success:
-            raise TraceError(_EXHAUSTED)
+            raise Exhausted(_EXHAUSTED)
 
 
 def call_stack_parents(
@@ -250,6 +259,6 @@ def call_stack_parents(
         for i, column in enumerate((thread, start, end)):
             wasm.view(chunk + i * _CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
         if not wasm.call("stack_parents", count, first):
-            raise TraceError("call stack too deep to follow: expected less than 100 million nested events")
+            raise Exhausted("call stack too deep: expected less than 100 million events inside each other")
         parents[rows] = wasm.view(chunk + 3 * _CHUNK_ROWS * 8, "int64", count)
     return parents

@@ -1,0 +1,184 @@
+"""The table of a large trace kept in one file, so that the next look at it maps the columns instead of parsing.
+
+    magic, length of the description | description (JSON) | strings (JSON) | columns, each at a multiple of 64 bytes
+
+The description holds the key (size and time of the trace, version of the parser and of the schema), where each column
+lies, and a checksum of everything behind it. A cache that does not fit, is cut, damaged or unreadable is no cache:
+the trace is read again. The file appears at once or not at all.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from zlib_ng import zlib_ng
+
+from stepscope.run_folder import CACHE_FOLDER, written_whole
+from stepscope.trace import schema
+from stepscope.trace.read import read
+from stepscope.trace.scanner import version
+from stepscope.trace.table import Quality, Sparse, Trace
+
+MIN_RAW_BYTES = 32 << 20
+"""Smaller traces are parsed faster than a cache is worth."""
+
+_MAGIC = b"stepscope columns 1\n"
+_ALIGNMENT = 64
+_Array = npt.NDArray[Any]
+
+
+def read_cached(
+    path: str | Path,
+    *,
+    cache_folder: Path | None = None,
+    enabled: bool = True,
+    threads: int = 1,
+    progress: Callable[[int], None] | None = None,
+) -> Trace:
+    """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
+
+    The cache lies in `.stepscope` beside the trace, or in `cache_folder`. A folder that cannot be written to is no error.
+    """
+    trace_path = Path(path)
+    target = cache_file(trace_path, cache_folder)
+    key = _key(trace_path) if enabled else None
+    cached = _load(target, trace_path, key) if key else None
+    if cached:
+        return cached
+    trace = read(trace_path, threads=threads, progress=progress)
+    if key and trace.raw_bytes >= MIN_RAW_BYTES and key == _key(trace_path):
+        _try_to_store(target, trace, key)
+    return trace
+
+
+def cache_file(path: Path, cache_folder: Path | None = None) -> Path:
+    """Return where a trace's cache lies. In a given folder, traces of equal name are told apart by where they are."""
+    if cache_folder is None:
+        return path.parent / CACHE_FOLDER / f"{path.name}.columns"
+    where = hashlib.sha256(str(path.absolute()).encode(errors="surrogateescape")).hexdigest()[:12]
+    return cache_folder / f"{path.name}.{where}.columns"
+
+
+@cache
+def _parser_version() -> str:
+    columns = repr(
+        (schema.DENSE, schema.ARGS, schema.NONE_NS, schema.STRING_ID_BASE, Quality.__dataclass_fields__.keys())
+    )
+    return f"{version()}-{hashlib.sha256(columns.encode()).hexdigest()[:16]}"
+
+
+def _key(path: Path) -> dict[str, Any] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "parser": _parser_version()}
+
+
+def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _store(target, trace, key)
+    except OSError:
+        return
+
+
+def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
+    strings = json.dumps(trace.strings).encode()
+    arrays = _arrays(trace)
+    layout, at = {}, _aligned(len(strings))
+    for name, array in arrays.items():
+        layout[name] = {"at": at, "dtype": array.dtype.str, "count": len(array)}
+        at = _aligned(at + array.nbytes)
+    content = [strings, *(memoryview(array).cast("B") for array in arrays.values() if len(array))]
+    checksum = 0
+    for piece in content:
+        checksum = zlib_ng.crc32(piece, checksum)
+    description = {
+        "key": key,
+        "strings_bytes": len(strings),
+        "columns": layout,
+        "content_bytes": at,
+        "checksum": checksum,
+        "raw_bytes": trace.raw_bytes,
+        "header": trace.header,
+        "quality": asdict(trace.quality),
+    }
+    text = json.dumps(description).encode()
+    text += b" " * (_aligned(_PREFIX.size + len(text)) - _PREFIX.size - len(text))
+    with written_whole(target) as f:
+        f.write(_PREFIX.pack(_MAGIC, len(text), zlib_ng.crc32(text)))
+        f.write(text)
+        for piece in content:
+            f.write(piece)
+            f.write(b"\0" * (_aligned(len(piece)) - len(piece)))
+
+
+_PREFIX = struct.Struct(f"<{len(_MAGIC)}sQI")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _arrays(trace: Trace) -> dict[str, _Array]:
+    arrays = {f"dense/{name}": column for name, column in trace.columns.items()}
+    for name, sparse in trace.args.items():
+        arrays[f"rows/{name}"] = sparse.rows
+        arrays[f"values/{name}"] = sparse.values
+    return arrays
+
+
+def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
+    """Return the cached table, or None where the file is not exactly what was stored for this key."""
+    try:
+        data: _Array = np.memmap(target, np.uint8, mode="r")
+        magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
+        text = data[_PREFIX.size : _PREFIX.size + length].tobytes()
+        if magic != _MAGIC or len(text) != length or zlib_ng.crc32(text) != checksum:
+            return None
+        description = json.loads(text)
+        content = data[_PREFIX.size + length :]
+        if description["key"] != key or len(content) != description["content_bytes"]:
+            return None
+        return _mapped(content, description, path)
+    except (OSError, ValueError, KeyError, TypeError, struct.error):
+        return None
+
+
+def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace | None:
+    text = content[: description["strings_bytes"]].tobytes()
+    arrays = {name: _column(content, where) for name, where in description["columns"].items()}
+    checksum = zlib_ng.crc32(text)
+    for array in arrays.values():
+        checksum = zlib_ng.crc32(array, checksum)
+    if checksum != description["checksum"]:
+        return None
+    quality = description["quality"] | {"notes": tuple(description["quality"]["notes"])}
+    return Trace(
+        path=str(path),
+        raw_bytes=description["raw_bytes"],
+        header=description["header"],
+        strings=json.loads(text),
+        columns={c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE},
+        args={
+            c.name: Sparse(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
+            for c in schema.ARGS
+            if f"rows/{c.name}" in arrays
+        },
+        quality=Quality(**quality),
+        from_cache=True,
+    )
+
+
+def _column(content: _Array, where: dict[str, Any]) -> _Array:
+    dtype = np.dtype(where["dtype"])
+    end = where["at"] + where["count"] * dtype.itemsize
+    return content[where["at"] : end].view(np.ndarray).view(dtype)
