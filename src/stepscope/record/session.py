@@ -144,6 +144,11 @@ class Recorder:
         self.samplers.add(sampler)
         self._edges_matter = self.samplers.has("on_region_end")
 
+    def groups_end(self) -> None:
+        """Say that the process groups are about to go: what they tell is asked for now."""
+        if self.on and self._run is not None:
+            self._undisturbed(self._send_facts)
+
     def close(self) -> None:
         """Finish: end the window, hand over what is left, let the helper complete the folder. Safe to call twice."""
         global _current
@@ -202,7 +207,10 @@ class Recorder:
         end_ns = now_ns if at_ns is None else at_ns
         if self._run is None:
             self._open_run()
-        assert self._window is not None and self._log is not None
+        assert self._run is not None and self._window is not None and self._log is not None
+        if self._run.failed:
+            self._stand_down()
+            return
         self._window.after_step()
         profiled = self._window.is_recording or self._census is not None
         regions = self.regions.split_step(now_ns)
@@ -303,16 +311,28 @@ class Recorder:
     def _send_facts(self, *, window_complete: bool = False) -> None:
         assert self._run is not None
         noted = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}
+        found = {name: value for name, value in facts_of_training(noted).items() if value is not None}
+        if self._run.place.world_size > 1 and initialized_distributed() is None:
+            found.pop("strategy", None)  # asked too late: what was known before stands
         self._run.outbox.put(
             {
                 "do": "facts",
-                **facts_of_training(noted),
+                **found,
                 "windows": self._windows,
-                "reasons": self._reasons,
+                "reasons": {**noted.get("reasons", {}), **self._reasons},
                 "lines_dropped": self._run.outbox.dropped,
                 "window_complete": window_complete,
             }
         )
+
+    def _stand_down(self) -> None:
+        """Go off because there is no folder to write to; the reason was said."""
+        self.on = False
+        self.regions.marker = None
+        if self._census is not None:
+            self._census.end()
+        if self._window is not None:
+            self._window.abandon()
 
     def _is_a_rank_without_steps(self) -> bool:
         """Return whether others will wait to hear that this rank recorded nothing."""
@@ -324,6 +344,10 @@ class Recorder:
         if self._run is None:
             return
         assert self._window is not None and self._log is not None
+        if self._run.failed:
+            self._stand_down()
+            self._run.finish()
+            return
         self._end_census()
         self._window.finish()
         self._log.flush()
