@@ -38,6 +38,12 @@ class Hooks:
         self.loop.finish()
         self.loop.safely(self.learned.note, self.loop)
 
+    def before_destroy(self) -> None:
+        """The process groups go: end the last step and let the recorder ask what they know."""
+        self.finish()
+        if self.loop.recorder is not None:
+            self.loop.recorder.groups_end()
+
     def finish_for_good(self) -> None:
         """The process ends: also leave word of where its run is."""
         self.finish()
@@ -73,7 +79,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     put_in("mixed precision", lambda: amp.install(loop, patches))
     put_in("backward passes", lambda: backward.install(loop, patches, sync))
     put_in("data loading", lambda: data.install(loop, patches, batch_size))
-    put_in("process groups", lambda: groups.install(loop, patches, hooks.finish))
+    put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     put_in("forward passes", lambda: forward.install(loop, patches, found))
     loop.on_step += [batch_size.step_ended, learned.step_ended]
