@@ -319,7 +319,7 @@ class Recorder:
                 "do": "facts",
                 **found,
                 "windows": self._windows,
-                "reasons": {**noted.get("reasons", {}), **self._reasons},
+                "reasons": {**(noted.get("reasons") or {}), **self._reasons},
                 "lines_dropped": self._run.outbox.dropped,
                 "window_complete": window_complete,
             }
