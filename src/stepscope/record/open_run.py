@@ -34,6 +34,7 @@ class OpenRun:
         self.place = place
         self.scratch = make_scratch(config.scratch)
         self.folder: Path | None = None
+        self.failed = False  # there will be no folder: nothing of this run can be written
         self.settled = threading.Event()  # the folder is known, or known not to come
         self._started_ns = time.time_ns()
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -89,6 +90,7 @@ class OpenRun:
         if "error" in answer:
             if self.place.rank == 0 or channel is None:
                 say(f"nothing is recorded: {answer['error']}")
+            self.failed = True
             return None
         self.folder = Path(answer["folder"])
         if not self._claimed:

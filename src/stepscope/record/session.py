@@ -344,6 +344,7 @@ class Recorder:
         if self._run is None:
             return
         assert self._window is not None and self._log is not None
+        self._run.settled.wait(self.config.close_wait_s)
         if self._run.failed:
             self._stand_down()
             self._run.finish()

@@ -90,6 +90,12 @@ class Window:
             if spent is not None:
                 self._close(f"{spent}; step {self._last()} is incomplete")
 
+    def abandon(self) -> None:
+        """End whatever is open without a word: nothing can be written anyway."""
+        if self.state != IDLE and threading.get_ident() == self._thread:
+            self._guarded(lambda: self._profiler.cancel(prepared=self.state == PREPARED))
+        self.state = IDLE
+
     def finish(self) -> None:
         """End whatever is open because training is over; complete steps are kept."""
         if self.state == RECORDING and threading.get_ident() == self._thread:

@@ -1,0 +1,242 @@
+"""`stepscope.profile` and `stepscope.region` in one process."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import stepscope
+from stepscope.errors import UsageError
+from stepscope.record import session
+from stepscope.record.config import RecordConfig
+from stepscope.record.rank import place_of_process
+from stepscope.record.session import Recorder
+from stepscope.record.step_log import StepLog
+
+pytestmark = pytest.mark.job
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "STEPSCOPE_RECORD"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def train(recording: stepscope.profile, *, steps: int = 8) -> None:
+    layer = torch.nn.Linear(8, 8)
+    for _ in range(steps):
+        with recording.region("forward_pass"):
+            loss = layer(torch.randn(4, 8)).sum()
+        with stepscope.region("backward_pass"):
+            loss.backward()
+        recording.step()
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(x) for x in (folder / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+
+
+def test_default_folder_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_TRACE_DIR", str(tmp_path / "traces"))
+    with stepscope.profile(wait=1, warmup=1, active=2) as recording:
+        train(recording)
+    assert recording.run_folder == tmp_path / "traces"
+    assert (tmp_path / "traces" / "rank00000.pt.trace.json.gz").exists()
+    assert session.current() is None
+
+
+def test_switches_reach_the_trace(tmp_path: Path) -> None:
+    with stepscope.profile(
+        out=tmp_path / "run",
+        wait=0,
+        warmup=1,
+        active=1,
+        record_shapes=True,
+        with_stack=True,
+        profile_memory=True,
+        activities=[torch.profiler.ProfilerActivity.CPU],
+    ) as recording:
+        train(recording)
+    with gzip.open(tmp_path / "run" / "rank00000.pt.trace.json.gz") as f:
+        trace = json.load(f)
+    assert trace["record_shapes"] == trace["with_stack"] == trace["profile_memory"] == 1
+    assert any("Input Dims" in e.get("args", {}) for e in trace["traceEvents"])
+    assert any(e.get("cat") == "python_function" for e in trace["traceEvents"])
+    assert trace["stepscope"] == {"window": 0, "first_step": 1, "last_step": 2}
+    assert {e["name"] for e in trace["traceEvents"]} >= {"forward_pass", "backward_pass", "ProfilerStep#1"}
+
+
+def test_own_callback_replaces_the_export(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, active=2, on_trace_ready=seen.append) as recording:
+        train(recording)
+    seen[0].export_chrome_trace(str(tmp_path / "mine.json"))
+    assert len(seen) == 1 and (tmp_path / "mine.json").stat().st_size > 1000
+    assert not list((tmp_path / "run").glob("*.gz"))
+
+
+def test_failing_callback_does_not_stop_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("mine")
+
+    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, active=1, on_trace_ready=fail) as recording:
+        train(recording)
+    assert "RuntimeError: mine" in capsys.readouterr().err
+    assert len(lines(tmp_path / "run")) == 8
+
+
+def test_unwritable_folder_is_one_line_and_training_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    with stepscope.profile(out=tmp_path / "file" / "run") as recording:
+        train(recording)
+    said = [x for x in capsys.readouterr().err.splitlines() if x.startswith("stepscope:")]
+    assert len(said) == 1 and "--out" in said[0]
+    assert recording.run_folder is None
+
+
+def test_bad_settings_are_refused_at_once() -> None:
+    with pytest.raises(UsageError):
+        stepscope.profile(active=0)
+
+
+def test_unknown_activity_is_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, activities=["tpu"]) as recording:
+        train(recording)
+    assert "tpu" in capsys.readouterr().err
+    assert len(lines(tmp_path / "run")) == 8
+
+
+def test_region_without_a_recorder_does_nothing() -> None:
+    with stepscope.region("forward_pass"):
+        pass
+
+
+def test_region_in_compiled_code_changes_nothing(tmp_path: Path) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        with stepscope.region("forward_pass"):
+            return x * 2
+
+    x = torch.arange(3.0)
+    with stepscope.profile(out=tmp_path / "run", light=True):
+        assert torch.equal(torch.compile(double, backend="eager", fullgraph=True)(x), x * 2)
+
+
+def test_second_profile_in_a_recorded_job_keeps_its_hands_off(tmp_path: Path) -> None:
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "outer"), light=True))
+    with stepscope.profile(out=tmp_path / "inner") as recording:
+        recording.step()
+    assert recorder.step == 0 and session.current() is recorder
+    recorder.close()
+    assert list(tmp_path.iterdir()) == []  # no step, no files
+
+
+def test_failing_sampler_is_left_out_with_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Bad:
+        def on_step_end(self, step: int) -> dict[str, Any]:
+            raise KeyError("x")
+
+    class Good:
+        def on_step_end(self, step: int) -> dict[str, Any]:
+            return {"seen": step}
+
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True))
+    recorder.add_sampler(Bad())
+    recorder.add_sampler(Good())
+    for _ in range(3):
+        recorder.step_end()
+    recorder.close()
+    assert capsys.readouterr().err.count("Bad is off") == 1
+    assert [x["seen"] for x in lines(tmp_path / "run")] == [0, 1, 2]
+
+
+def test_recorder_that_fails_goes_off_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True))
+    recorder.step_end()
+    monkeypatch.setattr(StepLog, "add", lambda *_: 1 / 0)
+    for _ in range(3):
+        recorder.step_end()
+    recorder.close()
+    assert capsys.readouterr().err.count("ZeroDivisionError") == 1
+
+
+def test_nothing_of_ours_runs_after_the_window(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(64, 64)
+
+    def step() -> None:
+        for _ in range(30):
+            layer(torch.ones(8, 64))
+
+    with stepscope.profile(out=tmp_path / "run", wait=20, warmup=1, active=3, count_flops=False) as recording:
+        for _ in range(60):
+            step()
+            recording.step()
+            if session.current().step == 40:  # type: ignore[union-attr]
+                assert not torch.autograd._profiler_enabled()
+                assert session.current().regions.marker is None  # type: ignore[union-attr]
+    logged = lines(tmp_path / "run")
+    before = sorted(x["dur_ns"] for x in logged if x["phase"] == "before")
+    after = sorted(x["dur_ns"] for x in logged if x["phase"] == "after")
+    window = sorted(x["dur_ns"] for x in logged if x["phase"] == "window")
+    assert after[len(after) // 4] < 0.5 * (before[len(before) // 4] + window[0]) or after[0] < 1.1 * before[0]
+
+
+def test_T26_recorder_costs_less_than_half_a_percent_of_a_20_ms_step(tmp_path: Path) -> None:
+    """CPU time of everything that light mode does in a step, against the CPU time of 20 ms of work."""
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True))
+
+    def recorded_step() -> None:
+        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
+            recorder.region_begin(name)
+            recorder.region_end(name)
+        recorder.step_end()
+
+    ours_ns = min(_cpu_ns(recorded_step, times=200) for _ in range(10))
+    recorder.close()
+    assert ours_ns < 0.005 * 20_000_000
+
+
+def _cpu_ns(act: Any, *, times: int) -> float:
+    begin = time.thread_time_ns()
+    for _ in range(times):
+        act()
+    return (time.thread_time_ns() - begin) / times
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (0, 1, None, "alone")),
+        ({"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}, (3, 8, 1, "RANK")),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "6", "SLURM_LOCALID": "2"}, (5, 6, 2, "SLURM_PROCID")),
+        ({"RANK": "x", "WORLD_SIZE": "8", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, (1, 2, None, "SLURM_PROCID")),
+        ({"RANK": "1"}, (0, 1, None, "alone")),
+    ],
+)
+def test_rank_comes_from_the_launchers_variables(environ: dict[str, str], expected: tuple[Any, ...]) -> None:
+    place = place_of_process(environ)
+    assert (place.rank, place.world_size, place.local_rank, place.source) == expected
+
+
+def test_job_side_needs_torch_and_the_standard_library_only() -> None:
+    program = (
+        "import sys, stepscope.record.profile, stepscope.record.writer\n"
+        "mine = {m for m in sys.modules if m.startswith('stepscope.')}\n"
+        "allowed = ('stepscope.record', 'stepscope.errors', 'stepscope.units', 'stepscope.run_folder')\n"
+        "print([m for m in mine if not m.startswith(allowed)], 'rich' in sys.modules, 'wasmtime' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] False False"
+
+
+def test_helper_side_needs_no_torch() -> None:
+    program = "import sys, stepscope.record.writer; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False False"
