@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.rank_account import RankAccount
+from stepscope.cost.collective_time import bus_factor
 from stepscope.intervals import clip, covered_ns, union
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.collective_names import OPS
@@ -41,19 +42,6 @@ class RankWait:
     wait_ns: int | None
     transfer_ns: int | None
     unmatched_ns: int
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Return bus bandwidth / algorithm bandwidth: the share of the buffer that crosses each link.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if ranks < 2:
-        return 1.0
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if op in ("all_gather", "reduce_scatter", "all_to_all") else 1.0
 
 
 def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:

@@ -55,7 +55,7 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     (20000, 2.0)
     """
     sizes, times = checked_points(sizes_bytes, times_ns)
-    x, y, weight = _median_by_size(sizes, times)
+    x, y, weight = by_size(sizes, times, most=_MOST_SIZES)
     alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
     ratio = (alpha + slope * sizes) / times
     return Fit(
@@ -79,12 +79,12 @@ def checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple
     return sizes, times
 
 
-def _median_by_size(sizes: Floats, times: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return few distinct sizes, the median time of each, and weights: the square root of how many points."""
+def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats, Floats]:
+    """Return at most `most` distinct sizes, the median time of each, and the square root of its number of points."""
     order = np.argsort(sizes, kind="stable")
     _, first = np.unique(sizes[order], return_index=True)
-    if len(first) > _MOST_SIZES:
-        first = first[np.linspace(0, len(first) - 1, _MOST_SIZES).astype(int)]
+    if len(first) > most:
+        first = first[np.linspace(0, len(first) - 1, most).astype(int)]
     parts = np.split(order, first[1:])
     x, y = (np.array([np.median(values[p]) for p in parts]) for values in (sizes, times))
     return x, y, np.sqrt([len(p) for p in parts])

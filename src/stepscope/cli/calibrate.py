@@ -1,0 +1,126 @@
+"""What do collectives take on this machine? Latency and bandwidth of every operation, with their error.
+
+examples:
+  stepscope calibrate --backend gloo --world-size 2 --world-size 4
+  stepscope calibrate --from-csv times.csv --out calibration.json
+  stepscope calibrate --from-nccl-tests all_reduce.txt all_gather.json
+  stepscope calibrate --from-run run-folder/
+
+A CSV has the columns op, world_size, bytes (the full buffer of the operation) and median_us. On a cluster run
+`torchrun ... -m stepscope.bench.collectives --backend nccl --out times.json` and use --from-bench times.json.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.output import write_output
+from stepscope.cli.progress import reading_progress
+from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cost.calibration import Calibration, calibrate
+from stepscope.cost.calibration_file import calibration_json
+from stepscope.cost.calibration_points import Point, points_from_bench, points_from_csv, points_from_nccl_tests
+from stepscope.cost.calibration_run import points_from_run
+from stepscope.errors import UsageError
+from stepscope.report.calibration_plot import calibration_svg
+from stepscope.report.calibration_text import print_calibration
+from stepscope.report.terminal import console
+from stepscope.run.aligned import aligned
+from stepscope.run.load import load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    live = parser.add_argument_group("measure here")
+    live.add_argument("--backend", choices=("gloo", "nccl"), help="start processes and measure")
+    live.add_argument("--world-size", type=at_least_one, action="append", metavar="N", help="several give several")
+    live.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (default 60)")
+    live.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (default 1GiB)")
+    known = parser.add_argument_group("or take what was measured")
+    known.add_argument("--from-csv", nargs="+", metavar="FILE")
+    known.add_argument("--from-nccl-tests", nargs="+", metavar="FILE", help="its printed table or its JSON (-J)")
+    known.add_argument("--op", help="operation of --from-nccl-tests where neither output nor name says it")
+    known.add_argument("--from-run", metavar="RUN", help="recorded run: transfer times, waiting removed")
+    known.add_argument("--from-bench", nargs="+", metavar="FILE", help="written by stepscope.bench.collectives")
+    parser.add_argument("--out", default="calibration.json", metavar="PATH", help="default calibration.json")
+    parser.add_argument("--plot", metavar="PATH", help="measured against predicted, as SVG")
+    parser.add_argument("--json", metavar="PATH", help="write the calibration there as well; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 once the calibration is written."""
+    points, about = _points(args)
+    calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+    text = json.dumps(calibration_json(calibration), indent=1) + "\n"
+    write_output(args.out, text, force=args.force)
+    if args.plot:
+        write_output(args.plot, calibration_svg(calibration), force=args.force)
+    if args.json and args.json != args.out:
+        write_output(args.json, text, force=args.force)
+    if "-" not in (args.json, args.out):
+        _show(calibration, args.out)
+    return 0
+
+
+def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
+    """Return the points of the one source that was asked for, and where they are from."""
+    sources = ("backend", "from_csv", "from_nccl_tests", "from_run", "from_bench")
+    given = [name for name in sources if getattr(args, name)]
+    options = ", ".join(f"--{name.replace('_', '-')}" for name in sources)
+    if len(given) != 1:
+        found = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
+        raise UsageError(f"expected one of {options}, found {found}")
+    if given == ["backend"]:
+        return _measured(args)
+    if given == ["from_run"]:
+        with reading_progress() as progress:
+            recorded = load(args.from_run, progress=progress)
+        return points_from_run(aligned(recorded)), {"source": f"run {recorded.name}"}
+    if given == ["from_bench"]:
+        return _from_bench(args.from_bench)
+    files = args.from_csv or args.from_nccl_tests
+    points = []
+    for path in files:
+        points += points_from_csv(path) if args.from_csv else points_from_nccl_tests(path, op=args.op)
+    return points, {"source": ", ".join(Path(path).name for path in files)}
+
+
+def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
+    points: list[Point] = []
+    about: dict[str, Any] = {}
+    for path in paths:
+        more, about = points_from_bench(path)
+        points += more
+    return points, {"source": ", ".join(Path(path).name for path in paths), **about}
+
+
+def _measured(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
+    """Return what processes started for the purpose measured."""
+    if find_spec("torch") is None:
+        raise UsageError("measuring needs torch, which is not installed here; install it or use --from-csv")
+    with tempfile.TemporaryDirectory() as folder:
+        times = str(Path(folder) / "times.json")
+        command = [sys.executable, "-m", "stepscope.bench.collectives", "--backend", args.backend, "--out", times]
+        command += ["--limit-s", str(args.limit_s), "--max-bytes", str(args.max_bytes)]
+        for world in args.world_size or [2]:
+            command += ["--world-size", str(world)]
+        print(f"measuring for up to {args.limit_s:.0f} s ...", file=sys.stderr)
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise UsageError(f"measuring {args.backend} collectives failed: {last}; try another --backend or size")
+        points, about = points_from_bench(times)
+    return points, {"source": "measured", **about}
+
+
+def _show(calibration: Calibration, path: str) -> None:
+    out = console(sys.stdout)
+    print_calibration(calibration, out)
+    out.print(f"written to {path}; use it with `stepscope predict collective --calibration {path} ...`")
