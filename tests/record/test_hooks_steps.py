@@ -141,6 +141,23 @@ def test_evaluation_of_another_module_is_in_no_step() -> None:
     assert steps(log) == [train] * 3
 
 
+def test_evaluation_whose_forwards_are_not_seen_is_in_no_step() -> None:
+    train, evaluation = ["load", "fwd", "bwd", "a"], ["load"] * 3 + ["empty"]
+    log = Told("a").play(*train, *train, *evaluation, *train, "finish")
+    assert steps(log) == [train] * 3
+
+
+def test_evaluation_before_a_batch_that_was_loaded_ahead() -> None:
+    ahead, evaluation = ["load", "fwd", "bwd", "a"], ["load", "eval"] * 3 + ["empty"]
+    log = Told("a").play("load", *ahead, *ahead, *evaluation, "fwd", "bwd", "a", "finish")
+    assert steps(log)[2] == ["fwd", "bwd", "a"]
+
+
+def test_an_incomplete_last_accumulation_is_a_step() -> None:
+    whole, last = ["load", "load", "fwd", "bwd", "fwd", "bwd", "a"], ["load", "empty", "fwd", "bwd", "a"]
+    assert steps(Told("a").play(*whole, *whole, *last, "finish")) == [whole, whole, last]
+
+
 def test_evaluation_before_training_is_in_no_step() -> None:
     train = ["load", "fwd", "bwd", "a"]
     assert steps(Told("a").play(*["load", "eval"] * 2, "empty", *train, "finish")) == [train]

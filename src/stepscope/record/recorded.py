@@ -26,7 +26,7 @@ def recorded_in(folder: Path) -> Recorded:
     ranks = tuple(rank for log in logs if (rank := rank_of(log.name)) is not None)
     windows = _run_json(folder).get("windows") or []
     per_rank = [w for window in windows for w in window["ranks"].values()]
-    written = [w for w in per_rank if w.get("status") == "written"]
+    written = [w for w in per_rank if w.get("status") == "written" and w["last_step"] > w["first_step"]]
     return Recorded(
         folder=folder,
         ranks=ranks,

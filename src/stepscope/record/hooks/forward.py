@@ -17,7 +17,7 @@ from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
 
 SEARCH_STEPS = 3
-_MOST_LATER_STEPS = 10
+_MOST_LATER_SEARCHES = 40
 
 
 class Root:
@@ -89,7 +89,7 @@ class ForwardHooks:
         self.search = CallSearch(lambda module: loop.safely(self._found, module))
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
-        self._later_steps = 0
+        self._later_searches = 0
         self._search(wanted=True)
 
     def part_begins(self, part: int) -> None:
@@ -103,10 +103,16 @@ class ForwardHooks:
 
     def step_ended(self, loop: Loop) -> None:
         """End the search after the first steps; take it up again when a step showed a backward but no forward."""
-        blind = loop.backwards > 0 and loop.forwards == 0
         if loop.steps >= SEARCH_STEPS:
-            self._later_steps += blind
-            self._search(wanted=blind and self._later_steps <= _MOST_LATER_STEPS)
+            self._search(wanted=False)
+            if loop.backwards > 0 and loop.forwards == 0:
+                self.search_again()
+
+    def search_again(self) -> None:
+        """Search until the step ends: somebody calls a module that we do not know (evaluation does)."""
+        if not self.search.wanted and self._later_searches < _MOST_LATER_SEARCHES:
+            self._later_searches += 1
+            self._search(wanted=True)
 
     def _search(self, *, wanted: bool) -> None:
         self.search.wanted = wanted
@@ -136,6 +142,7 @@ def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.
     """Return the hooks, with the search ready to begin at the loop's first load or backward."""
     hooks = ForwardHooks(loop, model_found)
     loop.on_step.append(hooks.step_ended)
+    loop.on_unused_batch = hooks.search_again
 
     def releasing(script: Any) -> Any:
         def wrapped(obj: Any, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,8 @@ class Loop:
         self.forwards = self.backwards = 0  # that counted in this step
         self.on_step: list[Callable[[Loop], None]] = []
         self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
+        self.on_unused_batch: Callable[[], None] | None = None  # a batch is asked for and the last met nothing
+        self._batch_unused = False
         self._start_recorder = start_recorder
         self._inside = 0
         self._thread = threading.main_thread().ident
@@ -96,6 +98,8 @@ class Loop:
         if not self._enters(DATA):
             return False
         self._finder.load_begins(perf_counter_ns())
+        if self._batch_unused and self.on_unused_batch is not None:
+            self.on_unused_batch()
         return self._begin(DATA)
 
     @training_first
@@ -200,6 +204,7 @@ class Loop:
 
     def _begin(self, part: int) -> bool:
         self._inside |= part
+        self._batch_unused = part == DATA
         if self.watcher is not None:
             self.watcher.part_begins(part)
         if self.recorder is not None:

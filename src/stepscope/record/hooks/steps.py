@@ -10,7 +10,7 @@ accumulation is one step, and the boundary is known in the moment it happens. Th
   all of them have stepped. Which ones belong together is learned when one of them comes round again; the first time
   the boundary is found late, but its time is kept.
 - *Evaluation* is no step: a batch that met only forwards without gradients before the next batch was asked for is
-  taken out, so the coming step begins after it.
+  taken out, so the coming step begins after it. So are batches that met nothing before their loader ran out.
 - *An optimizer that no hook sees* (an update written by hand): a parameter that changed in place after a backward.
 """
 
@@ -45,7 +45,8 @@ class StepFinder:
         self._interleaved = False  # whether new work begins between the optimizers of one step
         self._seen: set[Hashable] = set()
         self._loads = False  # whether batches come from a loader that we see
-        self._after_evaluation = False
+        self._after_evaluation = False  # the next batch begins a step
+        self._idle = False  # nothing has happened since evaluation was left out
         self._open()
 
     def _open(self) -> None:
@@ -56,20 +57,24 @@ class StepFinder:
         self._trained = False
         self._evaluated = False
         self._evaluated_own = False
+        self._batches = 0
 
     def load_begins(self, now_ns: int) -> None:
         """A batch is asked for."""
         ended = self._work_begins(now_ns)
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
-            self._after_evaluation = True
+            self._after_evaluation = self._idle = True
         self._evaluated = False
         self._loads = True
 
     def load_ends(self, *, got_batch: bool) -> None:
         """The batch came, or there are no more."""
         if got_batch:
-            self._after_evaluation = False
+            self._after_evaluation = self._idle = False
+            self._batches += 1
+        elif self._only_evaluated(self._batches > 0):
+            self._after_evaluation = True
 
     def forward_begins(self, now_ns: int, *, grad: bool, own: bool) -> None:
         """A module is called, with gradients or without; `own`: one that was called with gradients before."""
@@ -78,9 +83,9 @@ class StepFinder:
             self._evaluated = True
             self._evaluated_own = self._evaluated_own or own
             return
-        self._after_evaluation = False
-        if not self._loads and self._only_evaluated(self._evaluated_own):
+        if self._idle or (not self._loads and self._only_evaluated(self._evaluated_own)):
             self._leave_out()
+        self._after_evaluation = self._idle = False
 
     def backward_begins(self, now_ns: int) -> None:
         """A backward pass begins."""
