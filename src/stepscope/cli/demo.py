@@ -1,0 +1,117 @@
+"""Record, analyse and report a small real job on this machine, with a fault planted in it.
+
+A small GPT is trained on two CPU ranks with DDP, and one rank is held up for a known time in every step. The job is
+an ordinary script that knows nothing of stepscope. It takes about a minute.
+
+examples:
+  stepscope demo
+  stepscope demo --ranks 4 --out /tmp/demo
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.errors import UsageError
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch import launch, why_not_writable
+from stepscope.run.step_log import StepLog, step_logs
+
+SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
+SLOW_MS = 60.0
+STEPS = 30
+_REPORT = "report.json"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes to train with (2)")
+    parser.add_argument("--out", default="stepscope-demo", metavar="DIR", help="run folder (./stepscope-demo)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 where the planted fault was found, 1 where it was not, else the failed part's exit code."""
+    _check(args)
+    slow_rank = args.ranks - 1
+    print(f"A small GPT on {args.ranks} CPU ranks with DDP. Rank {slow_rank} sleeps {SLOW_MS:g} ms in every step.")
+    folder, exit_code = _recorded(args, slow_rank=slow_rank)
+    if folder is None:
+        print("stepscope demo: the training job failed, its own lines are above", file=sys.stderr)
+        return exit_code or 1
+    print(f"\n$ stepscope report {folder}")
+    exit_code = _report(folder)
+    if exit_code:
+        return exit_code
+    stragglers = json.loads((folder / _REPORT).read_text())["stragglers"]
+    for line in ["", *_conclusion(stragglers, step_logs(folder), slow_rank=slow_rank), *_next(folder)]:
+        print(line)
+    return 0 if [s["rank"] for s in stragglers] == [slow_rank] else 1
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.ranks < 2:
+        raise UsageError(f"--ranks: expected at least 2, so that one can be late, found {args.ranks}")
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(
+            f"the demo trains a small model: expected torch, found none in {sys.prefix}; pip install torch"
+        )
+    why_not = why_not_writable(args.out)
+    if why_not:
+        raise UsageError(f"--out {args.out}: expected a folder that can be made, found that {why_not}; give another")
+
+
+def _recorded(args: argparse.Namespace, *, slow_rank: int) -> tuple[Path | None, int]:
+    """Return the run folder, None where the job failed, and the job's exit code."""
+    words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
+    torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
+    print(
+        f"$ stepscope record --out {args.out} -- torchrun {' '.join([*torchrun[1:], SCRIPT.name, *words])}", flush=True
+    )
+    launched = launch(
+        [sys.executable, "-m", *torchrun, str(SCRIPT), *words],
+        RecordConfig(out=args.out),
+        environ={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    done = launched.exit_code == 0 and launched.folders
+    return (launched.folders[-1] if done else None), abs(launched.exit_code)
+
+
+def _report(folder: Path) -> int:
+    from stepscope.cli.main import main as stepscope
+
+    return stepscope(["report", str(folder), "--json", str(folder / _REPORT), "--force"])
+
+
+def _conclusion(stragglers: list[dict[str, Any]], logs: Sequence[StepLog], *, slow_rank: int) -> list[str]:
+    """Return what was planted and what each source says, one line each."""
+    found = [
+        f"rank {s['rank']} is late by {s['late_ms_per_step']:.0f} ms per step, because of its {s['cause']}"
+        for s in stragglers
+    ]
+    own = ", ".join(f"rank {log.rank} {_own_ms(log):.0f} ms" for log in logs)
+    return [
+        f"Planted      rank {slow_rank} sleeps {SLOW_MS:g} ms per step on its host",
+        f"From traces  {'; '.join(found) or 'no straggler was named'}",
+        f"From steps   time per step without waiting for gradients: {own}",
+    ]
+
+
+def _own_ms(log: StepLog) -> float:
+    """Return the median step without the profiler, less the wait for the other ranks' gradients."""
+    own_ns = log.dur_ns - log.column("regions.gradient_sync.ns")
+    return float(np.nanmedian(own_ns[log.undisturbed])) / 1e6
+
+
+def _next(folder: Path) -> list[str]:
+    return [
+        "",
+        f"The run is in {folder}. Look at it again with: stepscope report {folder}",
+        "Record your own job, unchanged, with: stepscope record -- torchrun train.py",
+    ]
