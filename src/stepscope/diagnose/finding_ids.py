@@ -1,0 +1,28 @@
+"""Every id that a finding can have, and the fault it stands for. Ids are part of the contract."""
+
+FINDING_IDS = {
+    "data-loading": "the step waits for input",
+    "launch-overhead": "the host launches kernels more slowly than the device runs them",
+    "host-device-sync": "`.item()`, `.cpu()`, synchronize and the like block the host in the step",
+    "host-to-device-copy": "pageable or unoverlapped copies",
+    "host-stall": "the host does something else: garbage collection, logging, checkpointing, lock",
+    "allocator": "cudaMalloc/cudaFree/retries inside steps",
+    "precision": "matmuls off the tensor cores, or wider than needed",
+    "mixed-precision-overhead": "loss scaling, casts",
+    "memory-bound-attention": "unfused attention",
+    "memory-bound-kernels": "other elementwise or normalisation kernels worth fusing",
+    "optimizer": "unfused or oversized optimizer step",
+    "recomputation": "activation checkpointing costs more than it must",
+    "small-batch": "too little work per kernel",
+    "communication-bound": "transfer time that no overlap could hide",
+    "no-overlap": "communication that could have been hidden and is not",
+    "too-many-small-collectives": "latency-bound communication: tiny buckets, per-parameter calls",
+    "redundant-communication": "gradients synchronised in every micro-batch, repeated gathers",
+    "straggler": "one rank is late; `ranks` names it, `cause` says host, device or data",
+    "load-imbalance": "ranks have different amounts of work",
+    "expert-imbalance": "uneven token routing",
+    "pipeline-bubble": "too few micro-batches for the stages",
+    "slow-link": "a collective far below what the link or the other groups reach",
+    "memory-pressure": "near the limit, fragmented, or growing",
+    "profiler-overhead": "the trace itself is distorted; says how far to trust it",
+}

@@ -1,0 +1,188 @@
+"""Gates: conditions on the numbers of a report that must not hold, as `--fail-on` takes them.
+
+    data_loading_pct>30                     a check, by its id
+    step_ms>120                             the step: unprofiled where known, else profiled
+    mfu<0.3                                 a number that only one section of the report has
+    step.budget.wait.pct>10                 any number by its dotted name; items of lists by what names them,
+    findings.straggler.saving_pct>5         (id, part, op, loss, cause, rank, name); 0 for a finding there is not
+    stragglers.count>0                      how many items a list has
+    ranks.*.idle_ms>50                      any item of the list
+    step_ms>5%                              a change in percent, where two runs are compared
+
+A gate on a number that is not known does not hold: a check that nothing can fail is none.
+"""
+
+import difflib
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.errors import UsageError
+
+_COMPARE: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+_GATE = re.compile(
+    r"^\s*(?P<name>[\w.*:/-]+?)\s*(?P<op>>=|<=|==|!=|>|<)\s*(?P<limit>[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?)\s*(?P<pct>%?)\s*$"
+)
+_NAMED_BY = ("id", "part", "op", "loss", "cause", "rank", "name")
+_SECTIONS = ("step", "efficiency", "run")
+"""where a name without a dot is looked up, after the checks"""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One condition that fails a run."""
+
+    name: str
+    op: str
+    limit: float
+    relative: bool
+    """whether the limit is a change in percent of a first run"""
+
+    def __str__(self) -> str:
+        return f"{self.name}{self.op}{self.limit:g}{'%' if self.relative else ''}"
+
+    def met(self, value: float) -> bool:
+        """Return whether the condition that fails a run is true of this value."""
+        return _COMPARE[self.op](value, self.limit)
+
+
+@dataclass(frozen=True)
+class GateResult:
+    """A gate and what the report says."""
+
+    gate: Gate
+    holds: bool
+    value: float | None
+    """the value that decided; the first that met the condition, where a name stands for several"""
+    said: str
+
+
+def parse_gate(text: str) -> Gate:
+    """Return the gate that an expression such as `data_loading_pct>30` stands for."""
+    found = _GATE.match(text)
+    if not found:
+        raise UsageError(
+            f"--fail-on: expected NAME OP NUMBER such as 'data_loading_pct>30', OP one of {' '.join(_COMPARE)}; "
+            f"found {text!r}"
+        )
+    return Gate(found["name"], found["op"], float(found["limit"]), bool(found["pct"]))
+
+
+def judge(gates: Sequence[Gate], report: Mapping[str, Any]) -> list[GateResult]:
+    """Return what each gate says of one report."""
+    for gate in gates:
+        if gate.relative:
+            raise UsageError(
+                f"--fail-on {gate}: a change in % needs two runs (stepscope compare A B); leave out the % for a number"
+            )
+    return [_judged(gate, numbers(report, gate.name)) for gate in gates]
+
+
+def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
+    """Return the numbers that a name stands for: one, or several where it holds `*`; a `UsageError` for no number."""
+    found = _short(report, name) if "." not in name else _walked(report, name.split("."))
+    if found is None:
+        raise UsageError(f"--fail-on: expected a number of the report, found no {name!r}; {_near(report, name)}")
+    wrong = [v for v in found if v is not None and not _is_number(v)]
+    if wrong:
+        raise UsageError(f"--fail-on: expected a number of the report, found {name!r} is {_kind(wrong[0])}")
+    return found
+
+
+def _judged(gate: Gate, values: list[float | None]) -> GateResult:
+    unknown = [v for v in values if v is None]
+    met = [v for v in values if v is not None and gate.met(v)]
+    if met:
+        return GateResult(gate, False, met[0], f"{gate.name} is {met[0]:g}")
+    if unknown:
+        return GateResult(gate, False, None, f"{gate.name} is not known, so the gate cannot hold; see the warnings")
+    return GateResult(gate, True, values[0] if values else None, _fine(gate, values))
+
+
+def _fine(gate: Gate, values: list[float | None]) -> str:
+    return f"{gate.name} is {values[0]:g}" if len(values) == 1 else f"{gate.name}: none of {len(values)}"
+
+
+def _short(report: Mapping[str, Any], name: str) -> list[Any] | None:
+    """Return what a name without a dot stands for: the step, a check, a part of the budget, or a section's number."""
+    step = report.get("step") or {}
+    if name == "step_ms":
+        return [step.get("unprofiled_ms") if step.get("unprofiled_ms") is not None else step.get("profiled_ms")]
+    for check in _named(report.get("checks") or [], name):
+        return [check["value"]]
+    for ending, key in (("_pct", "pct"), ("_ms", "ms_per_step")):
+        if name.endswith(ending):
+            for part in _named(step.get("budget") or [], name.removesuffix(ending)):
+                return [part[key]]
+    return next(([report[s][name]] for s in _SECTIONS if name in (report.get(s) or {})), None)
+
+
+def _walked(value: Any, path: Sequence[str], within: str = "") -> list[Any] | None:
+    """Return what lies at the end of a dotted path, None where nothing does."""
+    if not path:
+        return [value["value"]] if isinstance(value, Mapping) and "value" in value else [value]
+    head, rest = path[0], path[1:]
+    if isinstance(value, Mapping):
+        return _walked(value[head], rest, head) if head in value else None
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return None
+    if head == "count" and not rest:
+        return [len(value)]
+    items = value if head == "*" else _named(value, head)
+    if not items:
+        return [0.0] if head == "*" or _nothing_of_the_kind(within, head) else None
+    found = [_walked(item, rest) for item in items]
+    return None if None in found else [v for part in found for v in part or ()]
+
+
+def _named(items: Sequence[Any], name: str) -> list[Any]:
+    """Return the items of a list that go by this name; of a list without names the one at this place, from 0."""
+    if any(isinstance(item, Mapping) for item in items):
+        return [i for i in items if isinstance(i, Mapping) and any(str(i.get(key)) == name for key in _NAMED_BY)]
+    return [items[int(name)]] if name.isdigit() and int(name) < len(items) else []
+
+
+def _nothing_of_the_kind(within: str, name: str) -> bool:
+    """Return whether an item may be absent because the run has no such fault, and not because it is misspelt."""
+    return (within == "findings" and name in FINDING_IDS) or (within == "stragglers" and name.isdigit())
+
+
+def _near(report: Mapping[str, Any], name: str) -> str:
+    known = [*_short_names(report), *_dotted_names(report)]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"there are e.g. {', '.join(known[:6])}"
+
+
+def _short_names(report: Mapping[str, Any]) -> list[str]:
+    checks = [c["id"] for c in report.get("checks") or ()]
+    return ["step_ms", *checks, *(k for s in _SECTIONS for k, v in (report.get(s) or {}).items() if _is_number(v))]
+
+
+def _dotted_names(value: Any, prefix: str = "", depth: int = 0) -> list[str]:
+    """Return the dotted names of numbers, not deeper than reports go."""
+    if _is_number(value):
+        return [prefix]
+    if isinstance(value, Mapping) and depth < 4:
+        return [n for k, v in value.items() for n in _dotted_names(v, f"{prefix}.{k}".strip("."), depth + 1)]
+    if isinstance(value, list) and depth < 4:
+        named = [(next((str(i[k]) for k in _NAMED_BY if k in i), ""), i) for i in value if isinstance(i, Mapping)]
+        return [n for key, item in named for n in _dotted_names(item, f"{prefix}.{key}", depth + 1)]
+    return []
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _kind(value: Any) -> str:
+    return "a list" if isinstance(value, list) else "a group of numbers" if isinstance(value, Mapping) else "text"
