@@ -1,8 +1,8 @@
 """What happens in a recorded job's process once torch is there: the hooks go in, or one line says why not."""
 
 import os
-import os
 import re
+from typing import Any
 
 import torch
 
@@ -24,14 +24,16 @@ def begin() -> None:
         wanted = ".".join(map(str, OLDEST_TORCH))
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
-    if config.nccl_log:
-        from stepscope.record.nccl_log import turn_on_nccl_log
-
-        turn_on_nccl_log(os.environ)  # NCCL reads it when the first communicator is made, maybe before any step
     from stepscope.record.hooks.install import install
     from stepscope.record.nccl_log import turn_on_nccl_log
-    from stepscope.record.session import Recorder
 
     if config.nccl_log:
         turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
-    install(lambda: Recorder.start(config))
+    install(lambda: _recorder(config))
+
+
+def _recorder(config: RecordConfig) -> Any:
+    """Return the recorder, None where the script has started one of its own (`stepscope.profile`): its steps hold."""
+    from stepscope.record.session import Recorder, current
+
+    return Recorder.start(config) if current() is None else None
