@@ -22,6 +22,7 @@ from stepscope.analyze.rank_account import RankAccount, rank_account
 from stepscope.analyze.replay import Replay, replay_of
 from stepscope.analyze.stragglers import Straggler, find_stragglers
 from stepscope.analyze.strategy import Strategy, strategy_of
+from stepscope.analyze.views import Views, views_of
 from stepscope.analyze.waterfall import Waterfall, waterfall
 from stepscope.cost.chip_table import Chip
 from stepscope.cost.hardware import Lookup
@@ -56,6 +57,11 @@ class Account:
     def num_steps(self) -> int:
         """Return how many steps were recorded on the rank that has the most."""
         return max((len(r.steps) for r in self.run.ranks), default=0)
+
+    @cached_property
+    def views(self) -> Views:
+        """Return what each parallel strategy of the run did."""
+        return views_of(self.shared, self.strategy, self.ranks)
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:

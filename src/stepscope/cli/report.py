@@ -14,8 +14,11 @@ import sys
 from pathlib import Path
 
 from stepscope.analyze.account import account_of
+from stepscope.analyze.efficiency import Given
 from stepscope.cli.output import write_output
 from stepscope.cli.progress import reading_progress
+from stepscope.cost.chip_table import Chip, load_chips
+from stepscope.diagnose.findings import diagnose
 from stepscope.report.json_report import report_json
 from stepscope.report.terminal import console
 from stepscope.report.text import print_summary
@@ -26,6 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", metavar="RUN", nargs="+", help="run folder, trace, folder of traces, or glob")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
+    parser.add_argument(
+        "--unprofiled-step-ms", type=_above_zero, metavar="X", help="the step's time without the profiler"
+    )
+    parser.add_argument("--flops-per-step", type=_above_zero, metavar="F", help="model FLOPs of the whole job per step")
+    parser.add_argument("--tokens-per-step", type=_above_zero, metavar="N", help="tokens of the whole job per step")
+    parser.add_argument("--samples-per-step", type=_above_zero, metavar="N", help="samples of the whole job per step")
+    parser.add_argument("--peak-tflops", type=_above_zero, metavar="P", help="peak of one device in TFLOP/s")
+    parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
     parser.add_argument("--jobs", type=_positive, metavar="N", help="files read at once (default: all cores)")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
@@ -42,12 +53,33 @@ def run(args: argparse.Namespace) -> int:
             cache_folder=args.cache_folder,
             progress=progress,
         )
-    account = account_of(recorded)
+    account = account_of(recorded, given=_given(args), unprofiled_ms=args.unprofiled_step_ms, chips=_chips(args))
+    diagnosis = diagnose(account)
     if args.json:
-        write_output(args.json, json.dumps(report_json(account), indent=1) + "\n", force=args.force)
+        write_output(args.json, json.dumps(report_json(account, diagnosis), indent=1) + "\n", force=args.force)
     if args.json != "-":
-        print_summary(account, console(sys.stdout))
+        print_summary(account, diagnosis, console(sys.stdout))
     return 3 if recorded.unreadable else 0
+
+
+def _given(args: argparse.Namespace) -> Given:
+    return Given(
+        flops_per_step=args.flops_per_step,
+        tokens_per_step=args.tokens_per_step,
+        samples_per_step=args.samples_per_step,
+        peak_tflops=args.peak_tflops,
+    )
+
+
+def _chips(args: argparse.Namespace) -> tuple[Chip, ...]:
+    return load_chips(args.hardware) if args.hardware else ()
+
+
+def _above_zero(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+    return number
 
 
 def _positive(text: str) -> int:

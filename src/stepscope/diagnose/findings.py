@@ -1,8 +1,8 @@
 """Which fixes save how much? Rules propose, the replay decides, and each further fix counts what it still saves.
 
-    candidates = what the rules see in the account
-    1. the fix that saves most alone comes first
-    2. each next one is the fix that saves most once those above it are made
+candidates = what the rules see in the account
+1. the fix that saves most alone comes first
+2. each next one is the fix that saves most once those above it are made
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.graph import CircularWaits
 from stepscope.analyze.replay import Replay
 from stepscope.diagnose.finding import Candidate, Finding
-from stepscope.diagnose.rules import RULES
+from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.predict.whatif import saving_range
 
 LEAST_SHARE = 0.02
@@ -35,34 +35,53 @@ def diagnose(account: Account) -> Diagnosis:
     step_ns = account.step.step_ns if account.step else None
     if not step_ns:
         return Diagnosis((), ())
-    candidates = [c for rule in RULES for c in rule(account)]
-    alone = {i: _saving(account.replay, c, step_ns) for i, c in enumerate(candidates)}
-    open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _LEAST_ALONE * step_ns]
-    findings: list[Finding] = []
-    combined: list[tuple[tuple[str, ...], float]] = []
-    fixed, saved = account.replay, 0.0
-    while open_:
-        still = {i: _saving(fixed, candidates[i], step_ns) if findings else alone[i] for i in open_}
-        best = max(open_, key=lambda i: still[i])
-        open_.remove(best)
-        candidate, saving = candidates[best], still[best]
-        if saving < LEAST_SHARE * step_ns and not candidate.always:
-            continue
-        findings.append(_finding(account, candidate, saving, alone[best], step_ns))
-        fixed = _applied(fixed, candidate)
-        saved = min(saved + saving, step_ns)
-        combined.append((tuple(f.id for f in findings), saved))
-    return Diagnosis(tuple(findings), tuple(combined))
+    found = _Found(account, step_ns)
+    found.add([c for rule in SPECIFIC for c in rule(account)])
+    found.add([c for rule in GENERAL for c in rule(account)])
+    return found.diagnosis()
 
 
-def _saving(replay: Replay | None, candidate: Candidate, step_ns: float) -> float:
-    """Return what a candidate's fix saves on top of a replay, on the scale of the real step."""
+class _Found:
+    """Findings as they are made: the replay with all fixes so far, and what they save."""
+
+    def __init__(self, account: Account, step_ns: float) -> None:
+        self._account = account
+        self._step_ns = step_ns
+        self._fixed = account.replay
+        self._findings: list[Finding] = []
+
+    def add(self, candidates: list[Candidate]) -> None:
+        """Take the candidates in the order of what each still saves, as far as that is worth a line."""
+        alone = {i: _saving(self._account.replay, c) for i, c in enumerate(candidates)}
+        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _LEAST_ALONE * self._step_ns]
+        while open_:
+            fresh = not self._findings
+            still = {i: alone[i] if fresh else _saving(self._fixed, candidates[i]) for i in open_}
+            best = max(open_, key=lambda i: still[i])
+            open_.remove(best)
+            if candidates[best].always or still[best] >= LEAST_SHARE * self._step_ns:
+                self._take(candidates[best], still[best], alone[best])
+
+    def _take(self, candidate: Candidate, saving: float, alone: float) -> None:
+        self._findings.append(_finding(self._account, candidate, saving, alone, self._step_ns))
+        self._fixed = _applied(self._fixed, candidate)
+
+    def diagnosis(self) -> Diagnosis:
+        """Return the findings by saving, with what the first k save together."""
+        ordered = sorted(self._findings, key=lambda f: -f.saving_ns)
+        combined, saved = [], 0.0
+        for k, finding in enumerate(ordered, start=1):
+            saved = min(saved + finding.saving_ns, self._step_ns)
+            combined.append((tuple(f.id for f in ordered[:k]), saved))
+        return Diagnosis(tuple(ordered), tuple(combined))
+
+
+def _saving(replay: Replay | None, candidate: Candidate) -> float:
+    """Return what a candidate's fix saves on top of a replay."""
     if candidate.change is None or replay is None:
         return candidate.fixed_saving_ns or 0.0
     changed = _applied(replay, candidate)
-    if changed is None:
-        return 0.0
-    return max(0.0, (replay.period_ns - changed.period_ns))
+    return max(0.0, replay.period_ns - changed.period_ns) if changed else 0.0
 
 
 def _applied(replay: Replay | None, candidate: Candidate) -> Replay | None:
@@ -76,7 +95,9 @@ def _applied(replay: Replay | None, candidate: Candidate) -> Replay | None:
 
 
 def _finding(account: Account, candidate: Candidate, saving: float, alone: float, step_ns: float) -> Finding:
-    low, high = saving_range(account.replay, candidate.change, saving, doubt=candidate.doubt, floor_ns=_MODEL_ERROR * step_ns)
+    low, high = saving_range(
+        account.replay, candidate.change, saving, doubt=candidate.doubt, floor_ns=_MODEL_ERROR * step_ns
+    )
     return Finding(
         id=candidate.id,
         title=candidate.title,

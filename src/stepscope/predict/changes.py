@@ -59,6 +59,32 @@ def faster_work(replay: Replay, chosen: Chosen, factor: float | Sequence[float])
     return rebuilt(replay, [_scaled(p, mask, f) for (p, mask), f in zip(pairs, factors, strict=True)])
 
 
+def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> Replay:
+    """Return the run in which some device work takes other times, given over the rows of each rank's DeviceWork.
+
+    Times are those of the recorded work: where an earlier change shortened it already, the same share is kept.
+    """
+    programs = []
+    for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
+        recorded = (rank.work.end_ns - rank.work.start_ns)[program.device_index]
+        share = np.clip(times[program.device_index] / np.maximum(recorded, 1), 0, 1)
+        duration = np.where(mask, np.rint(program.duration_ns * share), program.duration_ns)
+        programs.append(replace(program, duration_ns=duration.astype(np.int64)))
+    return rebuilt(replay, programs)
+
+
+def fused_work(replay: Replay, chosen: Chosen, *, launches: int, device_share: float) -> Replay:
+    """Return the run with some work of each step fused into a few launches that take a share of its device time."""
+    programs = []
+    for program, mask in _per_program(replay, chosen):
+        per_step = np.bincount(program.step[mask], minlength=len(replay.steps))
+        kept = np.minimum(1.0, launches / np.maximum(per_step, 1))[program.step]
+        own = np.where(mask, np.rint(program.host.own_ns * kept), program.host.own_ns).astype(np.int64)
+        fused = replace(program, host=replace(program.host, own_ns=own))
+        programs.append(_scaled(fused, mask, device_share))
+    return rebuilt(replay, programs)
+
+
 def as_graph(replay: Replay) -> Replay:
     """Return the run with each step launched as one graph: the host's own time becomes one launch."""
 
@@ -96,6 +122,17 @@ def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
     usual = {f.name: float(np.median([_total(p, f.name) for p in peers])) for f in fields(HostParts)}
     compute = float(np.median([_compute(p) for p in peers]))
     return rebuilt(replay, [_like(p, usual, compute) if i in late else p for i, p in enumerate(replay.programs)])
+
+
+def evenly_spread(replay: Replay) -> Replay:
+    """Return the run with the same compute in all, spread evenly over the ranks."""
+    mean = float(np.mean([_compute(p) for p in replay.programs]))
+    programs = []
+    for program in replay.programs:
+        mine = _compute(program)
+        computes = program.kind != EventKind.COMM_KERNEL
+        programs.append(_scaled(program, computes, mean / mine) if mine else program)
+    return rebuilt(replay, programs)
 
 
 def _like(program: Program, usual: dict[str, float], compute_ns: float) -> Program:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analyze.graph import CircularWaits, end_times, step_ends, steady_period_ns
+from stepscope.analyze.graph import CircularWaits, end_times, steady_period_ns, step_ends
 from stepscope.analyze.replay import Replay, rebuilt, with_host_factor
 from stepscope.predict.changes import Change
 
@@ -82,6 +82,4 @@ def _by_rank(replay: Replay) -> dict[int, float]:
     last = ends.shape[1] - 1
     half = max(0, last - max(1, (last + 1) // 2))
     steps = max(last - half, 1)
-    return {
-        rank.rank: float((ends[i, last] - ends[i, half]) / steps) for i, rank in enumerate(replay.shared.run.ranks)
-    }
+    return {rank.rank: float((ends[i, last] - ends[i, half]) / steps) for i, rank in enumerate(replay.shared.run.ranks)}

@@ -1,0 +1,26 @@
+"""Which collectives synchronise gradients? What the rules on gradient communication share."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.rank import Rank
+
+_OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")
+
+
+def gradient_groups_only(account: Account) -> bool:
+    """Return whether all group communication of the run is data-parallel: what may move against compute freely.
+
+    Collectives of tensor, expert or context parallelism stand inside the forward and backward pass: their results
+    are needed at once, so starting them earlier is no fix.
+    """
+    return bool(account.replay and account.replay.meetings) and not account.strategy.has(*_OTHER_USES)
+
+
+def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
+    """Return a rank's group collectives launched in recorded steps, in the order they were issued."""
+    c = rank.collectives
+    rows = np.flatnonzero((c.step >= 0) & ~np.isin(c.op, POINT_TO_POINT))
+    return rows[np.argsort(c.issue_ns[rows], kind="stable")]

@@ -1,0 +1,40 @@
+"""`host-device-sync`: .item(), .cpu(), synchronize and the like block the host inside the step."""
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.program import NOTHING
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.measures import host_ms, transfers_to_device
+from stepscope.predict.changes import without_syncs
+
+
+def host_device_sync(account: Account) -> list[Candidate]:
+    """Return synchronisations that made the host wait, other than those of copies to the device."""
+    replay = account.replay
+    if replay is None or account.step is None:
+        return []
+    copies = [mask[p.device_index] for p, mask in zip(replay.programs, transfers_to_device(account), strict=True)]
+    waits = [
+        (p.released_by != NOTHING) & ~own[np.maximum(p.released_by, 0)]
+        for p, own in zip(replay.programs, copies, strict=True)
+    ]
+    per_step = float(np.median([w.sum() for w in waits])) / max(len(replay.steps), 1)
+    if not per_step or not all(r.has_device for r in account.run.ranks):
+        return []
+    return [
+        Candidate(
+            id="host-device-sync",
+            title="The host waits for the device inside the step",
+            cause="a synchronisation empties the queue, and the device idles until the host has launched again",
+            remedy="Keep values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
+            "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
+            change=without_syncs,
+            cost_ns=account.step.ns("host_sync"),
+            evidence=(
+                Evidence("synchronisations per step", round(per_step, 1), "calls", "median rank"),
+                Evidence("device idle after them per step", host_ms(account.step.ns("host_sync")), "ms"),
+            ),
+            doubt=0.3,
+        )
+    ]

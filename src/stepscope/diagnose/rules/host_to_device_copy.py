@@ -1,0 +1,30 @@
+"""`host-to-device-copy`: copies to the device from pageable memory, or not overlapped with compute."""
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.measures import device_ms, transfers_to_device
+from stepscope.predict.changes import faster_work
+
+
+def host_to_device_copy(account: Account) -> list[Candidate]:
+    """Return the copies to the device as a cost."""
+    chosen = transfers_to_device(account)
+    copying = device_ms(account, chosen)
+    if not copying:
+        return []
+    pageable = any("Pageable" in (r.trace.text(int(i)) or "") for r, mask in zip(account.run.ranks, chosen, strict=True)
+                   for i in set(r.work.name[mask].tolist()))  # fmt: skip
+    return [
+        Candidate(
+            id="host-to-device-copy",
+            title="The step waits for copies to the device",
+            cause="the source is pageable memory, so the copy blocks the host"
+            if pageable
+            else "copies run alone, not beside compute",
+            remedy="pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its own; "
+            "send smaller types. The saving is this time gone from the critical path.",
+            change=lambda replay: faster_work(replay, chosen, 0.0),
+            cost_ns=copying * 1e6,
+            evidence=(Evidence("host-to-device copies per step", round(copying, 3), "ms", "mean rank"),),
+        )
+    ]

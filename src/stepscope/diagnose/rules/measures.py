@@ -1,0 +1,50 @@
+"""Numbers that several rules ask for."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.trace.classify import EventKind, by_string
+from stepscope.units import NS_PER_MS
+
+Mask = npt.NDArray[np.bool_]
+
+
+def host_ms(time_ns: float) -> float:
+    """Return milliseconds as evidence shows them."""
+    return round(time_ns / NS_PER_MS, 3)
+
+
+def usual_host_ns(account: Account, part: str) -> float:
+    """Return what the median rank's host spends on one part per step; 0 where the run cannot be replayed."""
+    replay = account.replay
+    if replay is None:
+        return 0.0
+    totals = [getattr(p.host, part).sum() + getattr(p.tail, part).sum() for p in replay.programs]
+    return float(np.median(totals)) / len(replay.steps)
+
+
+def items_per_step(account: Account) -> float:
+    """Return how many device operations the mean rank launches per step."""
+    replay = account.replay
+    return float(np.mean([len(p) for p in replay.programs])) / len(replay.steps) if replay else 0.0
+
+
+def device_ms(account: Account, chosen: Sequence[Mask]) -> float:
+    """Return the device time of some work per step, mean over ranks; only work launched in recorded steps counts."""
+    totals = []
+    for rank, mask in zip(account.run.ranks, chosen, strict=True):
+        mine = mask & (rank.work.step >= 0)
+        totals.append((rank.work.end_ns - rank.work.start_ns)[mine].sum() / max(len(rank.steps), 1))
+    return float(np.mean(totals)) / NS_PER_MS if totals else 0.0
+
+
+def transfers_to_device(account: Account) -> list[Mask]:
+    """Return per rank which work copies from the host to the device."""
+    out = []
+    for rank in account.run.ranks:
+        named = by_string(rank.trace, rank.work.name, lambda s: "HtoD" in s or "HostToDevice" in s).astype(bool)
+        out.append(named & (rank.work.kind == EventKind.COPY))
+    return out

@@ -1,0 +1,40 @@
+"""`mixed-precision-overhead`: loss scaling: unscaling, checks for infinities and the synchronisation they need."""
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.replay import Replay
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.measures import device_ms
+from stepscope.predict.changes import without_syncs, without_work
+from stepscope.trace.classify import by_string
+
+
+def mixed_precision_overhead(account: Account) -> list[Candidate]:
+    """Return the work of a gradient scaler."""
+    chosen = []
+    for rank in account.run.ranks:
+        named = by_string(rank.trace, rank.trace["name"], lambda s: "_amp_" in s).astype(bool)
+        work = rank.work
+        chosen.append((work.op_row >= 0) & np.append(named, False)[work.op_row] & (work.step >= 0))
+    if not any(mask.any() for mask in chosen):
+        return []
+
+    def without_scaler(replay: Replay) -> Replay:
+        return without_syncs(without_work(replay, chosen))
+
+    return [
+        Candidate(
+            id="mixed-precision-overhead",
+            title="Loss scaling costs time",
+            cause="GradScaler unscales every gradient, checks it for infinities and waits for the answer",
+            remedy="Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
+            "The saving is of the same step without scaling and its synchronisation.",
+            change=without_scaler,
+            cost_ns=device_ms(account, chosen) * 1e6,
+            evidence=(Evidence("scaler operations per step", round(float(np.mean([m.sum() / max(len(r.steps), 1)
+                      for m, r in zip(chosen, account.run.ranks, strict=True)]))), "launches", "mean rank"),),
+            doubt=0.4,
+            sureness=0.8,
+        )
+    ]  # fmt: skip

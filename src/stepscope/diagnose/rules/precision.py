@@ -1,0 +1,63 @@
+"""`precision`: matrix products off the tensor cores, or wider than they need to be."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.call_costs import PRECISION_CODE
+from stepscope.analyze.kernel_costs import KernelCosts
+from stepscope.cost.chip_table import Chip
+from stepscope.cost.hardware import mfu_peak
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.measures import device_ms
+from stepscope.predict.changes import with_work_times
+
+_WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
+_REACHED = 0.6
+"""share of the peak that 16-bit products of a size worth the name reach"""
+_SHORTEST_NS = 3_000.0
+
+
+def precision(account: Account) -> list[Candidate]:
+    """Return 32-bit matrix products on a chip whose 16-bit units are faster."""
+    chip = account.chip.chip
+    peak = mfu_peak(chip) if chip else None
+    if chip is None or peak is None:
+        return []
+    chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in account.costs]
+    spent = device_ms(account, chosen)
+    if not spent:
+        return []
+    times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(account.costs, chosen, strict=True)]
+    off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(account.costs, chosen, strict=True)]
+    return [
+        Candidate(
+            id="precision",
+            title="Matrix products run in 32 bit",
+            cause="products off the tensor cores"
+            if device_ms(account, off) > spent / 2
+            else "products in TF32 or FP32",
+            remedy="Use torch.autocast('cuda', torch.bfloat16) around forward and loss (or load the model in bfloat16); at least "
+            "torch.set_float32_matmul_precision('high') for TF32. The saving is of 16-bit products at the rate such shapes reach.",
+            change=lambda replay: with_work_times(replay, chosen, times),
+            cost_ns=spent * 1e6,
+            evidence=(
+                Evidence("32-bit matrix products per step", round(spent, 3), "ms", "mean rank"),
+                Evidence("of it off the tensor cores", round(device_ms(account, off), 3), "ms", "mean rank"),
+            ),
+            doubt=0.2,
+        )
+    ]
+
+
+def _sixteen_bit_ns(
+    costs: KernelCosts, mask: npt.NDArray[np.bool_], chip: Chip, peak_flops: float
+) -> npt.NDArray[np.float64]:
+    """Return what each product would take in 16 bit: its FLOPs at a reachable rate, or half its bytes."""
+    by_flops = costs.flops / (peak_flops * _REACHED) * 1e9
+    by_bytes = costs.bytes / 2 / chip.memory_gb_per_s if chip.memory_gb_per_s else np.zeros(len(mask))
+    # Without shapes the ratio of the units' peaks stands in.
+    own = chip.peak_flops("fp32") or peak_flops
+    unknown = costs.duration_ns * min(1.0, own / (peak_flops * _REACHED))
+    best = np.where(np.isnan(by_flops), unknown, np.fmax(by_flops, by_bytes))
+    return np.minimum(np.maximum(best, _SHORTEST_NS), costs.duration_ns)

@@ -1,0 +1,68 @@
+"""`redundant-communication`: gradients synchronised in every micro-batch of an accumulated step."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
+from stepscope.predict.communication import GRADIENT_OPS, without_collectives
+from stepscope.run.rank import Rank
+
+
+def redundant_communication(account: Account) -> list[Candidate]:
+    """Return the collectives of a step that the same step repeats later."""
+    if account.replay is None or not gradient_groups_only(account):
+        return []
+    found = [_repeated(rank) for rank in account.run.ranks]
+    times = min((n for _, n in found), default=1)
+    if times < 2:
+        return []
+    dropped = [mask for mask, _ in found]
+    size = sum(int(r.collectives.full_bytes[m].sum()) for r, m in zip(account.run.ranks, dropped, strict=True))
+    steps = sum(max(len(r.steps), 1) for r in account.run.ranks)
+    return [
+        Candidate(
+            id="redundant-communication",
+            title=f"Gradients are synchronised {times} times per step",
+            cause="each micro-batch of an accumulated step synchronises the same gradients",
+            remedy="Run all but the last micro-batch under model.no_sync() (DDP) or with model.set_requires_gradient_sync(False) (FSDP2). "
+            "The saving is of one synchronisation per step.",
+            change=lambda replay: without_collectives(replay, dropped),
+            evidence=(
+                Evidence("synchronisations of the same gradients per step", times, "times"),
+                Evidence("bytes sent needlessly per step", round(size / steps), "bytes", "mean rank"),
+            ),
+            doubt=0.3,
+        )
+    ]
+
+
+def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
+    """Return which gradient collectives a later one of the same step repeats, and how often a step repeats them."""
+    c = rank.collectives
+    mask = np.zeros(len(c), bool)
+    rows = group_rows(rank)
+    rows = rows[np.isin(c.op[rows], GRADIENT_OPS)]
+    fewest = None
+    for step in np.unique(c.step[rows]):
+        mine = rows[c.step[rows] == step]
+        period = _period(
+            list(zip(c.op[mine].tolist(), c.group[mine].tolist(), c.full_bytes[mine].tolist(), strict=True))
+        )
+        times = len(mine) // period
+        mask[mine[: len(mine) - period]] = times > 1
+        fewest = times if fewest is None else min(fewest, times)
+    return mask, fewest or 1
+
+
+def _period(sequence: list[tuple[int, int, int]]) -> int:
+    """Return the shortest length of which the sequence is a whole number of repeats.
+
+    One size over and over is no repeat of a step's gradients but equal buckets: a period has two sizes at least.
+    """
+    n = len(sequence)
+    for length in range(2, n // 2 + 1):
+        if n % length == 0 and sequence == sequence[:length] * (n // length) and len(set(sequence[:length])) > 1:
+            return length
+    return max(n, 1)

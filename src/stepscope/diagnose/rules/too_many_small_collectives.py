@@ -1,0 +1,41 @@
+"""`too-many-small-collectives`: latency-bound communication: tiny buckets, per-parameter calls."""
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
+from stepscope.predict.communication import GOOD_MESSAGE_BYTES, larger_messages
+
+_SMALL_BYTES = GOOD_MESSAGE_BYTES // 2
+_MANY = 8
+
+
+def too_many_small_collectives(account: Account) -> list[Candidate]:
+    """Return many small messages per step where most of them could travel together."""
+    if account.replay is None or not gradient_groups_only(account):
+        return []
+    small, total, steps = 0, 0, 0
+    for rank in account.run.ranks:
+        size = rank.collectives.full_bytes[group_rows(rank)]
+        small += int(((size >= 0) & (size < _SMALL_BYTES)).sum())
+        total += len(size)
+        steps += max(len(rank.steps), 1)
+    if small < _MANY * steps or small < 0.5 * total:
+        return []
+    sizes = np.concatenate([r.collectives.full_bytes[group_rows(r)] for r in account.run.ranks])
+    return [
+        Candidate(
+            id="too-many-small-collectives",
+            title="Many small collectives instead of few large ones",
+            cause="each call pays its latency on the host and on the network, whatever its size",
+            remedy="Put gradients into buckets (DistributedDataParallel's bucket_cap_mb=25, or a flat buffer per 4 MB and more). "
+            "The saving is of the same bytes in 4 MB messages.",
+            change=larger_messages,
+            evidence=(
+                Evidence("collectives per step", round(total / steps, 1), "calls", "mean rank"),
+                Evidence("median message", int(np.median(sizes)), "bytes"),
+            ),
+            doubt=0.35,
+        )
+    ]
