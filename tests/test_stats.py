@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.stats import slow_start, spread, trend
+from stepscope.stats import mad_sigma, slow_start, spread, theil_sen, trend
 
 
 def test_spread_leaves_unknown_out() -> None:
@@ -60,3 +60,24 @@ def test_constant_series_has_no_trend() -> None:
 
 def test_few_points_have_no_trend() -> None:
     assert trend(range(7), range(7)) is None
+
+
+def test_median_spread_equals_sigma_and_ignores_outliers() -> None:
+    values = np.random.default_rng(2).normal(50, 4, 4000)
+    values[::10] = 1e9
+    assert mad_sigma(values) == pytest.approx(4, rel=0.2)
+    assert mad_sigma([]) == 0.0
+
+
+@pytest.mark.parametrize("n", [2, 50, 3000])
+def test_median_slope_holds_against_a_third_of_outliers(n: int) -> None:
+    x = np.arange(n, dtype=float)
+    y = 7 - 0.25 * x
+    y[np.random.default_rng(3).permutation(n)[: n // 3]] += 1e6
+    slope, intercept = theil_sen(x, y)
+    assert slope == pytest.approx(-0.25, abs=1e-6)
+    assert intercept == pytest.approx(7, abs=1)
+
+
+def test_median_slope_of_one_moment_is_none() -> None:
+    assert theil_sen(np.full(5, 3.0), np.arange(5.0)) == (0.0, 2.0)

@@ -55,6 +55,8 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
 
 def union_of(*sets: Intervals) -> Intervals:
     """Return the union of several interval sets."""
+    if not sets:
+        return EMPTY
     return union(np.concatenate([x.start for x in sets]), np.concatenate([x.end for x in sets]))
 
 

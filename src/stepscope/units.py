@@ -18,10 +18,13 @@ def us(time_ns: int | float) -> float:
 def readable_bytes(size_bytes: int | float) -> str:
     """Return `1.5 MB` style text in powers of 1000."""
     size = float(size_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(size) < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+    if abs(size) < 999.5:
+        return f"{size:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         size /= 1000
+        if abs(size) < 999.95:  # as printed below 1000
+            return f"{size:.1f} {unit}"
+    size /= 1000
     return f"{size:.1f} TB"
 
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Trace
 
 
@@ -124,6 +125,6 @@ def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str]
 
 
 def _refine(kinds: Kinds, kind: EventKind, trace: Trace, rule: Callable[[str], int]) -> None:
-    """Replace the kind of all rows of one kind by what `rule` says of their names."""
-    rows = np.flatnonzero(kinds == kind)
+    """Replace the kind of all named rows of one kind by what `rule` says of their names."""
+    rows = np.flatnonzero((kinds == kind) & (trace["name"] != NO_STRING))
     kinds[rows] = by_string(trace, trace["name"][rows], rule)

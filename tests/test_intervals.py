@@ -1,0 +1,115 @@
+"""Interval algebra against a plain oracle: the set of whole nanoseconds that an interval set covers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.intervals import (
+    EMPTY,
+    Intervals,
+    clip,
+    complement,
+    covered_ns,
+    intersect,
+    overlap_ns,
+    subtract,
+    union,
+    union_of,
+)
+
+MOMENT = st.integers(-20, 40)
+RAW = st.lists(st.tuples(MOMENT, MOMENT), max_size=12)  # any order, overlapping, touching, empty, inverted
+
+
+def of(raw: list[tuple[int, int]]) -> Intervals:
+    return union([a for a, _ in raw], [b for _, b in raw])
+
+
+def moments(raw: list[tuple[int, int]]) -> set[int]:
+    return {t for a, b in raw for t in range(a, b)}
+
+
+def covered(x: Intervals) -> set[int]:
+    return moments(list(zip(x.start.tolist(), x.end.tolist(), strict=True)))
+
+
+def assert_is(x: Intervals, expected: set[int]) -> None:
+    """Assert that `x` covers exactly `expected`, in the one normal form: sorted, disjoint, nothing empty."""
+    assert covered(x) == expected
+    assert x.total_ns == len(expected)
+    assert (x.end > x.start).all()
+    assert (x.start[1:] >= x.end[:-1]).all()
+    assert x.start.dtype == x.end.dtype == np.int64
+
+
+@given(RAW)
+def test_union_covers_every_moment_once(raw: list[tuple[int, int]]) -> None:
+    assert_is(of(raw), moments(raw))
+
+
+@given(RAW)
+def test_union_merges_what_touches(raw: list[tuple[int, int]]) -> None:
+    x = of(raw)
+    assert (x.start[1:] > x.end[:-1]).all()
+
+
+@given(RAW)
+def test_union_never_exceeds_the_wall_time(raw: list[tuple[int, int]]) -> None:
+    spans = [(a, b) for a, b in raw if b > a]
+    wall = max((b for _, b in spans), default=0) - min((a for a, _ in spans), default=0)
+    assert of(raw).total_ns <= wall
+
+
+@given(st.lists(RAW, min_size=1, max_size=4))
+def test_union_of_several_sets(raws: list[list[tuple[int, int]]]) -> None:
+    assert_is(union_of(*map(of, raws)), set().union(*map(moments, raws)))
+
+
+@given(RAW, RAW)
+def test_intersection_and_overlap(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    assert_is(intersect(of(a), of(b)), moments(a) & moments(b))
+    assert overlap_ns(of(a), of(b)) == len(moments(a) & moments(b))
+
+
+@given(RAW, RAW)
+def test_difference(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    assert_is(subtract(of(a), of(b)), moments(a) - moments(b))
+
+
+@given(RAW, RAW)
+def test_difference_and_intersection_make_up_the_whole(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    x, y = of(a), of(b)
+    assert subtract(x, y).total_ns + overlap_ns(x, y) == x.total_ns
+
+
+@given(RAW, MOMENT, MOMENT)
+def test_clip_and_complement_split_a_window(raw: list[tuple[int, int]], start: int, end: int) -> None:
+    window = set(range(start, end))
+    assert_is(clip(of(raw), start, end), moments(raw) & window)
+    assert_is(complement(of(raw), start, end), window - moments(raw))
+
+
+@given(RAW, RAW)
+def test_covered_time_of_each_span(raw: list[tuple[int, int]], spans: list[tuple[int, int]]) -> None:
+    spans = [(min(s), max(s)) for s in spans]
+    start, end = (np.array([s[i] for s in spans], np.int64) for i in (0, 1))
+    expected = [len(moments(raw) & set(range(a, b))) for a, b in spans]
+    assert covered_ns(of(raw), start, end).tolist() == expected
+
+
+def test_nothing_is_an_interval_set_too() -> None:
+    x = union([3], [9])
+    assert len(EMPTY) == EMPTY.total_ns == 0
+    assert intersect(x, EMPTY) is EMPTY
+    assert subtract(x, EMPTY) is x
+    assert_is(union_of(EMPTY, x), covered(x))
+    assert len(union_of()) == 0
+
+
+@pytest.mark.parametrize("base", [0, 1_800_000_000_000_000_000, -(2**62)])
+def test_times_since_1970_stay_exact(base: int) -> None:
+    x = union([base + 5, base + 1], [base + 9, base + 2])
+    assert (x.start - base).tolist() == [1, 5]
+    assert covered_ns(x, np.array([base]), np.array([base + 7])).tolist() == [3]
+    assert complement(x, base, base + 10).total_ns == 5

@@ -1,0 +1,65 @@
+"""Names in a run folder go out and come back; files appear whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.run_folder import rank_file, rank_of, steps_file, trace_file, written_whole
+
+
+@pytest.mark.parametrize("rank", [0, 7, 12345, 99999, 100000])
+def test_rank_of_a_name_is_the_rank_it_was_made_with(rank: int) -> None:
+    for name in (trace_file(rank), steps_file(rank), rank_file(rank, "memory.pickle")):
+        assert rank_of(name) == rank
+
+
+def test_names_are_those_of_the_contract() -> None:
+    assert trace_file(3) == "rank00003.pt.trace.json.gz"
+    assert steps_file(3) == "rank00003.steps.jsonl"
+
+
+@pytest.mark.parametrize("name", ["run.json", "rank3.json", "xrank00003.json", "rank00003", "rank-0003.json"])
+def test_other_names_have_no_rank(name: str) -> None:
+    assert rank_of(name) is None
+
+
+def test_file_appears_only_when_all_was_written(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    with written_whole(target) as f:
+        f.write(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_old_file_stays_where_writing_fails(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    target.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt), written_whole(target) as f:
+        f.write(b"half")
+        raise KeyboardInterrupt
+    assert target.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"keep")
+    link = tmp_path / "link"
+    link.symlink_to(elsewhere)
+    with written_whole(link) as f:
+        f.write(b"new")
+    assert elsewhere.read_bytes() == b"keep"
+    assert not link.is_symlink()
+    assert link.read_bytes() == b"new"
+
+
+def test_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with written_whole(tmp_path / "out"):
+            pass
+    finally:
+        os.umask(before)
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
