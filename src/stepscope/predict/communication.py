@@ -102,11 +102,14 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
     return rebuilt(replay, programs, kept)
 
 
-def overlapped(replay: Replay, backward: Sequence[Mask], *, message_bytes: int = GOOD_MESSAGE_BYTES) -> Replay:
+def overlapped(
+    replay: Replay, backward: Sequence[Mask], *, message_bytes: int = GOOD_MESSAGE_BYTES, exactly: bool = False
+) -> Replay:
     """Return the run with its gradient collectives started while the backward pass still runs.
 
-    The bytes of a step, in pieces of at most `message_bytes` (or as recorded, where they are smaller), each ready
-    when its share of the backward pass is done. With n equal pieces of a total transfer T the last piece ends at
+    The bytes of a step, in pieces of at most `message_bytes` (or as recorded, where they are smaller and the pieces
+    need not be `exactly` that large), each ready when its share of the backward pass is done. With n equal pieces of
+    a total transfer T the last piece ends at
 
         max(end of backward + T/n,  1/n of backward + T)
 
@@ -116,11 +119,13 @@ def overlapped(replay: Replay, backward: Sequence[Mask], *, message_bytes: int =
     programs = []
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
         items = _group_items(rank.collectives.op, program, GRADIENT_OPS)
-        programs.append(_overlapped(rank.collectives.full_bytes, program, items, mask, message_bytes))
+        programs.append(_overlapped(rank.collectives.full_bytes, program, items, mask, message_bytes, exactly))
     return rebuilt(replay, programs)
 
 
-def _overlapped(full_bytes: Int64s, program: Program, items: Int64s, backward: Mask, message_bytes: int) -> Program:
+def _overlapped(
+    full_bytes: Int64s, program: Program, items: Int64s, backward: Mask, message_bytes: int, exactly: bool
+) -> Program:
     """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
     duration, after = program.duration_ns.copy(), list(program.also_after)
     computes = (program.collective == NOTHING) & backward[program.device_index]
@@ -137,7 +142,7 @@ def _overlapped(full_bytes: Int64s, program: Program, items: Int64s, backward: M
             continue
         total = int(duration[mine].sum())
         size = np.maximum(full_bytes[program.collective[mine]], 0)
-        pieces = max(len(mine), int(np.ceil(size.sum() / message_bytes)), 1)
+        pieces = max(1 if exactly else len(mine), int(np.ceil(size.sum() / message_bytes)))
         first_ready = int(back[min(len(back) - 1, np.searchsorted(
             np.cumsum(duration[back]), duration[back].sum() / pieces))])  # fmt: skip
         duration[mine] = 0
