@@ -18,7 +18,9 @@ from stepscope.trace.table import Int64s
 FULL_QUEUE_NS = 500_000
 """a runtime call that takes longer waited for room in a full queue"""
 SHORTEST_STALL_NS = 1_000_000
-"""python between two operators takes microseconds; a millisecond of nothing is a stall"""
+"""python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
+SHORTEST_STALL_SHARE = 0.05
+"""... where it is this share of a step at least"""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,8 @@ def stalling(rank: Rank) -> Intervals:
         return union([], [])
     recorded = _spans(rank, np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))))
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
-    long = gaps.end - gaps.start >= SHORTEST_STALL_NS
+    step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
+    long = gaps.end - gaps.start >= max(SHORTEST_STALL_NS, SHORTEST_STALL_SHARE * step_ns)
     return Intervals(gaps.start[long], gaps.end[long])
 
 

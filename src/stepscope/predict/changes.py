@@ -45,11 +45,20 @@ def without_syncs(replay: Replay) -> Replay:
 
 
 def without_work(replay: Replay, chosen: Chosen) -> Replay:
-    """Return the run without some device work and without the host's time to launch it."""
-    return rebuilt(
-        replay,
-        [_scaled(_host_scaled(p, mask, 0.0), mask, 0.0) for p, mask in _per_program(replay, chosen)],
-    )
+    """Return the run without some device work and without the host's time for it.
+
+    What the host does after the last piece of such work, before it launches the next thing, belongs to it as well:
+    that launch keeps no more than the usual time.
+    """
+    programs = []
+    for program, mask in _per_program(replay, chosen):
+        own = program.host.own_ns.copy()
+        after = np.concatenate(([False], mask[:-1])) & ~mask
+        if len(own):
+            own[after] = np.minimum(own[after], int(np.median(own)))
+        own[mask] = 0
+        programs.append(_scaled(replace(program, host=replace(program.host, own_ns=own)), mask, 0.0))
+    return rebuilt(replay, programs)
 
 
 def faster_work(replay: Replay, chosen: Chosen, factor: float | Sequence[float]) -> Replay:
@@ -167,11 +176,6 @@ def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDAr
 def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
     duration = np.where(items, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
     return replace(program, duration_ns=duration)
-
-
-def _host_scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
-    own = np.where(items, np.rint(program.host.own_ns * factor), program.host.own_ns).astype(np.int64)
-    return replace(program, host=replace(program.host, own_ns=own))
 
 
 def _host_part_scaled(program: Program, part: str, factor: float) -> Program:

@@ -15,10 +15,11 @@ from stepscope.analyze.replay import Replay, rebuilt
 from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.run.collective_names import OP_CODE
 from stepscope.run.match import POINT_TO_POINT
-from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
+_CONTENTION = 0.1
+"""compute beside a transfer takes longer by this share of the transfer: its kernels share cores and memory"""
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
@@ -69,22 +70,23 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
     programs = []
     for rank, program in zip(replay.shared.run.ranks, merged.programs, strict=True):
         items = _group_items(rank.collectives.op, program)
-        rows = program.collective[items]
-        spared = 1 - np.clip(rank.collectives.full_bytes[rows] / message_bytes, 0, 1)
-        own = program.host.own_ns.astype(float)
-        own[items] *= 1 - spared
-        # What the call still does after its launch lies before the next item.
-        after = np.minimum(items + 1, len(program) - 1)
-        own[after] = np.maximum(own[after] - spared * _rest_of_call_ns(rank, rows), 0)
-        programs.append(replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64))))
+        size = rank.collectives.full_bytes[program.collective[items]]
+        programs.append(_spare_calls(program, items, 1 - np.clip(size / message_bytes, 0, 1)))
     return rebuilt(merged, programs)
 
 
-def _rest_of_call_ns(rank: Rank, rows: Int64s) -> Int64s:
-    """Return how long the host's call of each collective went on after its launch."""
-    record, trace = rank.collectives.record_row[rows], rank.trace
-    end = trace["ts_ns"][record] + trace["dur_ns"][record]
-    return np.where(record >= 0, np.maximum(end - rank.collectives.issue_ns[rows], 0), 0)
+def _spare_calls(program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
+    """Return a program in which the host is spared a share of each of these calls.
+
+    A call's cost is what the host takes before and after its launch beyond what it takes around any other launch.
+    """
+    if not len(items):
+        return program
+    own = program.host.own_ns.astype(float)
+    usual = float(np.median(own))
+    for place in (items, np.minimum(items + 1, len(program) - 1)):
+        own[place] -= spared * np.maximum(own[place] - usual, 0)
+    return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
 
 
 def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
@@ -94,9 +96,8 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
         items = np.zeros(len(program), bool)
         is_comm = program.collective != NOTHING
         items[is_comm] = rows[program.collective[is_comm]]
-        duration = np.where(items, 0, program.duration_ns)
-        own = np.where(items, 0, program.host.own_ns)
-        programs.append(replace(program, duration_ns=duration, host=replace(program.host, own_ns=own)))
+        spared = _spare_calls(program, np.flatnonzero(items), np.ones(int(items.sum())))
+        programs.append(replace(spared, duration_ns=np.where(items, 0, program.duration_ns)))
         gone.append(items)
     kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]
     return rebuilt(replay, programs, kept)
@@ -113,8 +114,9 @@ def overlapped(
 
         max(end of backward + T/n,  1/n of backward + T)
 
-    because either the last piece is what remains, or the link was busy all the time. `backward` marks the backward
-    pass's work per rank, over the rows of its DeviceWork.
+    because either the last piece is what remains, or the link was busy all the time. Transfers take a share of the
+    device, so what runs beside them gets longer. `backward` marks the backward pass's work per rank, over the rows
+    of its DeviceWork.
     """
     programs = []
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
@@ -145,6 +147,8 @@ def _overlapped(
         pieces = max(1 if exactly else len(mine), int(np.ceil(size.sum() / message_bytes)))
         first_ready = int(back[min(len(back) - 1, np.searchsorted(
             np.cumsum(duration[back]), duration[back].sum() / pieces))])  # fmt: skip
+        hidden = min(total - total // pieces, int(duration[back].sum()))
+        duration[back] = np.rint(duration[back] * (1 + _CONTENTION * hidden / max(int(duration[back].sum()), 1)))
         duration[mine] = 0
         duration[last] = total // pieces
         after.append((last, first_ready, total - total // pieces))

@@ -6,8 +6,11 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
+from stepscope.predict.changes import without_work
 from stepscope.predict.communication import GRADIENT_OPS, without_collectives
+from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
 
 
 def redundant_communication(account: Account) -> list[Candidate]:
@@ -19,6 +22,7 @@ def redundant_communication(account: Account) -> list[Candidate]:
     if times < 2:
         return []
     dropped = [mask for mask, _ in found]
+    bucket_work = [_bucket_work(rank, mask) for rank, mask in zip(account.run.ranks, dropped, strict=True)]
     size = sum(int(r.collectives.full_bytes[m].sum()) for r, m in zip(account.run.ranks, dropped, strict=True))
     steps = sum(max(len(r.steps), 1) for r in account.run.ranks)
     return [
@@ -28,7 +32,7 @@ def redundant_communication(account: Account) -> list[Candidate]:
             cause="each micro-batch of an accumulated step synchronises the same gradients",
             remedy="Run all but the last micro-batch under model.no_sync() (DDP) or with model.set_requires_gradient_sync(False) (FSDP2). "
             "The saving is of one synchronisation per step.",
-            change=lambda replay: without_collectives(replay, dropped),
+            change=lambda replay: without_work(without_collectives(replay, dropped), bucket_work),
             evidence=(
                 Evidence("synchronisations of the same gradients per step", times, "times"),
                 Evidence("bytes sent needlessly per step", round(size / steps), "bytes", "mean rank"),
@@ -54,6 +58,27 @@ def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
         mask[mine[: len(mine) - period]] = times > 1
         fewest = times if fewest is None else min(fewest, times)
     return mask, fewest or 1
+
+
+def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return the device work that moves gradients in and out of buckets for the dropped collectives.
+
+    The reducer of DistributedDataParallel marks it; in each step it belongs to the last synchronisation once the
+    first collective of that one has been prepared, before that to a dropped one.
+    """
+    work, c = rank.work, rank.collectives
+    marks = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
+    marks = rows_named(rank.trace, marks, lambda s: "reducer::" in s)
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
+    out = np.zeros(len(work), bool)
+    if not len(marks) or not dropped.any():
+        return out
+    inside = enclosing(rank.trace, marks, work.launch_row[launched]) >= 0
+    last_dropped = np.full(len(rank.steps), np.iinfo(np.int64).min)
+    np.maximum.at(last_dropped, c.step[dropped], c.issue_ns[dropped])
+    early = rank.trace["ts_ns"][work.launch_row[launched]] <= last_dropped[work.step[launched]]
+    out[launched] = inside & early
+    return out
 
 
 def _period(sequence: list[tuple[int, int, int]]) -> int:
