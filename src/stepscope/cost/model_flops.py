@@ -60,6 +60,13 @@ class Transformer:
     """None: d_model / heads"""
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    # What follows has parameters but no FLOPs that count.
+    learned_positions: int = 0
+    """rows of a learned position table"""
+    norm_bias: bool = False
+    """layer norms with a bias (RMS norms have none)"""
+    tied_head: bool = False
+    """the output head is the embedding"""
 
 
 @dataclass(frozen=True)
