@@ -64,6 +64,13 @@ def test_a_job_that_dies_of_a_signal_looks_the_same_from_outside(tmp_path: Path)
     assert done.returncode == -signal.SIGUSR1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell the job")
+def test_a_launcher_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None:
+    job = started(tmp_path, COUNTS_SIGNALS)
+    job.kill()
+    assert job.communicate(timeout=30)[0] == ""
+
+
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     job = started(tmp_path, COUNTS_SIGNALS)
     job.send_signal(signal.SIGTERM)

@@ -17,6 +17,9 @@ class Told:
     def step_end(self, at_ns: int | None = None) -> None:
         self.log.append("E" if at_ns is None else f"E@{at_ns}")
 
+    def step_may_end(self) -> int:
+        return self.now
+
     def step_begin(self) -> None:
         self.log.append("B")
 
@@ -31,26 +34,26 @@ class Told:
     def _one(self, event: str) -> None:
         f = self.finder
         if event == "load":
-            f.load_begins(self.now)
+            f.load_begins()
             f.load_ends(got_batch=True)
         elif event == "empty":
-            f.load_begins(self.now)
+            f.load_begins()
             f.load_ends(got_batch=False)
         elif event == "fwd":
-            f.forward_begins(self.now, grad=True, own=True)
+            f.forward_begins(grad=True, own=True)
         elif event in ("eval", "teacher"):
-            f.forward_begins(self.now, grad=False, own=event == "eval")
+            f.forward_begins(grad=False, own=event == "eval")
         elif event == "bwd":
-            f.backward_begins(self.now)
+            f.backward_begins()
             self.changed = False
         elif event == "by hand":
             self.changed = True
         elif event == "pp":
-            f.schedule_begins(self.now)
+            f.schedule_begins()
         elif event == "finish":
             f.finish()
         else:
-            f.optimizer_begins(event, self.now)
+            f.optimizer_begins(event)
             f.optimizer_ends(event, self.now)
 
 

@@ -43,6 +43,7 @@ EXPECTED = {
     "training_in_a_thread": (1, 1, 1, 0, 1),
     "errors_that_the_script_survives": (1, 1, 1, 0, 1),
     "model_that_is_copied": (1, 1, 1, 0, 1),
+    "model_that_is_traced": (1, 1, 1, 0, 1),
     "zero_redundancy": (1, 1, 1, 1, 1),
     "fsdp2": (1, 1, 1, 0, 1),
     "accelerate_loop": (2, 2, 2, 1, 1),
@@ -51,7 +52,7 @@ EXPECTED = {
     "lightning_accumulation": (2, 2, 2, 1, 1),
 }
 LOADED_AHEAD = ("accelerate_loop", "lightning_loop", "lightning_accumulation")  # one load more, then one less
-SETTLES_LATER = ("without_loader", "training_in_a_thread", "errors_that_the_script_survives")
+SETTLES_LATER = ("without_loader", "training_in_a_thread", "errors_that_the_script_survives", "model_that_is_traced")
 
 
 @pytest.fixture(scope="module")

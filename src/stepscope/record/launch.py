@@ -6,10 +6,13 @@
 Standard library only: torch is needed by the job, not here.
 """
 
+import ctypes
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
@@ -24,6 +27,8 @@ from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
 
 INJECT = Path(__file__).parent / "inject"
 _QUIET = {"KINETO_LOG_LEVEL": "99"}  # else the profiler announces its start and stop on the job's stderr
+_LINUX = sys.platform == "linux"
+_PR_SET_PDEATHSIG = 1
 _PYTHON = re.compile(r"^python[\d.]*$")
 _DEAF = re.compile(r"^-[a-zA-Z]*[IES]")
 _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -96,13 +101,18 @@ def why_not_writable(out: str) -> str | None:
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
     with signals_passed_on() as job_started:
         try:
-            job = subprocess.Popen(command, env=env)
+            job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
         except OSError as e:
             raise UsageError(
                 f"expected a command that can be run after --, found {command[0]!r}: {e.strerror}; check its name"
             ) from e
         job_started(job)
         return job.wait()
+
+
+def _end_with_launcher() -> None:
+    """In the job's process: be killed when the launcher is, as the job alone would have been."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _folders(config: RecordConfig, seen: Path) -> tuple[Path, ...]:

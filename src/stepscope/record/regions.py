@@ -23,6 +23,17 @@ CLIPPING = "gradient_clipping_warmup"
 
 STANDARD = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING))
 
+RegionTimes = dict[str, dict[str, int]]
+"""`{name: {"ns": own time, "n": how often}}`"""
+
+
+def summed(a: RegionTimes, b: RegionTimes) -> RegionTimes:
+    """Return the regions of two parts of one step together."""
+    names = dict.fromkeys((*a, *b))
+    return {
+        name: {key: sum(part[name][key] for part in (a, b) if name in part) for key in ("ns", "n")} for name in names
+    }
+
 
 class _Open:
     """One region that has begun and not ended."""
@@ -87,7 +98,7 @@ class Regions:
             if region.name == name:
                 return
 
-    def split_step(self, now_ns: int) -> dict[str, dict[str, int]]:
+    def split_step(self, now_ns: int) -> RegionTimes:
         """Return `{name: {"ns", "n"}}` for the step that ends now; open regions go on into the next step.
 
         A standard region that was open when the step began lost its end to an exception: it is dropped.

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from stepscope.record.budget import UsualStep
 from stepscope.record.config import RecordConfig
 from stepscope.record.device_timer import device_timer
 from stepscope.record.facts import facts_at_start, facts_of_training
@@ -28,17 +29,17 @@ from stepscope.record.groups import FLIGHT_RECORDER, flight_dump, process_groups
 from stepscope.record.open_run import OpenRun
 from stepscope.record.profiler_guard import ProfilerGuard
 from stepscope.record.rank import initialized_distributed, place_of_process
-from stepscope.record.regions import Regions
+from stepscope.record.regions import Regions, RegionTimes, summed
 from stepscope.record.samplers import Samplers
 from stepscope.record.schedule import BEFORE, WARMUP, census_step, phase_of
 from stepscope.record.standard_samplers import standard_samplers
 from stepscope.record.step_census import StepCensus
 from stepscope.record.step_log import StepLog
+from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.undisturbed import explain, say
 from stepscope.record.window import Window
 from stepscope.run_folder import SCHEMA, rank_file, trace_file
 
-_LIGHT_FACTS_STEP = 10
 _current: "Recorder | None" = None
 
 
@@ -62,10 +63,13 @@ class Recorder:
         self._step_start_ns = perf_counter_ns()
         self._pid = os.getpid()
         self._begun = False
+        self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._noted: dict[str, Any] = {}
         self._windows: list[dict[str, Any]] = []
         self._reasons: dict[str, str] = {}
         self._guard = ProfilerGuard()
+        self._events_per_step: int | None = None
+        self._longest_ns: int | None = None  # of the steps before the window that stand for the others
         self._census: StepCensus | None = None
         self._census_step = census_step(config)
         self._window: Window | None = None
@@ -123,10 +127,20 @@ class Recorder:
     def step_end(self, *, at_ns: int | None = None) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete.
 
-        `at_ns` is when, by `perf_counter_ns`, where that is known only later; regions up to now are the step's.
+        `at_ns` is when, by `perf_counter_ns`, where that is known only later; see `step_may_end`.
         """
         if self.on:
             self._undisturbed(lambda: self._step_end(at_ns))
+
+    def step_may_end(self) -> int:
+        """Return this moment, by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.
+
+        If so, regions up to here are that step's and later ones the next step's; if not, all are one step's.
+        """
+        now_ns = perf_counter_ns()
+        if self.on:
+            self._held = (now_ns, self._regions_until(now_ns))
+        return now_ns
 
     def step_begin(self) -> None:
         """Say that a step begins now: what passed since the last one ended (evaluation) is in no step."""
@@ -197,7 +211,7 @@ class Recorder:
 
     def _step_begin(self) -> None:
         now_ns = perf_counter_ns()
-        self.regions.split_step(now_ns)
+        self._regions_until(now_ns)
         self._step_start_ns = now_ns
         if self._log is not None:
             self._log.restart()
@@ -213,7 +227,9 @@ class Recorder:
             return
         self._window.after_step()
         profiled = self._window.is_recording or self._census is not None
-        regions = self.regions.split_step(now_ns)
+        held = self._held
+        regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
+        self._held = None
         self._log.add(
             {
                 "step": self.step,
@@ -225,11 +241,18 @@ class Recorder:
                 **self.samplers.of_step(self.step),
             }
         )
+        if not profiled and self.step >= FIRST_STEPS and not self._windows:
+            self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns)
         self.step += 1
         paused = self._before_step()
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
+
+    def _regions_until(self, now_ns: int) -> RegionTimes:
+        held, self._held = self._held, None
+        times = self.regions.split_step(now_ns)
+        return times if held is None else summed(held[1], times)
 
     def _before_step(self) -> bool:
         """Get ready for step `self.step`; return whether that took more than a moment."""
@@ -238,12 +261,13 @@ class Recorder:
         if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
+        self._window.usual = UsualStep(self._events_per_step, self._longest_ns / 1e9 if self._longest_ns else None)
         paused |= self._window.before_step(self.step)
         if self.step == self._census_step and not self._window.is_recording:
             self._census = StepCensus(self._guard)
             self._census.begin()
             paused = True
-        if self.config.light and self.step == _LIGHT_FACTS_STEP:
+        if self.step == FIRST_STEPS:
             self._send_facts()
         return paused
 
@@ -257,7 +281,8 @@ class Recorder:
             return True
         assert self._window is not None and self._run is not None
         on_device = 2 if self.regions.nvtx is not None else 1  # most operators also launch something
-        self._window.events_per_step = found["events"] * on_device
+        if not (self.config.with_stack or self.config.profile_memory):  # those make events that were not counted
+            self._events_per_step = found["events"] * on_device
         self._run.outbox.put({"do": "facts", "flops": found})
         return True
 
@@ -311,13 +336,10 @@ class Recorder:
     def _send_facts(self, *, window_complete: bool = False) -> None:
         assert self._run is not None
         noted = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}
-        found = {name: value for name, value in facts_of_training(noted).items() if value is not None}
-        if self._run.place.world_size > 1 and initialized_distributed() is None:
-            found.pop("strategy", None)  # asked too late: what was known before stands
         self._run.outbox.put(
             {
                 "do": "facts",
-                **found,
+                **facts_of_training(noted, world_size=self._run.place.world_size),
                 "windows": self._windows,
                 "reasons": {**(noted.get("reasons") or {}), **self._reasons},
                 "lines_dropped": self._run.outbox.dropped,

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Told:
         self.facts: dict[str, Any] = {}
         self._open: list[str] = []
         self._regions: Counter[str] = Counter()
+        self._held: Counter[str] | None = None
 
     def region_begin(self, name: str) -> None:
         self._open.append(name)
@@ -41,10 +43,16 @@ class Told:
         while self._open and self._open.pop() != name:
             pass
 
+    def step_may_end(self) -> int:
+        self._held = Counter(self._regions)
+        return time.perf_counter_ns()
+
     def step_end(self, *, at_ns: int | None = None) -> None:
         self.late += at_ns is not None
-        self.steps.append(dict(self._regions))
-        self._regions.clear()
+        ended = self._held if at_ns is not None and self._held is not None else self._regions
+        self.steps.append(dict(ended))
+        self._regions = self._regions - ended
+        self._held = None
 
     def step_begin(self) -> None:
         self.gaps += 1

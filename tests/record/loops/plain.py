@@ -217,6 +217,15 @@ def errors_that_the_script_survives() -> Losses:
     return losses
 
 
+def model_that_is_traced() -> Losses:
+    """Traced while the search for modules is on; then what came out is trained."""
+    net = small_model()
+    _train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=2)
+    batch = next(iter(loader()))
+    net = torch.jit.trace(small_model(), batch[0])
+    return _train(net, torch.optim.SGD(net.parameters(), lr=0.01), batches=STEPS - 2)
+
+
 def model_that_is_copied() -> Losses:
     """After training the model can be pickled, copied and scripted, without a trace of the hooks."""
     net = small_model()
@@ -232,9 +241,9 @@ def model_that_is_copied() -> Losses:
     return losses
 
 
-def _train(net: Any, optimizer: Any, *, step: Any = None) -> Losses:
+def _train(net: Any, optimizer: Any, *, step: Any = None, batches: int = STEPS) -> Losses:
     losses = []
-    for batch in loader():
+    for batch in loader(batches=batches):
         loss = loss_of(net, batch)
         optimizer.zero_grad()
         loss.backward()

@@ -46,6 +46,7 @@ class CallSearch:
         self._calls_left -= 1
         if code is _MODULE_CALL:
             self.pause()
-            self._found(frame.f_locals["self"])
+            if torch._C._get_tracing_state() is None:  # a model that is being traced must see nothing of us
+                self._found(frame.f_locals["self"])
         elif self._calls_left <= 0:  # somebody imports or compiles a lot; better luck next time
             self.pause()

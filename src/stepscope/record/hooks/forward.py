@@ -15,6 +15,7 @@ from stepscope.record.hooks.call_search import CallSearch
 from stepscope.record.hooks.loop import OPTIMIZER, Loop
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+from stepscope.record.undisturbed import explain, say
 
 SEARCH_STEPS = 3
 _MOST_LATER_SEARCHES = 40
@@ -86,9 +87,10 @@ class ForwardHooks:
 
     def __init__(self, loop: Loop, model_found: Iterable[Callable[[torch.nn.Module], None]]) -> None:
         self.loop = loop
-        self.search = CallSearch(lambda module: loop.safely(self._found, module))
+        self.search = CallSearch(self._met)
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
+        self._unseen: set[str] = set()
         self._later_searches = 0
         self._search(wanted=True)
 
@@ -120,11 +122,25 @@ class ForwardHooks:
         if not wanted:
             self.search.pause()
 
+    def stop(self) -> None:
+        """Search no more."""
+        self._search(wanted=False)
+
     def release(self, module: torch.nn.Module) -> None:
         """Take our hooks off a module that is about to be scripted: TorchScript would compile them."""
         for root in [self._roots.pop(m, None) for m in module.modules()]:
             if root is not None:
                 root.remove()
+
+    def _met(self, module: torch.nn.Module) -> None:
+        try:
+            self._found(module)
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._search(wanted=False)
+            name = type(module).__name__
+            if name not in self._unseen:
+                self._unseen.add(name)
+                say(f"forward passes of {name} are not seen: {explain(e)}")
 
     def _found(self, module: torch.nn.Module) -> None:
         root = self._roots.get(module)

@@ -31,6 +31,7 @@ class Hooks:
     loop: Loop
     patches: Patches
     optimizers: optimizer.OptimizerHooks | None
+    forwards: forward.ForwardHooks | None
     learned: Learned
 
     def finish(self) -> None:
@@ -64,6 +65,8 @@ class Hooks:
     def remove(self) -> None:
         """Take every hook out."""
         self.loop.stop()
+        if self.forwards is not None:
+            self.forwards.stop()
         self.patches.undo()
         if self.optimizers is not None:
             self.optimizers.remove()
@@ -74,29 +77,32 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     patches, batch_size = Patches(), BatchSize()
     loop = Loop(lambda: _started(start_recorder, hooks))
     sync, learned = GradientSync(loop), Learned(batch_size)
-    put_in = _PutIn()
-    hooks = Hooks(loop, patches, put_in("optimizer steps", lambda: optimizer.install(loop, patches)), learned)
-    put_in("mixed precision", lambda: amp.install(loop, patches))
-    put_in("backward passes", lambda: backward.install(loop, patches, sync))
-    put_in("data loading", lambda: data.install(loop, patches, batch_size))
-    put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
-    put_in("forward passes", lambda: forward.install(loop, patches, found))
+    hooks = Hooks(
+        loop,
+        patches,
+        optimizers=_put_in("optimizer steps", lambda: optimizer.install(loop, patches)),
+        forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
+        learned=learned,
+    )
+    _put_in("mixed precision", lambda: amp.install(loop, patches))
+    _put_in("backward passes", lambda: backward.install(loop, patches, sync))
+    _put_in("data loading", lambda: data.install(loop, patches, batch_size))
+    _put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
     loop.on_step += [batch_size.step_ended, learned.step_ended]
-    after_import(pipeline.MODULE, lambda: put_in("pipelines", lambda: _pipelines(loop, patches)))
-    after_import(_COMPILER, lambda: put_in("torch.compile", hooks.hide_from_compiler))
+    after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
+    after_import(_COMPILER, lambda: _put_in("torch.compile", hooks.hide_from_compiler))
     os.register_at_fork(after_in_child=loop.stop)
     return hooks
 
 
-class _PutIn:
-    def __call__(self, what: str, act: Callable[[], Any]) -> Any:
-        """Return `act()`; where this torch lacks what it needs, say so and go on without."""
-        try:
-            return act()
-        except (AttributeError, ImportError, TypeError) as e:
-            say(f"torch {torch.__version__}: {what} cannot be seen ({explain(e)}); the rest is recorded")
-            return None
+def _put_in(what: str, act: Callable[[], Any]) -> Any:
+    """Return `act()`; where this torch lacks what it needs, say so and go on without."""
+    try:
+        return act()
+    except (AttributeError, ImportError, TypeError) as e:
+        say(f"torch {torch.__version__}: {what} cannot be seen ({explain(e)}); the rest is recorded")
+        return None
 
 
 def _pipelines(loop: Loop, patches: Patches) -> None:

@@ -97,7 +97,7 @@ class Loop:
         """Return whether this load counts; if so `data_ends` must follow."""
         if not self._enters(DATA):
             return False
-        self._finder.load_begins(perf_counter_ns())
+        self._finder.load_begins()
         if self._batch_unused and self.on_unused_batch is not None:
             self.on_unused_batch()
         return self._begin(DATA)
@@ -114,7 +114,7 @@ class Loop:
         if not self._enters(FORWARD):
             return False
         if not self._inside & OPTIMIZER:
-            self._finder.forward_begins(perf_counter_ns(), grad=grad, own=own)
+            self._finder.forward_begins(grad=grad, own=own)
         self.forwards += 1
         return self._begin(FORWARD)
 
@@ -131,7 +131,7 @@ class Loop:
             return False
         self.start()
         if not self._inside & OPTIMIZER:
-            self._finder.backward_begins(perf_counter_ns())
+            self._finder.backward_begins()
         self.backwards += 1
         return self._begin(BACKWARD)
 
@@ -152,7 +152,7 @@ class Loop:
     def schedule_begins(self) -> None:
         """A pipeline schedule begins its step."""
         if self._enters(DATA):
-            self._finder.schedule_begins(perf_counter_ns())
+            self._finder.schedule_begins()
 
     @training_first
     def optimizer_begins(self, optimizer: Any, by: Any) -> None:
@@ -168,7 +168,7 @@ class Loop:
         if threading.get_ident() == self._thread or self._inside & BACKWARD:
             self.start()
             self._optimizer_seen = True
-            self._finder.optimizer_begins(id(optimizer), perf_counter_ns())
+            self._finder.optimizer_begins(id(optimizer))
             self._optimizer, self._stepper = optimizer, by
             self._begin(OPTIMIZER)
 
@@ -189,6 +189,10 @@ class Loop:
         for tell in self.on_step:
             tell(self)
         self.forwards = self.backwards = 0
+
+    def step_may_end(self) -> int:
+        """Ask the recorder, for the step finder, to remember this moment."""
+        return int(self.recorder.step_may_end()) if self.recorder is not None else perf_counter_ns()
 
     def step_begin(self) -> None:
         """Tell the recorder, as the step finder decided."""

@@ -19,17 +19,20 @@ from typing import Protocol
 
 
 class Steps(Protocol):
-    """Who is told: the end of a step (`at_ns` where it lies in the past), and the begin of one after a gap."""
+    """Who is told: where a step ends or may have ended, and the begin of one after a gap."""
 
     def step_end(self, at_ns: int | None = None) -> None:
-        """Take note that a step ended."""
+        """Take note that a step ended, now or at a moment in the past."""
+
+    def step_may_end(self) -> int:
+        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step."""
 
     def step_begin(self) -> None:
         """Take note that a step begins now and that the time since the last one is in no step."""
 
 
 class StepFinder:
-    """The open step of one training loop. Times are handed in; nothing here reads a clock."""
+    """The open step of one training loop."""
 
     def __init__(
         self,
@@ -59,9 +62,9 @@ class StepFinder:
         self._evaluated_own = False
         self._batches = 0
 
-    def load_begins(self, now_ns: int) -> None:
+    def load_begins(self) -> None:
         """A batch is asked for."""
-        ended = self._work_begins(now_ns)
+        ended = self._work_begins()
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
             self._after_evaluation = self._idle = True
@@ -76,9 +79,9 @@ class StepFinder:
         elif self._only_evaluated(self._batches > 0):
             self._after_evaluation = True
 
-    def forward_begins(self, now_ns: int, *, grad: bool, own: bool) -> None:
+    def forward_begins(self, *, grad: bool, own: bool) -> None:
         """A module is called, with gradients or without; `own`: one that was called with gradients before."""
-        self._work_begins(now_ns)
+        self._work_begins()
         if not grad:
             self._evaluated = True
             self._evaluated_own = self._evaluated_own or own
@@ -87,22 +90,23 @@ class StepFinder:
             self._leave_out()
         self._after_evaluation = self._idle = False
 
-    def backward_begins(self, now_ns: int) -> None:
+    def backward_begins(self) -> None:
         """A backward pass begins."""
-        self._work_begins(now_ns)
+        self._work_begins()
         self._trained = True
 
-    def schedule_begins(self, now_ns: int) -> None:
+    def schedule_begins(self) -> None:
         """A pipeline schedule begins, on every stage, whether it loads data or not."""
-        self._work_begins(now_ns)
+        self._work_begins()
 
-    def optimizer_begins(self, key: Hashable, now_ns: int) -> None:
+    def optimizer_begins(self, key: Hashable) -> None:
         """An optimizer begins to step."""
         if key not in self._seen:
             self._seen.add(key)
             self._cycle = None  # somebody new: learn again who belongs together
         if key in self._stepped:  # it comes round again, so a step ended on the way here
-            self._end(self._maybe_ns if self._maybe_ns is not None else now_ns)
+            self._learn()
+            self._end(self._maybe_ns)
         elif self._maybe_ns is not None:
             self._maybe_ns = None
             self._went_on = True
@@ -119,14 +123,14 @@ class StepFinder:
         elif self._changed_by_hand():
             self._end(None)
 
-    def _work_begins(self, now_ns: int) -> bool:
+    def _work_begins(self) -> bool:
         if not self._stepped and not self._changed_by_hand():
             return False
         if self._complete():
             self._end(None)
             return True
         if self._maybe_ns is None:
-            self._maybe_ns = now_ns
+            self._maybe_ns = self._steps.step_may_end()
         return False
 
     def _complete(self) -> bool:
@@ -134,10 +138,13 @@ class StepFinder:
             return not self._seen or self._stepped >= self._optimizers()
         return not self._interleaved or self._stepped >= self._cycle
 
+    def _learn(self) -> None:
+        self._cycle = frozenset(self._stepped)
+        self._interleaved = self._went_on
+
     def _end(self, at_ns: int | None) -> None:
-        if self._seen and (self._cycle is None or at_ns is not None):
-            self._cycle = frozenset(self._stepped)
-            self._interleaved = self._went_on
+        if self._cycle is None and self._seen:
+            self._learn()
         self._open()
         self._steps.step_end(at_ns)
 
