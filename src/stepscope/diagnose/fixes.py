@@ -1,16 +1,15 @@
 """The change to the replay that stands for each fault the rules see: what `optimizer=fused` and the like apply."""
 
-from collections.abc import Sequence
-
 from stepscope.analyze.account import Account
-from stepscope.diagnose.finding import Candidate, Rule
+from stepscope.diagnose.finding import Candidate
+from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.predict.changes import Change
 
 
-def fixes_of(account: Account, rules: Sequence[Rule]) -> dict[str, Change]:
+def fixes_of(account: Account) -> dict[str, Change]:
     """Return the fixes by finding id; several of one id are made together. Faults without a replay are left out."""
     found: dict[str, Change] = {}
-    for rule in rules:
+    for rule in (*SPECIFIC, *GENERAL):
         for candidate in rule(account):
             if candidate.change is not None:
                 found[candidate.id] = _both(found.get(candidate.id), candidate)

@@ -1,0 +1,80 @@
+"""The run that a command line names: its arguments, and the account and step logs they lead to."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.efficiency import Given
+from stepscope.cli.progress import reading_progress
+from stepscope.cost.chip_table import load_chips
+from stepscope.run.load import load
+from stepscope.run.step_log import StepLog, step_logs
+
+
+@dataclass(frozen=True)
+class GivenRun:
+    """A run and where it lies."""
+
+    account: Account
+    folder: Path
+    """of the traces"""
+    logs: tuple[StepLog, ...]
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
+    """Add what names a run and what its files do not say."""
+    parser.add_argument(
+        "run", metavar="RUN", nargs="+" if needed else "*", help="run folder, trace, folder of traces, or glob"
+    )
+    for name, metavar, what in (
+        ("--unprofiled-step-ms", "X", "the step's time without the profiler"),
+        ("--flops-per-step", "F", "model FLOPs of the whole job per step"),
+        ("--tokens-per-step", "N", "tokens of the whole job per step"),
+        ("--samples-per-step", "N", "samples of the whole job per step"),
+        ("--peak-tflops", "P", "peak of one device in TFLOP/s"),
+    ):
+        parser.add_argument(name, type=above_zero, metavar=metavar, help=what)
+    parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
+    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+
+
+def given_run(args: argparse.Namespace, run: list[str] | None = None, *, unprofiled: bool = True) -> GivenRun:
+    """Return the run of the arguments, or another one read with the same options.
+
+    `unprofiled=False` leaves out `--unprofiled-step-ms`, which is of the first run alone.
+    """
+    given = run or args.run
+    with reading_progress() as progress:
+        found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
+    account = account_of(
+        found,
+        given=Given(
+            flops_per_step=args.flops_per_step,
+            tokens_per_step=args.tokens_per_step,
+            samples_per_step=args.samples_per_step,
+            peak_tflops=args.peak_tflops,
+        ),
+        unprofiled_ms=args.unprofiled_step_ms if unprofiled else None,
+        chips=load_chips(args.hardware) if args.hardware else (),
+    )
+    folder = Path(found.ranks[0].trace.path).parent
+    return GivenRun(account, folder, step_logs(folder) if len(given) == 1 and Path(given[0]).is_dir() else ())
+
+
+def above_zero(text: str) -> float:
+    """Return a number above 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
+    return number
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {text}")
+    return number

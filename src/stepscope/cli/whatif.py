@@ -1,0 +1,54 @@
+"""What would the step take if something were different? The recorded run, replayed with changes.
+
+examples:
+  stepscope whatif run-folder/ --set straggler=off
+  stepscope whatif run-folder/ --set network=2x data=instant --json -
+
+Several settings are applied together, in order.
+"""
+
+import argparse
+import json
+import sys
+
+from stepscope.cli.given_run import add_run_arguments, given_run
+from stepscope.cli.output import write_output
+from stepscope.diagnose.fixes import fixes_of
+from stepscope.errors import UsageError
+from stepscope.predict.settings import SETTINGS, what_if
+from stepscope.report.terminal import console
+from stepscope.report.whatif_text import print_whatif, whatif_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        metavar="KEY=VALUE",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="a change",
+    )
+    parser.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+    width = max(len(f"{s.key}={s.values}") for s in SETTINGS)
+    lines = [f"  {f'{s.key}={s.values}':<{width}}  {s.what}" for s in SETTINGS]
+    parser.epilog = "\n".join(["what can be set:", *lines])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank could not be read."""
+    if not args.settings:
+        keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
+        raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
+    account = given_run(args).account
+    answer = what_if(account, args.settings, fixes=fixes_of(account))
+    if args.json:
+        text = json.dumps(whatif_json(account.run.name, answer), indent=1) + "\n"
+        write_output(args.json, text, force=args.force)
+    if args.json != "-":
+        print_whatif(account.run.name, answer, console(sys.stdout))
+    return 3 if account.run.unreadable else 0
