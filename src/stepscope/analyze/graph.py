@@ -116,8 +116,8 @@ def step_ends(graph: Graph, end_ns: Floats) -> Floats:
 
 
 def steady_period_ns(graph: Graph, end_ns: Floats) -> float:
-    """Return the time per step over the second half of the steps, mean over ranks."""
-    ends = step_ends(graph, end_ns)
+    """Return the time per step over the second half of the steps, mean over the ranks that do anything."""
+    ends = step_ends(graph, end_ns)[[len(nodes) > 0 for nodes in graph.device]]
     last = ends.shape[1] - 1
     if last == 0:
         return float(ends.mean())
@@ -215,7 +215,7 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
 def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
     """Return the earliest starts: each host began its first step, each stream was done with older work."""
     earliest = np.zeros(nodes.count)
-    begin = min(p.begin_ns for p in programs)
+    begin = min((p.begin_ns for p in programs if len(p)), default=0)
     for rank, program in enumerate(programs):
         if not len(program):
             continue

@@ -14,12 +14,14 @@ Shorter holes are ordinary python between two operators: part of what launching 
 """
 
 import re
+from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
 
 from stepscope.analyze.region_names import Region
 from stepscope.analyze.regions import Marks
+from stepscope.analyze.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.timeline import Timeline, painted
 from stepscope.intervals import Intervals, union
 from stepscope.run.device_work import Rows
@@ -32,14 +34,7 @@ STALL_NS = 3_000_000
 BLOCKING_COPY_NS = 50_000
 """a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself"""
 
-_SYNC_CALL = re.compile(
-    r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD)?(_v2)?$"
-)
 _SYNC_OP = re.compile(r"^aten::(item|_local_scalar_dense|is_nonzero|nonzero|masked_select|unique\w*|equal)$")
-_ALLOCATOR = re.compile(
-    r"^(cuda|hip|cu)(Ext)?(Malloc|Free|HostAlloc|HostMalloc|HostFree|HostRegister|HostUnregister"
-    r"|Mem(Alloc|Free|Create|Release|Map|Unmap|AddressReserve|AddressFree|SetAccess|HostAlloc|Pool\w*))"
-)
 _COLLECTOR = re.compile(r"^<built-in (function|method) (gc\.)?collect|\bgc\.collect\b|\bgc\.py\(|^gc(_collect)?$")
 _PROFILER = re.compile(r"^(Activity Buffer|Buffer Flush|Instrumentation|Resource|CUPTI)", re.IGNORECASE)
 
@@ -60,10 +55,10 @@ def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
     threads = launching_threads(rank, marks)
     data = marks.rows_of(Region.DATA)
     layers = {
-        Blocked.PROFILER: _named_spans(rank, EventKind.OVERHEAD, _PROFILER, None),
+        Blocked.PROFILER: _named_spans(rank, EventKind.OVERHEAD, _is_profilers, None),
         Blocked.GC: _collector_spans(rank, threads),
         Blocked.DATA: _spans(rank, data, threads),
-        Blocked.ALLOCATOR: _named_spans(rank, EventKind.RUNTIME, _ALLOCATOR, threads),
+        Blocked.ALLOCATOR: _named_spans(rank, EventKind.RUNTIME, is_allocation, threads),
         Blocked.SYNC: _sync_spans(rank, threads),
         Blocked.STALL: _holes(rank, threads, data),
     }
@@ -83,9 +78,12 @@ def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
     return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
 
 
-def _named_spans(rank: Rank, kind: EventKind, name: re.Pattern[str], threads: Int64s | None) -> Intervals:
-    rows = rows_named(rank.trace, np.flatnonzero(rank.kinds == kind), lambda s: bool(name.search(s)))
-    return _spans(rank, rows, threads)
+def _named_spans(rank: Rank, kind: EventKind, matches: Callable[[str], bool], threads: Int64s | None) -> Intervals:
+    return _spans(rank, rows_named(rank.trace, np.flatnonzero(rank.kinds == kind), matches), threads)
+
+
+def _is_profilers(name: str) -> bool:
+    return bool(_PROFILER.search(name))
 
 
 def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
@@ -96,7 +94,7 @@ def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
 def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
     """Return calls that wait for the device, the operators made for it around them, and copies that block."""
     trace = rank.trace
-    calls = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), lambda s: bool(_SYNC_CALL.search(s)))
+    calls = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), is_synchronisation)
     calls = calls[np.isin(trace["tid"][calls], threads)]
     calls = _without_profilers_own(rank, calls)
     ops = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: bool(_SYNC_OP.search(s)))

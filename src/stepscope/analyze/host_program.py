@@ -7,7 +7,7 @@ between two calls while not waiting; it waits where neither an operator runs nor
 import numpy as np
 
 from stepscope.analyze.host_time import HostParts, data_loading, stalling
-from stepscope.analyze.program import NOTHING, Program
+from stepscope.analyze.program import EMPTY_PROGRAM, NOTHING, Program
 from stepscope.analyze.rank_account import host_compute
 from stepscope.intervals import covered_ns, subtract, union, union_of
 from stepscope.run.aligned import Aligned
@@ -23,6 +23,8 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     rank = shared.run.ranks[index]
     c = rank.collectives
     wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
     rows = np.flatnonzero(np.isin(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
     rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
     first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])

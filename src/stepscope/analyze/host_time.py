@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from stepscope.analyze.region_names import Region, named_region
+from stepscope.analyze.runtime_calls import is_allocation, is_synchronisation
 from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
@@ -21,6 +22,9 @@ SHORTEST_STALL_NS = 1_000_000
 """python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
 SHORTEST_STALL_SHARE = 0.05
 """... where it is this share of a step at least"""
+
+RECORDING_COST_NS = 2_000
+"""what recording one host event costs, about, where nothing better is known"""
 
 
 @dataclass(frozen=True)
@@ -106,14 +110,11 @@ def stalling(rank: Rank) -> Intervals:
     return Intervals(gaps.start[long], gaps.end[long])
 
 
-def is_allocation(name: str) -> bool:
-    """Return whether a runtime call gets or returns device memory."""
-    return any(part in name for part in ("Malloc", "Free", "HostAlloc", "HostRegister", "MemCreate", "MemMap"))
-
-
-def is_synchronisation(name: str) -> bool:
-    """Return whether a runtime call blocks the host until the device has caught up."""
-    return "Synchronize" in name or name in ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
+def recorded_events(rank: Rank) -> Int64s:
+    """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
+    recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    step = rank.steps.of(rank.trace["ts_ns"][recorded])
+    return np.bincount(step[step >= 0], minlength=len(rank.steps))
 
 
 def _spans(rank: Rank, rows: np.ndarray) -> Intervals:

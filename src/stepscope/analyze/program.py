@@ -68,11 +68,34 @@ class Program:
         return len(self.device_index)
 
 
+_NONE = np.empty(0, np.int64)
+_NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
+EMPTY_PROGRAM = Program(
+    device_index=_NONE,
+    step=np.empty(0, np.int32),
+    host=_NO_TIME.part(slice(0)),
+    tail=_NO_TIME,
+    duration_ns=_NONE,
+    kind=np.empty(0, np.uint8),
+    collective=_NONE,
+    stream=_NONE,
+    stream_predecessor=_NONE,
+    waits_for=(),
+    released_by=_NONE,
+    latency_ns=0,
+    queued_gap_ns={},
+    begin_ns=0,
+)
+"""of a rank that recorded none of the steps: it takes no part"""
+
+
 def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     """Return the program of a rank with a device over the steps of these numbers."""
     rank = shared.run.ranks[index]
     work, ts = rank.work, rank.trace["ts_ns"]
     wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
     rows = np.flatnonzero((work.launch_row >= 0) & np.isin(work.step, wanted))
     launched = ts[work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], launched))

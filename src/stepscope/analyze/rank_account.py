@@ -96,14 +96,23 @@ def host_compute(rank: Rank) -> Intervals:
 def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
     """Return start and end of the window: the recorded steps, and the device until it was done with them."""
     steps, work = rank.steps, rank.work
-    if len(steps):
+    if len(steps) and steps.by_profiler:
         end = max(int(steps.end_ns.max()), int(work.end_ns.max()) if len(work) else 0)
         return int(steps.start_ns.min()), end, ()
     if len(work):
-        said = "no ProfilerStep# in the trace: the window is the span of the device operations, steps are unknown"
-        return int(work.start_ns.min()), int(work.end_ns.max()), (said,)
+        return int(work.start_ns.min()), int(work.end_ns.max()), (_no_steps(rank, "the device operations"),)
     busy = union_of(host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
     if not len(busy):
         return None
-    said = "no ProfilerStep# in the trace: the window is the span of the host's operators, steps are unknown"
-    return int(busy.start[0]), int(busy.end[-1]), (said,)
+    return int(busy.start[0]), int(busy.end[-1]), (_no_steps(rank, "the host's operators"),)
+
+
+def _no_steps(rank: Rank, spanned: str) -> str:
+    """Return why the steps do not bound the window, and what is known of them."""
+    steps = rank.steps
+    if rank.trace.quality.truncated and not len(steps):
+        return f"cut off before a step was complete: the window is the span of {spanned}, steps are unknown"
+    known = "steps are unknown"
+    if len(steps):
+        known = f"steps are the ranges named {steps.named!r}{'' if steps.numbered else ', counted from 0'}"
+    return f"no ProfilerStep# in the trace: the window is the span of {spanned}, {known}"

@@ -14,18 +14,16 @@ import numpy.typing as npt
 
 from stepscope.analyze.graph import CircularWaits, Graph, Meeting, build_graph, end_times, steady_period_ns
 from stepscope.analyze.host_program import host_program
+from stepscope.analyze.host_time import RECORDING_COST_NS, recorded_events
 from stepscope.analyze.program import Program, device_program
 from stepscope.analyze.stragglers import common_steps
 from stepscope.run.aligned import Aligned
-from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 _FEWEST_STEPS = 8
 """steps laid end to end, so that the second half is steady"""
 _MOST_ITEMS = 400_000
 """beyond this many items fewer steps are replayed"""
-RECORDING_COST_NS = 2_000
-"""what recording one host event costs, about, where nothing better is known"""
 _SMALLEST_FACTOR = 0.3
 _AGREES = 0.04
 """a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
@@ -158,8 +156,6 @@ def _factor_from_events(shared: Aligned, programs: tuple[Program, ...], numbers:
     """Return the factor that a fixed cost per recorded host event gives."""
     events = host = 0.0
     for rank, program in zip(shared.run.ranks, programs, strict=True):
-        recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
-        step = rank.steps.of(rank.trace["ts_ns"][recorded])
-        events += int(np.isin(rank.steps.number[step[step >= 0]], numbers).sum())
+        events += int(recorded_events(rank)[np.isin(rank.steps.number, numbers)].sum())
         host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
     return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0

@@ -9,11 +9,12 @@ robust score), at least 10 % above their mean, and the others do wait for it.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host_time import blocked_host, data_loading
+from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, data_loading, recorded_events
 from stepscope.analyze.rank_account import host_compute
 from stepscope.intervals import Intervals, covered_ns, subtract, union
 from stepscope.run.aligned import Aligned
@@ -29,8 +30,6 @@ DEFAULT_SCORE = 2.0
 DEFAULT_SLOWDOWN = 1.10
 _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
-_RECORDING_COST_NS = 2_000
-"""what recording one host event costs, about: hosts that are equal without the profiler differ with it"""
 _WAITS_LESS = 0.5
 """a straggler waits less than this share of what the others wait"""
 _MAIN_CAUSE = 0.5
@@ -74,14 +73,16 @@ def find_stragglers(
     does not count.
     """
     own = own_times(shared)
-    if own is None or own.shape[0] < 2:
+    compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
+    if own is None or len(compared) < 2:
         return []
     own = own[:, -window_steps:]
     waited = np.array([waiting(shared, index).total_ns for index in range(len(own))])
     parts = None
     found = []
-    for index in range(own.shape[0]):
-        others = np.delete(own, index, axis=0)
+    for index in compared.tolist():
+        peers = compared[compared != index]
+        others = own[peers]
         mine, theirs = own[index].mean(), others.mean(axis=1)
         late_ns = mine - float(np.median(theirs))
         noise = max(mad_sigma(theirs), _NOISE_SHARE * float(np.median(theirs)))
@@ -89,14 +90,14 @@ def find_stragglers(
         late_in = own[index] >= slowdown * others.mean(axis=0)
         if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
             continue
-        if waited[index] > _WAITS_LESS * np.median(np.delete(waited, index)):
+        if waited[index] > _WAITS_LESS * np.median(waited[peers]):
             continue
         parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
-        excess = _excess(parts, index)
+        excess = {name: float(values[index] - np.median(values[peers])) for name, values in parts.items()}
         found.append(
             Straggler(
                 rank=shared.run.ranks[index].rank,
-                cause=_cause(shared.run.ranks, index, excess, late_ns),
+                cause=_cause(shared.run.ranks, index, int(peers[0]), excess, late_ns),
                 late_ns_per_step=late_ns,
                 steps_late=int(late_in.sum()),
                 num_steps=own.shape[1],
@@ -109,18 +110,23 @@ def find_stragglers(
 
 
 def own_times(shared: Aligned) -> Floats | None:
-    """Return own time per rank and common step in ns, None where no step was recorded on all ranks.
+    """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
 
     With a device: the longer of what the host did (its span less synchronisation and full queues) and what the
-    device did (its work less waiting in collectives). Without: the host's span less exposed waiting.
+    device did (its work less waiting in collectives). Without: the host's span less exposed waiting. NaN for ranks
+    that recorded no step, or took part in nothing that could be matched: nobody is known to wait for them.
     """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers) or not len(shared.matches):
         return None
-    own = np.zeros((len(shared.run.ranks), len(numbers)))
-    for index, rank in enumerate(shared.run.ranks):
+    own = np.full((len(shared.run.ranks), len(numbers)), np.nan)
+    for index in np.unique(shared.matches.rank_index).tolist():
+        rank = shared.run.ranks[index]
+        if not len(rank.steps):
+            continue
         waits = waiting(shared, index)
-        at = np.searchsorted(rank.steps.number, numbers)
+        by_number = np.argsort(rank.steps.number)
+        at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
         if rank.has_device:
             own[index] = np.maximum(_host_ns(rank), _device_busy_ns(rank, waits))[at]
         else:
@@ -141,14 +147,14 @@ def waiting(shared: Aligned, index: int) -> Intervals:
 
 
 def _host_ns(rank: Rank) -> Floats:
-    """Return per step the host's span less the time it was blocked by the device and what recording it cost."""
-    trace, steps = rank.trace, rank.steps
+    """Return per step the host's span less the time it was blocked by the device and what recording it cost.
+
+    Hosts that are equal without the profiler differ with it.
+    """
+    steps = rank.steps
     blocked = union(*blocked_host(rank))
-    recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
-    step_of = steps.of(trace["ts_ns"][recorded])
-    events = np.bincount(step_of[step_of >= 0], minlength=len(steps))
     span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
-    return np.maximum(span - _RECORDING_COST_NS * events, 0).astype(float)
+    return np.maximum(span - RECORDING_COST_NS * recorded_events(rank), 0).astype(float)
 
 
 def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
@@ -161,11 +167,9 @@ def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
 
 
 def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
-    """Return the step numbers that every rank recorded."""
-    numbers = ranks[0].steps.number
-    for rank in ranks[1:]:
-        numbers = np.intersect1d(numbers, rank.steps.number)
-    return np.sort(numbers)
+    """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
+    recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
+    return np.sort(reduce(np.intersect1d, recorded)) if recorded else np.empty(0, np.int64)
 
 
 def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
@@ -176,17 +180,12 @@ def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
     }
 
 
-def _excess(parts: dict[str, Floats], index: int) -> dict[str, float]:
-    """Return how far each part of one rank exceeds the others' median."""
-    return {name: float(values[index] - np.median(np.delete(values, index))) for name, values in parts.items()}
-
-
-def _cause(ranks: Sequence[Rank], index: int, excess: dict[str, float], late_ns: float) -> str:
+def _cause(ranks: Sequence[Rank], index: int, peer: int, excess: dict[str, float], late_ns: float) -> str:
     """Return the part that explains the lateness; what neither data nor device explains is the host's."""
     if excess["data"] >= _MAIN_CAUSE * late_ns:
         return "data"
     if excess["device"] >= _MAIN_CAUSE * late_ns:
-        return "load" if _other_shapes(ranks, index) else "device"
+        return "load" if _other_shapes(ranks[index], ranks[peer]) else "device"
     return "host"
 
 
@@ -204,10 +203,9 @@ def _device_ns(rank: Rank, last_steps: int) -> float:
     return union(work.start_ns[recent], work.end_ns[recent]).total_ns / last_steps
 
 
-def _other_shapes(ranks: Sequence[Rank], index: int) -> bool:
-    """Return whether a rank ran the same operators as its peers on other shapes: more load, not a slower device."""
-    mine = _operator_shapes(ranks[index])
-    peer = _operator_shapes(ranks[0 if index else 1])
+def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
+    """Return whether a rank ran the same operators as a peer on other shapes: more load, not a slower device."""
+    mine, peer = _operator_shapes(rank), _operator_shapes(peer_rank)
     names, peer_names = Counter[str](), Counter[str]()
     for (name, _), n in mine.items():
         names[name] += n

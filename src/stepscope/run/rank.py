@@ -39,10 +39,10 @@ class Rank:
     @property
     def device_name(self) -> str | None:
         """Return the chip's name as the driver gives it, `CPU` where nothing ran on a device."""
-        if not self.has_device:
-            return "CPU"
         listed = self.trace.header.get("deviceProperties")
-        used = int(self.work.device[0])
+        if not self.has_device and not (listed and self.trace.quality.truncated):
+            return "CPU"
+        used = int(self.work.device[0]) if self.has_device else 0
         for entry in listed if isinstance(listed, list) else []:
             if isinstance(entry, dict) and entry.get("id") == used:
                 return str(entry.get("name"))

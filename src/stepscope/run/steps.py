@@ -1,4 +1,9 @@
-"""Which steps were recorded, and to which step does a moment belong?"""
+"""Which steps were recorded, and to which step does a moment belong?
+
+The profiler marks them (`ProfilerStep#7`). Where it did not, ranges in which the loop itself names whole steps
+(`step_7`, `train_step#7`, `training_step`, `ddp_step`) stand in: they tell steps apart, but they do not bound the
+window.
+"""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +14,15 @@ import numpy.typing as npt
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
-_PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)")
+PROFILER_STEP = "ProfilerStep"
+_PROFILER_STEP = re.compile(r"^(ProfilerStep)#(\d+)")
+# A bare `step` may be the optimizer's: it needs a number, or to say whose step it is.
+_LOOP_STEP = re.compile(
+    r"^(?:\[\w+\])*[#\s]*((?:train(?:ing)?|ddp|fsdp|tp|pp|global)[_ ]step|run_training_batch"
+    r"|(?:step|iteration|iter)(?=[_ #:-]*\d))[_ #:-]*(\d+)?[#\s]*$",
+    re.IGNORECASE,
+)
+_AUTOGRAD = "autograd::engine::evaluate_function"
 
 
 @dataclass(frozen=True)
@@ -19,9 +32,18 @@ class Steps:
     number: Int64s
     start_ns: Int64s
     end_ns: Int64s
+    named: str = PROFILER_STEP
+    """what the ranges are called, without their numbers"""
+    numbered: bool = True
+    """whether their names give the numbers; if not they count from 0"""
 
     def __len__(self) -> int:
         return len(self.number)
+
+    @property
+    def by_profiler(self) -> bool:
+        """Return whether the profiler marked them; only then they bound the window."""
+        return self.named == PROFILER_STEP
 
     def of(self, moment_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the index of the step each moment lies in, -1 before the first and after the last.
@@ -36,18 +58,62 @@ class Steps:
 
 
 def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
-    """Return the `ProfilerStep#` ranges; the last one is left out of a trace that was cut off."""
-    rows = rows_named(trace, np.flatnonzero(kinds == EventKind.ANNOTATION), lambda s: bool(_PROFILER_STEP.match(s)))
-    number = np.array([_number(trace.strings[i]) for i in trace["name"][rows]], np.int64)
+    """Return the steps of a trace; of one that was cut off only those that are there as a whole, never its last."""
+    ranges = np.flatnonzero(kinds == EventKind.ANNOTATION)
+    marked = rows_named(trace, ranges, lambda s: bool(_PROFILER_STEP.match(s)))
+    if len(marked):
+        return _steps(trace, kinds, marked, _PROFILER_STEP)
+    return _steps(trace, kinds, _loop_steps(trace, ranges), _LOOP_STEP)
+
+
+def _steps(trace: Trace, kinds: Kinds, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]) -> Steps:
+    rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
+    found = [pattern.match(trace.strings[i]) for i in trace["name"][rows]]
+    named = found[0].group(1) if found and found[0] else PROFILER_STEP
+    in_name = [int(f.group(2)) if f and f.group(2) else None for f in found]
+    numbered = None not in in_name
+    number = np.array(in_name if numbered else range(len(rows)), np.int64)
+    first = np.sort(np.unique(number, return_index=True)[1])  # the same step on a second thread counts once
+    rows, number = rows[first], number[first]
     start = trace["ts_ns"][rows]
-    order = np.argsort(start, kind="stable")
-    _, first = np.unique(number[order], return_index=True)  # the same step on a second thread counts once
-    keep = order[np.sort(first)]
-    if trace.quality.truncated:
-        keep = keep[:-1]
-    return Steps(number[keep], start[keep], start[keep] + trace["dur_ns"][rows][keep])
+    steps = Steps(number, start, start + trace["dur_ns"][rows], named, numbered)
+    if not trace.quality.truncated or not len(steps):
+        return steps
+    keep = (steps.end_ns <= _known_until_ns(trace, kinds, trace["tid"][rows])) & (start < start.max())
+    return Steps(number[keep], start[keep], steps.end_ns[keep], named, numbered)
 
 
-def _number(name: str) -> int:
-    found = _PROFILER_STEP.match(name)
-    return int(found.group(1)) if found else -1
+def _loop_steps(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return the ranges of one name that the loop gives its steps: those that follow each other on one thread, the
+    longest in all where several names do.
+    """
+    families: dict[tuple[str, int], list[int]] = {}
+    for row in rows_named(trace, ranges, lambda s: bool(_LOOP_STEP.match(s))).tolist():
+        found = _LOOP_STEP.match(trace.strings[trace["name"][row]])
+        families.setdefault((found.group(1).lower() if found else "", int(trace["tid"][row])), []).append(row)
+    best, longest = np.empty(0, np.intp), 0
+    for rows in families.values():
+        mine = np.array(rows, np.intp)
+        mine = mine[np.argsort(trace["ts_ns"][mine], kind="stable")]
+        start, end = trace["ts_ns"][mine], trace["ts_ns"][mine] + trace["dur_ns"][mine]
+        if (start[1:] >= end[:-1]).all() and (end - start).sum() > longest:
+            best, longest = mine, int((end - start).sum())
+    return best
+
+
+def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
+    """Return until when a trace that was cut off is complete.
+
+    The profiler writes what the host did first, thread by thread or in time, and then what was launched in the same
+    way. So the last row of the host, and the last one of the device, tell how far it came; and it came nowhere where
+    launches of the loop's thread or of the autograd engine's are missing, or all of them on a rank with a device.
+    """
+    host = np.flatnonzero(np.isin(kinds, (EventKind.HOST_OP, EventKind.RUNTIME, EventKind.ANNOTATION)))
+    device = np.flatnonzero(np.isin(kinds, (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)))
+    calls = np.flatnonzero(kinds == EventKind.RUNTIME)
+    if len(calls) or trace.header.get("deviceProperties"):
+        nodes = rows_named(trace, np.flatnonzero(kinds == EventKind.HOST_OP), lambda s: s.startswith(_AUTOGRAD))
+        needed = np.union1d(step_threads, trace["tid"][nodes])
+        if not np.isin(needed, trace["tid"][calls]).all():
+            return int(np.iinfo(np.int64).min)
+    return min(int(trace["ts_ns"][rows[-1]]) for rows in (host, device) if len(rows))
