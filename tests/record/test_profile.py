@@ -77,6 +77,7 @@ def test_own_callback_replaces_the_export(tmp_path: Path) -> None:
     with stepscope.profile(out=tmp_path / "run", wait=0, warmup=0, active=2, on_trace_ready=seen.append) as recording:
         train(recording)
     seen[0].export_chrome_trace(str(tmp_path / "mine.json"))
+    assert "aten::addmm" in seen[0].key_averages().table()
     assert len(seen) == 1 and (tmp_path / "mine.json").stat().st_size > 1000
     assert not list((tmp_path / "run").glob("*.gz"))
 

@@ -1,38 +1,66 @@
 """What a profiled window may cost, and which of its limits was met first.
 
 The profiler does not say how many events it holds. Three things bound them: the count of one step seen before the
-window, the growth of the process's own memory (about 200 bytes per event while recording), and time.
+window, the growth of the process's own memory (200 to 300 bytes per event while recording), and time. Memory also
+grows for reasons of the job's own: it speaks for events only where a step took far longer than usual, as a flood of
+events makes it do, or where no step was counted.
 """
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.record.config import RecordConfig
 
-BYTES_PER_EVENT = 200
+BYTES_PER_EVENT = 300
+SECONDS_PER_EVENT = 20e-6  # to stop and export, shapes included
+_SHARE_OF_TIMEOUT = 0.25
+_FLOOD = 3.0
 _STATUS = Path("/proc/self/status")
 _LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True)
+class UsualStep:
+    """What a step was like before the window; None where that is not known."""
+
+    events: int | None = None
+    longest_s: float | None = None
+
+
+def most_events(config: RecordConfig, *, group_timeout_s: float | None) -> int:
+    """Return how many events a window may have: those asked for, and no more than other ranks can wait for.
+
+    While this rank exports, the others wait in a collective: a quarter of their patience is the limit.
+    """
+    if group_timeout_s is None:
+        return config.max_events
+    return max(1, min(config.max_events, int(_SHARE_OF_TIMEOUT * group_timeout_s / SECONDS_PER_EVENT)))
 
 
 class Budget:
     """The limits of one window, from the moment it is made."""
 
-    def __init__(self, config: RecordConfig, *, events_per_step: int | None) -> None:
+    def __init__(
+        self, config: RecordConfig, *, usual: UsualStep | None = None, group_timeout_s: float | None = None
+    ) -> None:
         self._config = config
-        self._events_per_step = events_per_step
-        self._begin_s = self._looked_s = time.monotonic()
+        self._usual = usual or UsualStep()
+        self._max_events = most_events(config, group_timeout_s=group_timeout_s)
+        self._begin_s = self._looked_s = self._step_s = time.monotonic()
         self._begin_bytes = anonymous_bytes()
 
     def spent_at_step(self, steps_done: int) -> str | None:
         """Return which limit does not leave room for another step, or None."""
-        if self._events_per_step is not None:
-            expected = self._events_per_step * (steps_done + 1)
-            if expected > self._config.max_events:
-                return f"event budget: {expected} events expected, {self._config.max_events} allowed"
+        now_s = time.monotonic()
+        took_s, self._step_s = now_s - self._step_s, now_s
+        expected = (self._usual.events or 0) * (steps_done + 1)
+        if expected > self._max_events:
+            return f"event budget: {expected} events expected, {self._max_events} allowed"
         held = self._growth_bytes() // BYTES_PER_EVENT
-        if held > self._config.max_events:
-            return f"event budget: about {held} events held, {self._config.max_events} allowed"
-        return self._spent(time.monotonic())
+        if held > self._max_events and self._may_be_a_flood(took_s):
+            return f"event budget: about {held} events held, {self._max_events} allowed"
+        return self._spent(now_s)
 
     def spent_inside_step(self) -> str | None:
         """Return which limit was met in the middle of a step, looking a few times a second at most."""
@@ -41,6 +69,11 @@ class Budget:
             return None
         self._looked_s = now_s
         return self._spent(now_s)
+
+    def _may_be_a_flood(self, took_s: float) -> bool:
+        if self._usual.events is None or self._usual.longest_s is None:
+            return True
+        return took_s > _FLOOD * self._usual.longest_s
 
     def _spent(self, now_s: float) -> str | None:
         if now_s - self._begin_s > self._config.max_seconds:

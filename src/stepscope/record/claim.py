@@ -16,7 +16,7 @@ from typing import Any
 from stepscope.errors import UsageError
 from stepscope.run_folder import RUN_JSON, rank_of
 
-CLAIM = ".recording.json"
+CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
 _MOST_SIBLINGS = 10_000
 
 

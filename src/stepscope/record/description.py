@@ -130,18 +130,26 @@ def _whole_job(found: Sequence[Facts], name: str, world_size: int) -> int | None
 
 
 def _unprofiled(found: Sequence[Facts]) -> Facts:
-    """Return the step's time without the profiler: the median over ranks of each rank's median."""
+    """Return the step's time without and with the profiler: the median over ranks of each rank's median.
+
+    By device events where there are any (a host that runs ahead does not take as long as the step does).
+    """
     out: Facts = {}
     for name, part in (("unprofiled_step_ms", "unprofiled"), ("profiled_step_ms", "window")):
-        medians = [f["steps"][part]["median_ns"] for f in found if f["steps"].get(part)]
-        out[name] = ms(statistics.median(medians)) if medians else None
+        out[name] = _median_ms([f["steps"][part] for f in found if f["steps"].get(part)])
     for part in ("before", "after"):
         known = [f["steps"][part] for f in found if f["steps"].get(part)]
         out[f"unprofiled_{part}"] = {
             "steps": min((k["steps"] for k in known), default=0),
-            "median_ms": ms(statistics.median(k["median_ns"] for k in known)) if known else None,
+            "median_ms": _median_ms(known),
         }
     return out
+
+
+def _median_ms(parts: list[Facts]) -> float | None:
+    device = [p["device_median_ns"] for p in parts if p.get("device_median_ns") is not None]
+    host = [p["median_ns"] for p in parts]
+    return ms(statistics.median(device or host)) if parts else None
 
 
 def _windows(found: Sequence[Facts]) -> list[Facts]:

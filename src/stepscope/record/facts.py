@@ -14,7 +14,7 @@ from stepscope import __version__
 from stepscope.record.clock_probe import boot_id
 from stepscope.record.config import RecordConfig
 from stepscope.record.groups import backend, process_groups
-from stepscope.record.rank import Place
+from stepscope.record.rank import Place, initialized_distributed
 from stepscope.record.strategy import ranks_per_replica, strategy_of
 
 # Variables that change how a job performs; nothing else of the environment is kept, so no secrets are.
@@ -41,21 +41,25 @@ def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> di
     }
 
 
-def facts_of_training(noted: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the objects that were noted tell: model, optimizer, DDP, groups, tokens."""
+def facts_of_training(noted: Mapping[str, Any], *, world_size: int) -> dict[str, Any]:
+    """Return what the objects that were noted tell: model, optimizer, DDP, groups, tokens; only what is known.
+
+    What was known earlier stays: at the end of a job its process groups are often gone already.
+    """
     model, optimizer = noted.get("model"), noted.get("optimizer")
     ddp = noted.get("ddp") or _ddp_in(model)
-    plain = {name: value for name, value in noted.items() if _is_plain(value)}
-    return {
-        **plain,
-        "backend": backend(),
-        "process_groups": process_groups(),
-        "strategy": noted.get("strategy") or strategy_of(model, optimizer),
-        "ranks_per_replica": ranks_per_replica(model),
+    found = {
+        **{name: value for name, value in noted.items() if _is_plain(value)},
         "model": model_facts(model) if model is not None else None,
         "optimizer": type(optimizer).__name__ if optimizer is not None else None,
         "ddp": ddp_facts(ddp) if ddp is not None else None,
     }
+    if world_size == 1 or initialized_distributed() is not None:
+        found["backend"] = backend()
+        found["process_groups"] = process_groups()
+        found["strategy"] = noted.get("strategy") or strategy_of(model, optimizer)
+        found["ranks_per_replica"] = ranks_per_replica(model)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def device() -> dict[str, Any]:

@@ -37,6 +37,16 @@ def backend() -> str | None:
     return str(dist.get_backend()) if dist is not None else None
 
 
+def group_timeout_s() -> float | None:
+    """Return how long ranks wait for each other in a collective of the default group, None where unknown."""
+    dist = initialized_distributed()
+    try:
+        group = dist.group.WORLD
+        return float(group._get_backend(group._device_types[0]).options._timeout.total_seconds())
+    except (AttributeError, RuntimeError, IndexError, TypeError):
+        return None
+
+
 def flight_dump() -> bytes | None:
     """Return the flight recorder's JSON as it comes; None where it recorded nothing or is not there."""
     if initialized_distributed() is None:

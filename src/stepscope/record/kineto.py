@@ -42,8 +42,9 @@ def activities_of(config: RecordConfig) -> list[Any]:
 class Kineto:
     """A profiler from preparation to export; all calls on the training thread."""
 
-    def __init__(self, config: RecordConfig, guard: ProfilerGuard) -> None:
+    def __init__(self, config: RecordConfig, guard: ProfilerGuard, *, keep_events: bool) -> None:
         self._guard = guard
+        self._keep_events = keep_events  # for a callback that asks the profiler for tables
         self._switches = {
             "record_shapes": config.record_shapes,
             "profile_memory": config.profile_memory,
@@ -60,7 +61,8 @@ class Kineto:
                 self.torch_profiler.prepare_trace()
             else:
                 self._prepare_without_compiler()
-        self.torch_profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
+        if not self._keep_events:
+            self.torch_profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
 
     def start(self) -> None:
         """Record from now on."""

@@ -50,9 +50,9 @@ class Outbox:
         """The process number of the helper."""
         return self._helper.pid
 
-    def put_step(self, line: str) -> None:
-        """Send one line of the step log."""
-        self._put(STEP + line.encode() + b"\n")
+    def put_step(self, *lines: str) -> None:
+        """Send lines of the step log."""
+        self._put(b"".join([STEP + line.encode() + b"\n" for line in lines]))
 
     def put(self, message: dict[str, Any]) -> None:
         """Send a message: `run`, `trace`, `file`, `facts` or `close`."""

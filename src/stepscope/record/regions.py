@@ -91,10 +91,13 @@ class Regions:
         now_ns = perf_counter_ns()
         while True:
             region = stack.pop()
-            self._close_marks(region)
-            parent = stack[-1] if stack else None
+            if region.nvtx or region.mark is not None:
+                self._close_marks(region)
             if thread == self.training_thread:
-                self._account(region, now_ns, parent)
+                span_ns = now_ns - region.since_ns
+                self._add(region.name, span_ns - region.child_ns, 1 if region.steps_old == 0 else 0)
+                if stack:
+                    stack[-1].child_ns += span_ns
             if region.name == name:
                 return
 
@@ -122,12 +125,6 @@ class Regions:
         for region in reversed(leaked):
             self._close_marks(region)
             stack.remove(region)
-
-    def _account(self, region: _Open, now_ns: int, parent: _Open | None) -> None:
-        span_ns = now_ns - region.since_ns
-        self._add(region.name, span_ns - region.child_ns, 1 if region.steps_old == 0 else 0)
-        if parent is not None:
-            parent.child_ns += span_ns
 
     def _add(self, name: str, own_ns: int, count: int) -> None:
         total = self._totals.get(name)

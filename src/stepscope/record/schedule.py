@@ -36,3 +36,22 @@ def census_step(config: RecordConfig) -> int | None:
     if config.wait >= 3:
         return 1
     return (config.wait + config.warmup + config.active) * config.repeat + 1
+
+
+def next_busy_step(step: int, config: RecordConfig) -> int | None:
+    """Return the first step from `step` on before which the recorder has something to do; None where none is left.
+
+    Steps of warm-up and window, the one after each window, the census and the one after it. In between, the phase
+    does not change.
+    """
+    census = census_step(config)
+    busy = [s for s in (census, census + 1) if s >= step] if census is not None else []
+    if not config.light:
+        cycle_steps = config.wait + config.warmup + config.active
+        cycle, within = divmod(step, cycle_steps)
+        if cycle < config.repeat:
+            is_after_a_window = within == 0 and cycle > 0
+            busy.append(step if is_after_a_window else max(step, cycle * cycle_steps + config.wait))
+        elif step == config.repeat * cycle_steps:
+            busy.append(step)
+    return min(busy, default=None)

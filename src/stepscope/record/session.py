@@ -31,7 +31,7 @@ from stepscope.record.profiler_guard import ProfilerGuard
 from stepscope.record.rank import initialized_distributed, place_of_process
 from stepscope.record.regions import Regions, RegionTimes, summed
 from stepscope.record.samplers import Samplers
-from stepscope.record.schedule import BEFORE, WARMUP, census_step, phase_of
+from stepscope.record.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
 from stepscope.record.standard_samplers import standard_samplers
 from stepscope.record.step_census import StepCensus
 from stepscope.record.step_log import StepLog
@@ -72,6 +72,8 @@ class Recorder:
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
         self._census: StepCensus | None = None
         self._census_step = census_step(config)
+        self._phase = phase_of(0, config)[0]
+        self._busy_step = next_busy_step(1, config)  # until then nothing is to be done between steps
         self._window: Window | None = None
         self._log: StepLog | None = None
         self._run: OpenRun | None = None
@@ -129,8 +131,12 @@ class Recorder:
 
         `at_ns` is when, by `perf_counter_ns`, where that is known only later; see `step_may_end`.
         """
-        if self.on:
-            self._undisturbed(lambda: self._step_end(at_ns))
+        if not self.on:
+            return
+        try:
+            self._step_end(at_ns)
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._fail(e)
 
     def step_may_end(self) -> int:
         """Return this moment, by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.
@@ -179,8 +185,11 @@ class Recorder:
         try:
             act()
         except Exception as e:  # noqa: BLE001 - training comes first
-            self.on = False
-            say(f"recording stopped, training goes on: {explain(e)}")
+            self._fail(e)
+
+    def _fail(self, error: Exception) -> None:
+        self.on = False
+        say(f"recording stopped, training goes on: {explain(error)}")
 
     def _before_first_step(self) -> None:
         self._open_run()
@@ -236,7 +245,7 @@ class Recorder:
                 "late_ns": now_ns - end_ns,
                 "dur_ns": end_ns - self._step_start_ns,
                 "profiled": profiled,
-                "phase": phase_of(self.step, self.config)[0],
+                "phase": self._phase,
                 "regions": regions,
                 **self.samplers.of_step(self.step),
             }
@@ -244,10 +253,12 @@ class Recorder:
         if not profiled and self.step >= FIRST_STEPS and not self._windows:
             self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns)
         self.step += 1
-        paused = self._before_step()
+        paused = self.step == self._busy_step and self._before_step()
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
+        if self.step == _LIGHT_FACTS_STEP and self.config.light:
+            self._send_facts()
 
     def _regions_until(self, now_ns: int) -> RegionTimes:
         held, self._held = self._held, None

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from stepscope.record.budget import Budget
+from stepscope.record.budget import Budget, UsualStep
 from stepscope.record.config import RecordConfig
 from stepscope.record.cuda_range import CudaRange
+from stepscope.record.groups import group_timeout_s
 from stepscope.record.kineto import Kineto, why_not_available
 from stepscope.record.profiler_guard import ProfilerGuard
 from stepscope.record.schedule import WARMUP, WINDOW, phase_of
@@ -40,7 +41,7 @@ class Window:
         on_trace_ready: Callable[[Any], Any] | None = None,
     ) -> None:
         self.state = IDLE
-        self.events_per_step: int | None = None
+        self.usual = UsualStep()
         self._config = config
         self._guard = guard
         self._scratch = scratch
@@ -100,6 +101,8 @@ class Window:
         """End whatever is open because training is over; complete steps are kept."""
         if self.state == RECORDING and threading.get_ident() == self._thread:
             self._close("training ended inside the window")
+        elif self.state == RECORDING:
+            self._drop("the thread that trained is gone, and only it could stop the profiler")
         elif self.state == PREPARED:
             self._guarded(lambda: self._profiler.cancel(prepared=True))
             self._drop("training ended before the window")
@@ -111,7 +114,10 @@ class Window:
         if why_not is not None or not self._guard.is_free():
             self._drop(why_not or _OTHER_PROFILER)
             return
-        self._profiler = CudaRange() if self._config.tool == "cuda" else Kineto(self._config, self._guard)
+        if self._config.tool == "cuda":
+            self._profiler = CudaRange()
+        else:
+            self._profiler = Kineto(self._config, self._guard, keep_events=self._on_trace_ready is not None)
         self._guard.give_way = self._give_way
         self._profiler.prepare()
         self.state = PREPARED
@@ -125,7 +131,7 @@ class Window:
         self._thread = threading.get_ident()
         self._profiler.start()
         self.state = RECORDING
-        self._budget = Budget(self._config, events_per_step=self.events_per_step)
+        self._budget = Budget(self._config, usual=self.usual, group_timeout_s=group_timeout_s())
         self._on_open()
         self._mark_step(step)
 
@@ -157,8 +163,8 @@ class Window:
 
     def _give_way(self) -> None:
         """Stop without export: the user starts a profiler of their own."""
-        if self.state == RECORDING and threading.get_ident() == self._thread:
-            self._profiler.cancel(prepared=False)
+        if self.state != IDLE and threading.get_ident() == self._thread:
+            self._profiler.cancel(prepared=self.state == PREPARED)
         self._drop(_OTHER_PROFILER)
 
     def _drop(self, reason: str) -> None:

@@ -38,6 +38,7 @@ from stepscope.run_folder import RUN_JSON, rank_file, steps_file
 FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
+_NAP_PER_RANK_S = 0.002  # thousands of ranks on shared storage are asked for less often
 _WATCH_S = 2.0
 _NICE = 10
 _MOST_EARLY_LINES = 100_000
@@ -217,13 +218,15 @@ class Writer:
         done: dict[int, dict[str, Any]] = {}
         while True:
             last_look = time.monotonic() > deadline or (self.ending and not over)
+            there = {path.name for path in self.folder.iterdir()}
             for rank in range(self.world_size):
-                facts = None if rank in done else _read_json(self.folder / rank_file(rank, FACTS))
+                name = rank_file(rank, FACTS)
+                facts = _read_json(self.folder / name) if rank not in done and name in there else None
                 if facts is not None and (last_look or not over or facts["ended"] != "running"):
                     done[rank] = facts
             if last_look or len(done) == self.world_size:
                 return [done[rank] for rank in sorted(done)]
-            time.sleep(_NAP_S)
+            time.sleep(_NAP_S + (self.world_size - len(done)) * _NAP_PER_RANK_S)
 
 
 def _reply(message: dict[str, Any]) -> None:
