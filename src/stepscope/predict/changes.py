@@ -75,6 +75,9 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
     """
     programs = []
     for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
+        if not rank.has_device:
+            programs.append(program)
+            continue
         recorded = (rank.work.end_ns - rank.work.start_ns)[program.device_index]
         share = np.clip(times[program.device_index] / np.maximum(recorded, 1), 0, 1)
         duration = np.where(mask, np.rint(program.duration_ns * share), program.duration_ns)
@@ -108,7 +111,7 @@ def as_graph(replay: Replay) -> Replay:
 
 def faster_network(replay: Replay, speedup: float) -> Replay:
     """Return the run with every transfer `speedup` times as fast."""
-    return faster_work(replay, [r.work.kind == EventKind.COMM_KERNEL for r in _ranks(replay)], 1 / speedup)
+    return rebuilt(replay, [_scaled(p, p.collective != NOTHING, 1 / speedup) for p in replay.programs])
 
 
 def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
@@ -169,8 +172,11 @@ def _ranks(replay: Replay) -> tuple[Rank, ...]:
 
 
 def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDArray[np.bool_]]]:
-    """Return each program with its items' share of a selection over device work."""
-    return [(p, mask[p.device_index]) for p, mask in zip(replay.programs, chosen, strict=True)]
+    """Return each program with its items' share of a selection over device work; none on a rank without a device."""
+    return [
+        (p, mask[p.device_index] if rank.has_device else np.zeros(len(p), bool))
+        for p, mask, rank in zip(replay.programs, chosen, _ranks(replay), strict=True)
+    ]
 
 
 def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:

@@ -130,7 +130,7 @@ def _overlapped(
 ) -> Program:
     """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
     duration, after = program.duration_ns.copy(), list(program.also_after)
-    computes = (program.collective == NOTHING) & backward[program.device_index]
+    computes = (program.collective == NOTHING) & (backward[program.device_index] if len(backward) else False)
     waits = list(program.waits_for)
     before = program.stream_predecessor.copy()
     for step in np.unique(program.step):

@@ -11,6 +11,14 @@ from rich.text import Text
 from stepscope.units import printable
 
 
+class _Pipe(Console):
+    """Leaves a closed pipe to the command line, which knows that `head` is no error."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error that rich would turn into exit code 1."""
+        raise BrokenPipeError
+
+
 def console(file: IO[str] | None = None) -> Console:
     """Return a console for `file` (standard output by default).
 
@@ -18,7 +26,7 @@ def console(file: IO[str] | None = None) -> Console:
     """
     out = file or sys.stdout
     tty = out.isatty()
-    return Console(file=out, highlight=False, soft_wrap=not tty, width=None if tty else 120, safe_box=True)
+    return _Pipe(file=out, highlight=False, soft_wrap=not tty, width=None if tty else 120, safe_box=True)
 
 
 def speaks_unicode(c: Console) -> bool:

@@ -12,7 +12,7 @@ from stepscope.predict.changes import without_syncs
 def host_device_sync(account: Account) -> list[Candidate]:
     """Return synchronisations that made the host wait, other than those of copies to the device."""
     replay = account.replay
-    if replay is None or account.step is None:
+    if replay is None or account.step is None or not all(r.has_device for r in account.run.ranks):
         return []
     copies = [mask[p.device_index] for p, mask in zip(replay.programs, transfers_to_device(account), strict=True)]
     waits = [
@@ -20,7 +20,7 @@ def host_device_sync(account: Account) -> list[Candidate]:
         for p, own in zip(replay.programs, copies, strict=True)
     ]
     per_step = float(np.median([w.sum() for w in waits])) / max(len(replay.steps), 1)
-    if not per_step or not all(r.has_device for r in account.run.ranks):
+    if not per_step:
         return []
     return [
         Candidate(
