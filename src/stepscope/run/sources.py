@@ -94,5 +94,10 @@ def _in_folder(folder: Path) -> list[Source]:
     return [
         Source(p, claimed=rank_in_name(p.name) is not None)
         for p in names
-        if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".")
+        if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)
     ]
+
+
+def _beside(name: str) -> bool:
+    """Return whether a file of a run folder belongs to a rank but is not its trace (`rank00000.groups.json`)."""
+    return rank_of(name) is not None and ".trace." not in name
