@@ -72,9 +72,9 @@ def source(action: tuple[str, int, int], last: int) -> tuple[str, int, int] | No
 
 def pipeline_run(
     folder: Path, orders: Sequence[Order], *, forward: float = 200, backward: float = 400, steps: int = 3,
-    marked: bool = False,
+    marked: bool = False, scaled: bool = False,
 ) -> Run:  # fmt: skip
-    """Return the run of these orders, one rank each."""
+    """Return the run of these orders, one rank each; `scaled` ones scale gradients on the host after every backward."""
     spans = timed(orders, {"F": forward, "B": backward})
     length = max(end for span in spans for _, end in span)
     last = max(stage for order in orders for _, stage, _ in order)
@@ -85,7 +85,10 @@ def pipeline_run(
             at = n * length + 1000
             trace.step(n, at - 50, at + length - 50)
             for action, times in zip(order, span, strict=True):
-                place(trace, action, (at + times[0], at + times[1]), ranks=len(orders), last=last, marked=marked)
+                when = (at + times[0], at + times[1])
+                place(trace, action, when, ranks=len(orders), last=last, marked=marked)
+                if scaled and action[0] == "B":
+                    scale_gradients(trace, when[0] + 100)
         # The device's last work of the step before: without it nobody knows when the first step began.
         before = 1000 + span[-1][1] - length
         trace.kernel("older", at=None, start=before - 20, end=before)
@@ -103,8 +106,11 @@ def place(
     if before is not None and before[1] != stage:
         trace.messages(("recv", before[1] % ranks), at=start - 12, start=start - TRANSFER, end=start)
     if kind == "F":
-        with trace.op("aten::mm", start - 4, start + 20):
-            trace.kernel("gemm", at=start - 3, start=start, end=end)
+        part = (end - start) / 4
+        for k in range(4):
+            number = {"Sequence number": trace._new_id()}
+            with trace.op("aten::mm", start - 4 + 6 * k, start + 1 + 6 * k, **number):
+                trace.kernel("gemm", at=start - 3 + 6 * k, start=start + k * part, end=start + (k + 1) * part)
     else:
         trace.backward("MmBackward0", start - 4, start + 20)
         trace.kernel("gemm", at=start - 3, start=start, end=end, thread=AUTOGRAD)
@@ -113,3 +119,11 @@ def place(
     to = stage + 1 if kind == "F" else stage - 1
     if 0 <= to <= last:
         trace.messages(("send", to % ranks), at=start + 30, start=end, end=end + TRANSFER)
+
+
+def scale_gradients(trace: RankTrace, at: float) -> None:
+    """Add six kernels that the main thread launches between two backward passes and that are no forward."""
+    number = {"Sequence number": trace._new_id()}
+    for k in range(6):
+        with trace.op("aten::div_", at + 5 * k, at + 5 * k + 4, **number):
+            trace.kernel("div", at=at + 5 * k + 1, start=at + 50 + 5 * k, end=at + 54 + 5 * k, stream=8)

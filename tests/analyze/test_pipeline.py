@@ -6,8 +6,9 @@ import pytest
 from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
 
 from stepscope.analyze.pipeline import PipelineView, pipeline_view
-from stepscope.analyze.pipeline_actions import Action
+from stepscope.analyze.pipeline_actions import Action, stage_actions
 from stepscope.analyze.pipeline_ideal import replayed, schedule_name, textbook_bubble
+from stepscope.analyze.pipeline_shape import microbatches_and_chunks
 from stepscope.analyze.rank_account import rank_account
 from stepscope.analyze.strategy import strategy_of
 from stepscope.run.aligned import aligned
@@ -51,6 +52,25 @@ def test_chunks_of_an_interleaved_pipeline_are_counted(tmp_path: Path, marked: b
     assert found.bubble_pct == pytest.approx(found.textbook_pct, abs=1.5)
     if marked:
         assert found.schedule_pct == pytest.approx(found.textbook_pct)
+
+
+def test_work_between_backwards_that_builds_no_graph_is_no_micro_batch(tmp_path: Path) -> None:
+    found = view_of(pipeline_run(tmp_path, interleaved(4, 4, 2), scaled=True))
+    assert (found.microbatches, found.chunks, found.schedule) == (4, 2, "interleaved-gpipe")
+
+
+def test_stages_that_disagree_leave_the_micro_batches_unknown(tmp_path: Path) -> None:
+    run = pipeline_run(tmp_path, one_f_one_b(2, 3))
+    shared, strategy = aligned(run), strategy_of(run)
+    made = {
+        i: stage_actions(r, strategy.passes[i], strategy.rows_of(i, "pp"), position=i)[0]
+        for i, r in enumerate(run.ranks)
+    }
+    assert microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False) == (3, 1, [])
+    made[1] = made[1][1:]
+    found = microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False)
+    assert found[:2] == (None, None)
+    assert "could not be told apart" in found[2][0]
 
 
 def test_missing_rank_leaves_the_schedule_unknown_and_says_so(tmp_path: Path) -> None:

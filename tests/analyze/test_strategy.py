@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 from tests.analyze.jobs import STEP, Job, collective, ddp, fsdp, job_run, tp, training_step
 
 from stepscope.analyze.strategy import Strategy, strategy_of
@@ -165,6 +165,34 @@ def test_two_ranks_that_always_exchange_are_a_guess_that_says_so(tmp_path: Path)
     found = recognised(tmp_path, ring, ranks=2)
     assert (found.name, found.sure) == ("cp2", "guess")
     assert "could also be pp" in found.notes[0]
+
+
+def test_messages_in_the_middle_of_backward_are_no_pipeline(tmp_path: Path) -> None:
+    def ring(r: RankTrace, at: float) -> None:
+        for start, thread in ((at + 30, MAIN), (at + 1100, AUTOGRAD)):
+            pair = (("send", 1 - r.rank), ("recv", 1 - r.rank))
+            r.messages(*pair, at=start, start=start + 200, end=start + 300, thread=thread)
+
+    found = recognised(tmp_path, ring, ranks=2)
+    assert (found.name, found.sure) == ("cp2", "pattern")
+
+
+def test_group_that_the_trace_does_not_say_is_the_one_whose_name_fits(tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(4):
+        groups = {"0": range(4), "1": (rank // 2 * 2, rank // 2 * 2 + 1)}
+        names = {"0": "default_pg", "1": "mesh_tp"}
+        r = RankTrace(rank, world_size=4, clock_offset_us=rank * 500, backend="gloo", groups=groups, descriptions=names)
+        r.step(0, 0, STEP)
+        r.ran("aten::mm", 10, 900)
+        r.gloo("allreduce", at=800, start=850, end=950)
+        r.ran("autograd::engine::evaluate_function: MmBackward0", 1000, 2000)
+        r.gloo("allreduce", at=1500, start=1600, end=1900)
+        r.annotation("Optimizer.step#SGD.step", 3000, 3500)
+        ranks.append(r)
+    found = strategy_of(built_run(tmp_path, ranks))
+    assert found.name == "tp2"
+    assert found.dimensions[0].members == ((0, 1), (2, 3))
 
 
 def test_routed_tokens_are_expert_parallel_and_equal_amounts_a_guess(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ SMALL_SHARE = 0.01
 """operations of one kind and phase that move less than this share of the group's bytes define no strategy"""
 _AGAIN_SHARE = 0.3
 """parameters gathered again in backward, at least this share of those gathered in forward: zero3"""
+_INSIDE_SHARE = 0.3
+"""messages asked for in the middle of backward passes, at least this share: no pipeline"""
 
 _GROUP_NAMES = (
     ("tp", re.compile(r"(^|[_\W])tp($|[_\W])|tensor", re.IGNORECASE)),
@@ -154,24 +156,31 @@ def _small(use: _Use) -> Iterator[Role]:
 
 
 def _point_to_point(use: _Use) -> Iterator[Role]:
-    rows = use.unclaimed(use.free & np.isin(use.op, POINT_TO_POINT))
+    which = use.free & np.isin(use.op, POINT_TO_POINT)
+    in_backward = float(np.isin(use.phase[which], _IN_BACKWARD).mean()) if which.any() else 0.0
+    trains = bool(np.isin(use.phases, _IN_BACKWARD).any() or np.isin(use.phases, _OF_OPTIMIZER).any())
+    rows = use.unclaimed(which)
     if not len(rows):
         return
     if use.said in _MODEL_DIMENSIONS:
         yield Role(use.said, STATED, "the group's name; sends and receives", rows)
     elif use.hints.pipeline:
         yield Role("pp", STATED, "ranges of pipeline stages; sends and receives", rows)
+    elif in_backward >= _INSIDE_SHARE:
+        # Stages hand on what a whole pass has computed; only layers exchange in the middle of one.
+        yield Role("cp", PATTERN, "sends and receives in the middle of backward passes", rows)
     else:
-        yield _chain_or_ring(use.c, rows)
+        yield _chain_or_ring(use.c, rows, between_passes=trains)
 
 
-def _chain_or_ring(c: Collectives, rows: Int64s) -> Role:
+def _chain_or_ring(c: Collectives, rows: Int64s, *, between_passes: bool) -> Role:
     """Return pp for messages both ways along a chain, cp for messages one way around a ring."""
     mine = np.isin(c.messages.collective, rows)
     sends, peer = c.messages.is_send[mine], c.messages.peer[mine]
     to, of = set(peer[sends].tolist()), set(peer[~sends].tolist())
     if not to and not of:
-        return Role("pp", GUESS, "sends and receives, peers unknown", rows, ("cp",))
+        why = "sends and receives between passes" if between_passes else "sends and receives, peers unknown"
+        return Role("pp", PATTERN if between_passes else GUESS, why, rows, () if between_passes else ("cp",))
     if len(to) == len(of) == 1 and to != of and sends.sum() == (~sends).sum():
         return Role("cp", PATTERN, "sends to one rank and receives as much from another: a ring", rows)
     if to == of and len(to) == 1 and _all_exchange(c, rows):
@@ -197,7 +206,7 @@ def _exchanges(use: _Use) -> Iterator[Role]:
     elif use.hints.routed or (use.c.in_bytes[rows] != use.c.out_bytes[rows]).any():
         yield Role("ep", PATTERN, "all-to-all with an amount of its own for every peer: routed tokens", rows)
     else:
-        yield Role("ep", GUESS, "all-to-all of equal amounts", rows, ("cp",))
+        yield Role("ep", GUESS, "all-to-all of equal amounts", rows, ("cp", "embedding"))
 
 
 def _tensor_parallel(use: _Use) -> Iterator[Role]:

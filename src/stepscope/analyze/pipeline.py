@@ -7,7 +7,6 @@ holes inside a micro-batch's own work are *gaps*: neither goes away with more mi
     stage's step = forward + backward + other work + exposed transfer + gaps + wait + idle
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import numpy as np
 from stepscope.analyze.phases import Phase, work_phases
 from stepscope.analyze.pipeline_actions import Action, stage_actions
 from stepscope.analyze.pipeline_ideal import replayed, schedule_name, textbook_bubble
+from stepscope.analyze.pipeline_shape import KIND, chains_of, microbatches_and_chunks, one_step_of_one
 from stepscope.analyze.rank_account import RankAccount
 from stepscope.analyze.step_periods import step_periods
 from stepscope.analyze.strategy import Strategy
@@ -28,8 +28,6 @@ from stepscope.stats import Spread
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
-
-KIND = "pp"
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def pipeline_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAc
     used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
     if not used:
         return None
-    chains = _chains(shared, strategy, used)
+    chains = chains_of(shared, strategy, used)
     position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
     found = {
         i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, KIND), position=position[i])
@@ -125,10 +123,10 @@ def _view(
     marked: bool,
 ) -> PipelineView:
     stages = max(len(chain) for chain in chains)
-    microbatches, chunks, notes = _microbatches(shared, strategy, chains[0], actions, marked=marked)
-    whole = _one_pipeline(shared, chains, actions)
+    microbatches, chunks, notes = microbatches_and_chunks(shared, strategy, chains[0], actions, marked=marked)
+    whole = one_step_of_one(shared, chains, actions)
     schedule = schedule_name(whole, chunks=chunks) if whole and chunks else None
-    if schedule is None:
+    if not whole:
         notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
     orders = whole if marked or chunks == 1 else None
     work = [r.forward_ms + r.backward_ms for r in ranks]
@@ -151,21 +149,6 @@ def _view(
 
 def _on(shared: Aligned, index: int, chain: tuple[int, ...]) -> bool:
     return shared.run.ranks[index].rank in chain
-
-
-def _chains(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
-    """Return the ranks of each pipeline: those that messages connect, else those of the group."""
-    groups: list[set[int]] = []
-    for i in used:
-        c = shared.run.ranks[i].collectives
-        mine = np.isin(c.messages.collective, strategy.rows_of(i, KIND))
-        linked = {shared.run.ranks[i].rank, *(p for p in c.messages.peer[mine].tolist() if p >= 0)}
-        members = [c.groups[g].ranks for g in np.unique(c.group[strategy.rows_of(i, KIND)])]
-        if len(linked) == 1:
-            linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
-        joined = [g for g in groups if g & linked]
-        groups = [g for g in groups if not g & linked] + [linked.union(*joined)]
-    return sorted((tuple(sorted(g)) for g in groups), key=lambda chain: (-len(chain), chain))
 
 
 def _rank_pipeline(
@@ -247,48 +230,6 @@ def _mean_ms(actions: Sequence[Action], kinds: str) -> float | None:
     mine = [a for a in actions if a.kind in kinds]
     count = len({(a.step, a.stage, a.microbatch) for a in mine})
     return ms(sum(a.busy_ns for a in mine) / count) if count else None
-
-
-def _microbatches(
-    shared: Aligned, strategy: Strategy, chain: tuple[int, ...], actions: dict[int, list[Action]], *, marked: bool
-) -> tuple[int | None, int | None, list[str]]:
-    """Return micro-batches and chunks, with a note where they are unknown."""
-    forwards = {i: Counter(x.step for x in a if x.kind == "F") for i, a in actions.items()}
-    usual = Counter(n for by_step in forwards.values() for n in by_step.values()).most_common(1)
-    if not usual:
-        return None, None, ["no forward of a micro-batch could be told apart on any stage"]
-    count = usual[0][0]
-    if marked:
-        chunks = max(len({x.stage for x in a}) for a in actions.values())
-        return count // chunks, chunks, []
-    # An end of the chain receives m v messages from its neighbour, and m (v - 1) around from the other end.
-    ends = [i for i in actions if shared.run.ranks[i].rank in (chain[0], chain[-1])]
-    received = {_receives(shared.run.ranks[i], strategy.rows_of(i, KIND)) for i in ends}
-    found = 2 * count - received.pop() if len(received) == 1 else count
-    if 0 < found < count and count % found == 0:
-        return found, count // found, []
-    return count, 1, []
-
-
-def _receives(rank: Rank, rows: Int64s) -> int:
-    """Return how many operations of a step receive something."""
-    c = rank.collectives
-    receiving = np.isin(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
-    return int(receiving.sum()) // max(len(rank.steps), 1)
-
-
-def _one_pipeline(
-    shared: Aligned, chains: Sequence[tuple[int, ...]], actions: dict[int, list[Action]]
-) -> list[list[Action]] | None:
-    """Return the actions of one step of the first pipeline that was recorded whole, in the order of its stages."""
-    index = {shared.run.ranks[i].rank: i for i in actions}
-    for chain in chains:
-        if all(rank in index for rank in chain):
-            steps = set.intersection(*({a.step for a in actions[index[r]]} for r in chain))
-            if steps:
-                last = max(steps)
-                return [[a for a in actions[index[r]] if a.step == last] for r in chain]
-    return None
 
 
 def _replayed_pct(ranks: list[list[Action]] | None, *, equal: bool) -> float | None:

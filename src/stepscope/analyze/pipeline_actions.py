@@ -5,7 +5,7 @@ the host's order tells: a stage sends or receives between micro-batches, and for
 
     recv F send recv F send ... recv B send     ->     F F ... B
 
-A stretch of work far shorter than the usual one (zeroing gradients, seeding a backward pass) is no micro-batch.
+A stretch of far fewer operations than usual (zeroing gradients, seeding a backward pass) is no micro-batch.
 """
 
 import re
@@ -17,15 +17,17 @@ import numpy.typing as npt
 
 from stepscope.analyze.phases import Passes, Phase, work_phases
 from stepscope.analyze.rank_account import host_compute
+from stepscope.analyze.regions import marks_of
 from stepscope.intervals import Intervals, covered_ns, union
+from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
 _MARKED = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _NAMED = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
-_LEAST_SHARE = 0.2
-"""of the usual stretch of the same kind: shorter ones are no micro-batch"""
+_LEAST_SHARE = 0.3
+"""of the operations of a usual stretch of the same kind: one with fewer is no micro-batch"""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class _Work:
     end_ns: Int64s
     phase: npt.NDArray[np.uint8]
     step: npt.NDArray[np.int32]
+    graph: Int64s
+    """see `_graph_numbers`"""
     busy: Intervals | None
     """on a CPU rank, where operators nest: the time covered by any"""
 
@@ -77,7 +81,8 @@ def _device_work(rank: Rank, found: Passes) -> _Work:
     order = np.argsort(moment, kind="stable")
     use = use[order]
     phase = work_phases(rank, found)[use]
-    return _Work(moment[order], work.start_ns[use], work.end_ns[use], phase, work.step[use], None)
+    graph = _graph_numbers(rank, work.launch_row[use])
+    return _Work(moment[order], work.start_ns[use], work.end_ns[use], phase, work.step[use], graph, None)
 
 
 def _host_work(rank: Rank, found: Passes) -> _Work:
@@ -89,10 +94,23 @@ def _host_work(rank: Rank, found: Passes) -> _Work:
     order = np.argsort(start, kind="stable")
     rows, start = rows[order], start[order]
     step = rank.steps.of(start)
-    phase = found.at(start, trace["tid"][rows])
     inside = step >= 0
+    rows, start, step = rows[inside], start[inside], step[inside]
+    phase = found.at(start, trace["tid"][rows])
     end = start + trace["dur_ns"][rows]
-    return _Work(start[inside], start[inside], end[inside], phase[inside], step[inside], host_compute(rank))
+    return _Work(start, start, end, phase, step, _graph_numbers(rank, rows), host_compute(rank))
+
+
+def _graph_numbers(rank: Rank, rows: Int64s) -> Int64s:
+    """Return the autograd sequence number of the operator at or around each host row, -1 where there is none.
+
+    It counts the nodes that forward adds to the graph: work that adds none (scaling, zeroing) keeps the same number.
+    """
+    builders = marks_of(rank).graph_builders
+    if not len(builders) or not len(rows):
+        return np.full(len(rows), -1, np.int64)
+    around = np.where(np.isin(rows, builders), rows, enclosing(rank.trace, builders, rows))
+    return np.where(around >= 0, rank.trace.arg("sequence").at(around, missing=-1), -1)
 
 
 def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
@@ -152,17 +170,26 @@ def _told_apart(rank: Rank, work: _Work, messages_ns: Int64s, position: int) -> 
         )
         for a, b in zip(first.tolist(), last.tolist(), strict=True)
     ]
-    return _numbered(_of_usual_length(actions))
+    sizes = [_size(work, use[a:b]) for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+    return _numbered(_of_usual_size(actions, sizes))
 
 
-def _of_usual_length(actions: Sequence[Action]) -> list[Action]:
-    usual = {kind: np.median([a.busy_ns for a in actions if a.kind == kind]) for kind in {a.kind for a in actions}}
-    # The median itself may be of crumbs where they outnumber the micro-batches: the mean above it is not.
-    usual = {
-        kind: np.mean([a.busy_ns for a in actions if a.kind == kind and a.busy_ns >= middle])
-        for kind, middle in usual.items()
-    }
-    return [a for a in actions if a.busy_ns >= _LEAST_SHARE * usual[a.kind]]
+def _size(work: _Work, items: npt.NDArray[np.intp]) -> int:
+    """Return how much a stretch does: nodes that a forward adds to the graph, else operations."""
+    numbers = work.graph[items]
+    if work.phase[items[0]] == Phase.FORWARD and (numbers >= 0).any():
+        return len(np.unique(numbers[numbers >= 0]))
+    return len(items)
+
+
+def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list[Action]:
+    """Return the actions that are whole micro-batches, by size and not by time: a busy host changes times."""
+    least = {}
+    for kind in {a.kind for a in actions}:
+        counts = np.array([n for a, n in zip(actions, operations, strict=True) if a.kind == kind])
+        # Crumbs may outnumber the micro-batches, so that the median is one of them; the mean from it on is not.
+        least[kind] = _LEAST_SHARE * counts[counts >= np.median(counts)].mean()
+    return [a for a, n in zip(actions, operations, strict=True) if n >= least[a.kind]]
 
 
 def _numbered(actions: Sequence[Action]) -> list[Action]:

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.group_roles import GUESS, PATTERN, STATED, Hints, Role, roles_of_group
+from stepscope.analyze.group_roles import GUESS, PATTERN, STATED, Hints, Role, group_said, roles_of_group
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.analyze.traffic import launched_in_steps, num_steps
 from stepscope.run.collective_names import OP_CODE, OPS
-from stepscope.run.groups import UNKNOWN_GROUP
+from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
@@ -124,8 +124,9 @@ def strategy_of(run: Run) -> Strategy:
     )
 
 
-_Key = tuple[str, int | None]
 _Roles = list[tuple[int, Role]]
+_Part = tuple[int, Group, Role]
+"""rank index, group, role"""
 
 
 def _rank_roles(rank: Rank, phases: Phases, hints: Hints) -> _Roles:
@@ -183,20 +184,32 @@ def _agreed(by_rank: Sequence[_Roles]) -> list[_Roles]:
 
 def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Dimension]:
     """Return one dimension per kind and class of groups (the same name and size on several ranks)."""
-    parts: dict[tuple[str, str, int | None], list[tuple[int, int, Role]]] = {}
+    parts: dict[tuple[str, str, int | None], list[_Part]] = {}
     for index, roles in enumerate(by_rank):
         for group, role in roles:
-            g = run.ranks[index].collectives.groups[group]
+            g = _likely_group(run.ranks[index], run.ranks[index].collectives.groups[group], role)
             size = g.size if g.size is not None else run.world_size if g == UNKNOWN_GROUP else None
-            parts.setdefault((role.kind, g.desc or g.name, size), []).append((index, group, role))
+            parts.setdefault((role.kind, g.desc or g.name, size), []).append((index, g, role))
     return [_dimension(run, kind, desc, size, listed, phases) for (kind, desc, size), listed in parts.items()]
 
 
+def _likely_group(rank: Rank, group: Group, role: Role) -> Group:
+    """Return the group, or where the trace does not say it the one group of the rank whose name fits the role."""
+    if group != UNKNOWN_GROUP:
+        return group
+    wanted = "dp" if role.kind.startswith(("fsdp", "zero", "ddp")) else role.kind
+    fitting = [g for g in header_groups(rank.trace.header).values() if group_said(g) == wanted]
+    if len(fitting) > 1:
+        word = "shard" if role.kind.startswith("fsdp") else "replicate"
+        fitting = [g for g in fitting if word in g.desc.lower()]
+    return fitting[0] if len(fitting) == 1 else group
+
+
 def _dimension(
-    run: Run, kind: str, desc: str, size: int | None, listed: list[tuple[int, int, Role]], phases: Sequence[Phases]
+    run: Run, kind: str, desc: str, size: int | None, listed: list[_Part], phases: Sequence[Phases]
 ) -> Dimension:
     surest = min((role for _, _, role in listed), key=lambda r: _SURENESS.index(r.sure))
-    members = {run.ranks[i].collectives.groups[g].ranks for i, g, _ in listed}
+    members = {group.ranks for _, group, _ in listed}
     return Dimension(
         kind=kind,
         size=size,
@@ -209,7 +222,7 @@ def _dimension(
     )
 
 
-def _uses(run: Run, listed: list[tuple[int, int, Role]], phases: Sequence[Phases]) -> tuple[Use, ...]:
+def _uses(run: Run, listed: list[_Part], phases: Sequence[Phases]) -> tuple[Use, ...]:
     counts: dict[tuple[int, int], float] = {}
     sizes: dict[tuple[int, int], float] = {}
     for index, _, role in listed:
