@@ -13,12 +13,14 @@ import importlib.util
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.cli.record import shown
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch import launch, why_not_writable
@@ -27,7 +29,6 @@ from stepscope.run.step_log import StepLog, step_logs
 SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
 SLOW_MS = 60.0
 STEPS = 30
-_REPORT = "report.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,11 +46,10 @@ def run(args: argparse.Namespace) -> int:
     if folder is None:
         print("stepscope demo: the training job failed, its own lines are above", file=sys.stderr)
         return exit_code or 1
-    print(f"\n$ stepscope report {folder}")
-    exit_code = _report(folder)
+    print(f"\n$ stepscope report {shown(folder)}", flush=True)
+    stragglers, exit_code = _reported(folder)
     if exit_code:
         return exit_code
-    stragglers = json.loads((folder / _REPORT).read_text())["stragglers"]
     for line in ["", *_conclusion(stragglers, step_logs(folder), slow_rank=slow_rank), *_next(folder)]:
         print(line)
     return 0 if [s["rank"] for s in stragglers] == [slow_rank] else 1
@@ -83,10 +83,14 @@ def _recorded(args: argparse.Namespace, *, slow_rank: int) -> tuple[Path | None,
     return (launched.folders[-1] if done else None), abs(launched.exit_code)
 
 
-def _report(folder: Path) -> int:
+def _reported(folder: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the stragglers that the report names, and its exit code, after it has shown itself."""
     from stepscope.cli.main import main as stepscope
 
-    return stepscope(["report", str(folder), "--json", str(folder / _REPORT), "--force"])
+    with tempfile.TemporaryDirectory() as elsewhere:
+        report = Path(elsewhere, "report.json")
+        exit_code = stepscope(["report", str(folder), "--json", str(report)])
+        return (json.loads(report.read_text())["stragglers"] if report.exists() else []), exit_code
 
 
 def _conclusion(stragglers: list[dict[str, Any]], logs: Sequence[StepLog], *, slow_rank: int) -> list[str]:
@@ -112,6 +116,6 @@ def _own_ms(log: StepLog) -> float:
 def _next(folder: Path) -> list[str]:
     return [
         "",
-        f"The run is in {folder}. Look at it again with: stepscope report {folder}",
+        f"The run is in {shown(folder)}. Look at it again with: stepscope report {shown(folder)}",
         "Record your own job, unchanged, with: stepscope record -- torchrun train.py",
     ]

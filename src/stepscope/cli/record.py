@@ -64,7 +64,7 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         memory_history=args.memory,
         nccl_log=args.nccl_log,
     )
-    return config.with_steps(*_steps(args.steps)) if args.steps else config
+    return config.with_steps(*steps_from(args.steps)) if args.steps else config
 
 
 def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
@@ -92,10 +92,10 @@ def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
     what = f"recorded {recorded.steps} steps of {ranks}"
     if recorded.window:
         what += f", profiled steps {recorded.window} on {recorded.traces}"
-    lines = [f"{what}, in {_shown(recorded.folder)}"]
+    lines = [f"{what}, in {shown(recorded.folder)}"]
     if not recorded.window and not config.light:
         lines.append(_why_no_window(recorded, config))
-    return [*lines, f"next: stepscope report {_shown(recorded.folder)}"]
+    return [*lines, f"next: stepscope report {shown(recorded.folder)}"]
 
 
 def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
@@ -121,7 +121,8 @@ def _command(words: list[str]) -> list[str]:
     return command
 
 
-def _steps(text: str) -> tuple[int, int]:
+def steps_from(text: str) -> tuple[int, int]:
+    """Return first and last step (exclusive) of `10:15`."""
     first, colon, last = text.partition(":")
     if not (colon and first.isdigit() and last.isdigit()):
         raise UsageError(f"--steps: expected FIRST:LAST such as 10:15 (LAST exclusive), found {text!r}")
@@ -133,7 +134,8 @@ def _speaks_for_the_job() -> bool:
     return os.environ.get("SLURM_PROCID", "0") == "0"
 
 
-def _shown(folder: Path) -> str:
+def shown(folder: Path) -> str:
+    """Return the folder as the user would type it: relative where it lies below the current one."""
     here = Path.cwd()
     return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
 

@@ -1,0 +1,42 @@
+"""`stepscope demo` finds the fault that it planted."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.demo import SLOW_MS
+from stepscope.cli.main import main
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_the_planted_straggler_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = main(["demo", "--out", "demo"])
+    out, err = capfd.readouterr()
+    assert code == 0, out + err
+    assert re.search(r"From traces  rank 1 is late by \d+ ms per step, because of its host", out)
+    own_ms = [int(n) for n in re.findall(r"rank \d (\d+) ms", out.split("From steps")[1])]
+    assert len(own_ms) == 2
+    assert own_ms[1] - own_ms[0] > SLOW_MS / 2
+    assert "stepscope report demo" in out
+
+
+def test_without_torch_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Any = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "torch" else real(name, *a))
+    assert main(["demo"]) == 2
+    assert "expected torch, found none" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "expected"), [(["--ranks", "1"], "--ranks: expected at least 2")])
+def test_wrong_usage_is_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", *words]) == 2
+    assert expected in capsys.readouterr().err
