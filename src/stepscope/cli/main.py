@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "record, analyse and report a small real job on this machine",
     "record": "record every rank of a PyTorch job, with no code change",
     "report": "where did the step go: account of a run, a trace or a folder of traces",
+    "health": "three steps, all ranks, one table; gates for CI",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",

@@ -85,7 +85,7 @@ def judge(gates: Sequence[Gate], report: Mapping[str, Any]) -> list[GateResult]:
             raise UsageError(
                 f"--fail-on {gate}: a change in % needs two runs (stepscope compare A B); leave out the % for a number"
             )
-    return [_judged(gate, numbers(report, gate.name)) for gate in gates]
+    return [_judged(gate, numbers(report, gate.name), _why_unknown(report, gate.name)) for gate in gates]
 
 
 def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
@@ -99,14 +99,19 @@ def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
     return found
 
 
-def _judged(gate: Gate, values: list[float | None]) -> GateResult:
+def _judged(gate: Gate, values: list[float | None], why_unknown: str) -> GateResult:
     unknown = [v for v in values if v is None]
     met = [v for v in values if v is not None and gate.met(v)]
     if met:
         return GateResult(gate, False, met[0], f"{gate.name} is {met[0]:g}")
     if unknown:
-        return GateResult(gate, False, None, f"{gate.name} is not known, so the gate cannot hold; see the warnings")
+        return GateResult(gate, False, None, f"{gate.name} is not known, so the gate cannot hold: {why_unknown}")
     return GateResult(gate, True, values[0] if values else None, _fine(gate, values))
+
+
+def _why_unknown(report: Mapping[str, Any], name: str) -> str:
+    checks = _named(report.get("checks") or [], name.removeprefix("checks.").removesuffix(".value"))
+    return next((c["reason"] for c in checks if c.get("reason")), "see the warnings of the report")
 
 
 def _fine(gate: Gate, values: list[float | None]) -> str:

@@ -12,7 +12,7 @@ from stepscope.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
 # JSON that lies beside traces and is none.
-_NO_TRACE = re.compile(r"^(run|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$")
+_NO_TRACE = re.compile(r"^(run|report|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$")
 _RANK_IN_NAME = re.compile(r"(?:rank|worker|_r|-r)[-_ ]?(\d+)", re.IGNORECASE)
 
 

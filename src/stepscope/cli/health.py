@@ -1,0 +1,85 @@
+"""Is the job healthy? Three steps, all ranks, one table; stragglers named, check lists measured, gates for CI.
+
+examples:
+  stepscope health run-folder/
+  stepscope health -- torchrun --nproc-per-node=8 train.py
+  stepscope health run-folder/ --fail-on 'data_loading_pct>30' --fail-on 'stragglers.count>0'
+
+A command is recorded first, for three steps (--steps). --fail-on takes any number of the report's JSON by its dotted
+name, and exits with 1 where one of the conditions is met.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from stepscope.cli.given_run import GivenRun, add_run_arguments, given_run
+from stepscope.cli.output import write_output
+from stepscope.cli.record import steps_from
+from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.diagnose.checks import Check, checks_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.diagnose.gates import GateResult, judge, parse_gate
+from stepscope.record.config import RecordConfig, default_out
+from stepscope.report.health_text import print_health
+from stepscope.report.json_report import report_json
+from stepscope.report.terminal import console
+from stepscope.run.load import Run
+
+_STEPS = "10:13"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    take_command(parser, "health")
+    add_run_arguments(parser, needed=False)
+    parser.add_argument(
+        "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails the run: 'step_ms>120'"
+    )
+    parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
+    parser.add_argument(
+        "--steps", default=_STEPS, metavar="FIRST:LAST", help=f"steps of a command to profile ({_STEPS})"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write report, checks and gates as JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, 1 where a gate does not hold, 3 where a rank could not be read or the command failed."""
+    check_one_of_both(args, "health")
+    gates = [parse_gate(text) for text in args.fail_on]
+    failed = _record(args) if args.command else False
+    given = given_run(args)
+    checks = checks_of(given.account, logs=given.logs)
+    report = _report(given, checks)
+    results = judge(gates, report)
+    if args.json:
+        whole = {**report, "gates": [_gate_json(r) for r in results]}
+        write_output(args.json, json.dumps(whole, indent=1) + "\n", force=args.force)
+    if args.json != "-":
+        print_health(given.account, checks, results, console(sys.stdout))
+    return _exit_code(results, given.account.run, failed=failed)
+
+
+def _record(args: argparse.Namespace) -> bool:
+    """Record the command, make its folder the run, and return whether it failed."""
+    config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
+    recorded = recorded_command(args.command, config, keep_stdout=args.json == "-")
+    args.run = [str(recorded.folder)]
+    return bool(recorded.exit_code)
+
+
+def _report(given: GivenRun, checks: list[Check]) -> dict[str, Any]:
+    return {**report_json(given.account, diagnose(given.account)), "checks": [asdict(c) for c in checks]}
+
+
+def _gate_json(result: GateResult) -> dict[str, Any]:
+    return {"fail_on": str(result.gate), "holds": result.holds, "value": result.value, "said": result.said}
+
+
+def _exit_code(results: list[GateResult], run: Run, *, failed: bool) -> int:
+    if not all(r.holds for r in results):
+        return 1
+    return 3 if run.unreadable or failed else 0

@@ -1,0 +1,88 @@
+"""A command in place of a run: `-- COMMAND ...` is recorded first, and the folder it leaves is the run."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.cli.record import last_words, warnings_before
+from stepscope.errors import InputError, UsageError
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch import launch
+from stepscope.record.recorded import recorded_in
+
+
+@dataclass(frozen=True)
+class RecordedCommand:
+    """What a command left behind."""
+
+    folder: Path
+    exit_code: int
+    """negative: ended by that signal"""
+
+
+def take_command(parser: argparse.ArgumentParser, name: str) -> None:
+    """Let a parser put what follows `--` into `command`, as it stands.
+
+    argparse itself drops the `--` and so cannot tell a command from a run.
+    """
+    parser.usage = f"stepscope {name} [options] RUN | stepscope {name} [options] -- COMMAND ..."
+    parse = parser.parse_args
+
+    def parse_args(args: Sequence[str]) -> argparse.Namespace:
+        words = list(args)
+        at = words.index("--") if "--" in words else len(words)
+        found = parse(words[:at])
+        found.command = words[at + 1 :] if at < len(words) else None
+        return found
+
+    parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
+
+
+def check_one_of_both(args: argparse.Namespace, name: str) -> None:
+    """Raise unless the arguments name a run or a command, and not both."""
+    if bool(args.run) == bool(args.command):
+        found = "both" if args.run else "neither"
+        raise UsageError(
+            f"expected a RUN or -- COMMAND ..., found {found}; e.g. stepscope {name} run-folder, "
+            f"stepscope {name} -- torchrun train.py"
+        )
+
+
+def recorded_command(command: Sequence[str], config: RecordConfig, *, keep_stdout: bool) -> RecordedCommand:
+    """Return the run folder of a command after recording it; an `InputError` where it left no trace.
+
+    With `keep_stdout` the job's standard output goes to standard error, so that ours holds the result alone.
+    """
+    for line in warnings_before(list(command), config):
+        print(f"stepscope: {line}", file=sys.stderr)
+    with _stdout_as_stderr() if keep_stdout else _as_it_is():
+        launched = launch(command, config)
+    with_trace = [folder for folder in launched.folders if recorded_in(folder).traces]
+    if not with_trace:
+        ended = f"the command ended with exit code {launched.exit_code}; " if launched.exit_code else ""
+        why = "; ".join(line for line in last_words(launched, config) if not line.startswith("next:"))
+        raise InputError(f"{ended}expected a trace to look at, found none: {why}")
+    if launched.exit_code:
+        print(f"stepscope: the command ended with exit code {launched.exit_code}", file=sys.stderr)
+    return RecordedCommand(with_trace[-1], launched.exit_code)
+
+
+@contextmanager
+def _stdout_as_stderr() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+@contextmanager
+def _as_it_is() -> Iterator[None]:
+    yield
