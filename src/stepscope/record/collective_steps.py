@@ -55,12 +55,16 @@ class StepVolume:
         `groups` are `(name, size, sequence number)`; bytes are None while those that C++ moved are not known.
         """
         is_first = self._step_start_ns == 0
-        in_cpp = [self._from_cpp(*group, now_ns) for group in groups]
-        sizes = [self._learnt.get(key) for key in in_cpp if key[1]]
-        line = {
-            "count": self._count + sum(number for _, number in in_cpp),
-            "bytes": None if None in sizes else self._bytes + sum(size or 0 for size in sizes),
-        }
+        count, total = self._count, self._bytes
+        known = True
+        for group in groups:
+            key = self._from_cpp(*group, now_ns)
+            if key[1]:
+                size = self._learnt.get(key)
+                count += key[1]
+                total += size or 0
+                known = known and size is not None
+        line: dict[str, Any] = {"count": count, "bytes": total if known else None}
         if self._p2p:
             line |= {"p2p_count": self._p2p, "p2p_bytes": self._p2p_bytes}
         self._count = self._bytes = self._p2p = self._p2p_bytes = 0

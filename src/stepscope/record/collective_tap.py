@@ -127,13 +127,19 @@ class CollectiveTap:
                 setattr(owner, name, original)
         self._replaced.clear()
 
+    @property
+    def is_timing(self) -> bool:
+        """Whether there is anything for `read_events` to do."""
+        return bool(self._passing or self._calls)
+
     def read_events(self) -> None:
         """Hand on the times of the calls whose events have passed, at the end of a step; asks, never waits."""
         while self._passing and self._passing[0].end.query():
             call = self._passing.popleft()
             self._timed(call, round(call.begin.elapsed_time(call.end) * 1e6))
-        self._stride = stride_for(self._calls)
-        self._calls = 0
+        if self._calls:
+            self._stride = stride_for(self._calls)
+            self._calls = 0
 
     def _replace(self, owner: type, name: str, wrapped: Callable[[Any], Any]) -> None:
         original = vars(owner).get(name)  # as the class holds it: what getattr returns would no longer bind

@@ -14,9 +14,12 @@ import contextlib
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from stepscope.record.collective_ledger import Ledger, Row
 from stepscope.record.collective_steps import StepVolume
@@ -49,7 +52,8 @@ class LiveCollectives:
         self._entries = entries
         self._tap = CollectiveTap(seen=self._seen, timed=self._timed, in_python=self.volume.in_python)
         self._process_groups: list[dict[str, Any]] | None = None  # kept, because they may be gone at the end
-        self._known_groups = 0
+        self._groups: list[tuple[Any, str, int]] = []  # (weak reference, name, size)
+        self._named: Any = {}  # torch's own table of groups
         self._reader: threading.Thread | None = None
         self._wake = threading.Event()
         self._over = False
@@ -57,7 +61,9 @@ class LiveCollectives:
 
     def install(self) -> None:
         """Begin to listen where torch.distributed is up; `on_step_end` does so too."""
-        if self._reader is None and not self._over and initialized_distributed() is not None:
+        dist = initialized_distributed()
+        if self._reader is None and not self._over and dist is not None:
+            self._named = dist.distributed_c10d._world.pg_names
             self._tap.install()
             self._reader = threading.Thread(target=self._read_now_and_then, name="stepscope-collectives", daemon=True)
             self._reader.start()
@@ -69,20 +75,21 @@ class LiveCollectives:
     def on_begin(self) -> None:
         """Begin to listen with the first step, where the process group is up by then."""
         self.install()
-        dist = initialized_distributed()
-        if dist is not None:
-            self.volume.end_of_step(self._groups(dist), now_ns=time.time_ns())
+        if self._reader is not None:
+            self.volume.end_of_step(self._numbers(), now_ns=time.time_ns())
 
     def on_step_end(self, step: int) -> dict[str, Any]:
         """Return this step's count and bytes; bytes None while those of C++ are not known."""
-        dist = initialized_distributed()
-        if dist is None:
-            return {}
-        self.install()
-        self._tap.read_events()
-        line = self.volume.end_of_step(self._groups(dist), now_ns=time.time_ns())
-        if step in _EARLY_STEPS or time.perf_counter_ns() >= self._next_read_ns:
-            self._next_read_ns = time.perf_counter_ns() + 10**10  # until the reader knows better
+        if self._reader is None:
+            self.install()
+            if self._reader is None:
+                return {}
+        if self._tap.is_timing:
+            self._tap.read_events()
+        now_ns = time.time_ns()
+        line = self.volume.end_of_step(self._numbers(), now_ns=now_ns)
+        if step in _EARLY_STEPS or now_ns >= self._next_read_ns:
+            self._next_read_ns = now_ns + 10**10  # until the reader knows better
             self._wake.set()
         return {} if line is None else {"collectives": line}
 
@@ -106,14 +113,23 @@ class LiveCollectives:
         self._read()
         self.after_window(folder, rank)
 
-    def _groups(self, dist: Any) -> list[tuple[str, int, int]]:
-        named = list(dist.distributed_c10d._world.pg_names.items())
-        if len(named) != self._known_groups:
-            self._known_groups = len(named)
+    def _numbers(self) -> list[tuple[str, int, int]]:
+        """Return `(name, size, sequence number)` of every group."""
+        if len(self._named) != len(self._groups):
+            self._look_at_groups()
+        return [
+            (name, size, sequence_number(group))
+            for reference, name, size in self._groups
+            if (group := reference()) is not None
+        ]
+
+    def _look_at_groups(self) -> None:
+        """Take in groups that came or went since the last step."""
+        self._groups = [(weakref.ref(group), name, group.size()) for group, name in self._named.items()]
+        if self._groups:
             self._process_groups = process_groups()
-            for group, _ in named:
-                _ask_for_times(dist, group)
-        return [(name, group.size(), sequence_number(group)) for group, name in named]
+        for group in list(self._named):
+            _ask_for_times(group)
 
     def _seen(self, call: Call) -> None:
         self.ledger.count(call.operation, call.group, size_bytes=call.bytes)
@@ -132,7 +148,7 @@ class LiveCollectives:
 
     def _read(self) -> None:
         try:
-            since_ns = time.perf_counter_ns()
+            since_ns = time.time_ns()
             entries = self._entries()
             in_cpp = self.volume.from_cpp(entries)
             self.volume.learn(in_cpp)
@@ -140,7 +156,7 @@ class LiveCollectives:
             self._take_times(entries)
             if not entries:
                 self.ledger.note(_NOTHING_RECORDED)
-            now_ns = time.perf_counter_ns()
+            now_ns = time.time_ns()
             self._next_read_ns = now_ns + _TIMES_ITS_COST * (now_ns - since_ns)
         except Exception as e:  # noqa: BLE001 - a private interface, and training comes first
             self._next_read_ns = 1 << 62
@@ -168,8 +184,8 @@ class LiveCollectives:
         }
 
 
-def _ask_for_times(dist: Any, group: Any) -> None:
+def _ask_for_times(group: Any) -> None:
     """Let NCCL record an event before each collective as well, so that its duration becomes known."""
-    if "nccl" in str(dist.get_backend(group)):
-        with contextlib.suppress(RuntimeError, AttributeError):
+    with contextlib.suppress(RuntimeError, AttributeError, ValueError):
+        if "nccl" in str(torch.distributed.get_backend(group)):
             group._enable_collectives_timing()

@@ -38,14 +38,14 @@ def census_step(config: RecordConfig) -> int | None:
     return (config.wait + config.warmup + config.active) * config.repeat + 1
 
 
-def next_busy_step(step: int, config: RecordConfig) -> int | None:
+def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
     """Return the first step from `step` on before which the recorder has something to do; None where none is left.
 
-    Steps of warm-up and window, the one after each window, the census and the one after it. In between, the phase
-    does not change.
+    Steps of warm-up and window, the one after each window, the census and the one after it, and `also`. In between,
+    the phase does not change.
     """
     census = census_step(config)
-    busy = [s for s in (census, census + 1) if s >= step] if census is not None else []
+    busy = [s for s in (also, *((census, census + 1) if census is not None else ())) if s >= step]
     if not config.light:
         cycle_steps = config.wait + config.warmup + config.active
         cycle, within = divmod(step, cycle_steps)

@@ -73,7 +73,7 @@ class Recorder:
         self._census: StepCensus | None = None
         self._census_step = census_step(config)
         self._phase = phase_of(0, config)[0]
-        self._busy_step = next_busy_step(1, config)  # until then nothing is to be done between steps
+        self._busy_step = next_busy_step(1, config, also=FIRST_STEPS)  # until then nothing is to be done between steps
         self._window: Window | None = None
         self._log: StepLog | None = None
         self._run: OpenRun | None = None
@@ -257,8 +257,6 @@ class Recorder:
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
-        if self.step == _LIGHT_FACTS_STEP and self.config.light:
-            self._send_facts()
 
     def _regions_until(self, now_ns: int) -> RegionTimes:
         held, self._held = self._held, None
@@ -280,6 +278,8 @@ class Recorder:
             paused = True
         if self.step == FIRST_STEPS:
             self._send_facts()
+        self._phase = phase_of(self.step, self.config)[0]
+        self._busy_step = next_busy_step(self.step + 1, self.config, also=FIRST_STEPS)
         return paused
 
     def _end_census(self) -> bool:
