@@ -36,7 +36,7 @@ def main(rank, store):
     train()
 if __name__ == "__main__":
     import sys, torch.multiprocessing as mp
-    mp.spawn(main, args=(sys.argv[1],), nprocs=2)
+    mp.start_processes(main, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
     sys.exit(7)
 """
 )
@@ -95,9 +95,10 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
     assert "stepscope report run" in done.stderr
 
 
-def test_spawned_ranks_are_recorded_and_the_exit_code_is_the_scripts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_made_by_the_script_are_recorded_and_the_exit_code_is_the_scripts(method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
-    done = record("--light", "--", sys.executable, "train.py", tmp_path / "store", cwd=tmp_path)
+    done = record("--light", "--", sys.executable, "train.py", tmp_path / "store", method, cwd=tmp_path)
     assert done.returncode == 7, done.stderr
     assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
 

@@ -33,7 +33,9 @@ def begin() -> None:
 
 
 def _recorder(config: RecordConfig) -> Any:
-    """Return the recorder, None where the script has started one of its own (`stepscope.profile`): its steps hold."""
+    """Return the recorder; None in a data loader's worker, and where the script has one: then its steps hold."""
     from stepscope.record.session import Recorder, current
 
-    return Recorder.start(config) if current() is None else None
+    if torch.utils.data.get_worker_info() is not None or current() is not None:
+        return None
+    return Recorder.start(config)

@@ -92,7 +92,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     loop.on_step += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
     after_import(_COMPILER, lambda: _put_in("torch.compile", hooks.hide_from_compiler))
-    os.register_at_fork(after_in_child=loop.stop)
+    os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 
 

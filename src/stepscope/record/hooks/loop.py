@@ -78,8 +78,13 @@ class Loop:
             self._on = self.recorder is not None
 
     def stop(self) -> None:
-        """See nothing more: in a forked child, or when the recorder is closed."""
+        """See nothing more."""
         self._on = False
+
+    def in_forked_child(self) -> None:
+        """A run that has begun is the parent's alone; where it has not, ranks may be forked from here."""
+        if self.recorder is not None:
+            self.stop()
 
     @training_first
     def safely(self, act: Callable[..., Any], *args: Any) -> Any:
