@@ -9,9 +9,8 @@ Traces without arguments (old versions) still name the operation in the range ar
 `Input Dims`. On gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
 """
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from stepscope.run.collective_names import OP_CODE, element_bytes, is_comm_annotation, op_name
 from stepscope.run.device_work import DeviceWork, Rows, enclosing
 from stepscope.run.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
+from stepscope.run.shapes import shape_bytes
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
@@ -27,6 +27,7 @@ _RECORD_ARGS = (
     "collective", "in_elems", "out_elems", "dtype", "group_size", "group_name", "group_desc", "group_ranks",
     "group_start", "group_stride", "src_rank", "dst_rank", "comm_seq",
 )  # fmt: skip
+_MOST_RANKS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Collectives:
     groups: tuple[Group, ...]
     messages: "Messages"
     """sends and receives, one row per message; a coalesced operation has several"""
+    unanswered: int = 0
+    """operators of a CPU rank whose execution is not in the trace"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -126,6 +129,7 @@ def collective_table(
     issue_ns: Int64s,
     step: npt.NDArray[np.int32],
     device_index: Rows,
+    unanswered: int = 0,
 ) -> Collectives:
     """Return meanings and times as one table."""
     groups: dict[Group, int] = {}
@@ -137,9 +141,9 @@ def collective_table(
         issue_ns=issue_ns,
         op=np.array([OP_CODE[m.op] for m in meanings], np.uint8),
         group=group,
-        in_bytes=np.array([m.in_bytes for m in meanings], np.int64),
-        out_bytes=np.array([m.out_bytes for m in meanings], np.int64),
-        peer=np.array([m.peer for m in meanings], np.int32),
+        in_bytes=_known(m.in_bytes for m in meanings),
+        out_bytes=_known(m.out_bytes for m in meanings),
+        peer=_known((m.peer for m in meanings), most=_MOST_RANKS).astype(np.int32),
         step=step,
         device_index=device_index,
         record_row=np.array([m.record_row for m in meanings], np.int64),
@@ -147,10 +151,16 @@ def collective_table(
         messages=Messages(
             collective=np.array([m[0] for m in messages], np.int64),
             is_send=np.array([m[1] for m in messages], bool),
-            peer=np.array([m[2] for m in messages], np.int32),
-            size_bytes=np.array([m[3] for m in messages], np.int64),
+            peer=_known((m[2] for m in messages), most=_MOST_RANKS).astype(np.int32),
+            size_bytes=_known(m[3] for m in messages),
         ),
+        unanswered=unanswered,
     )
+
+
+def _known(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
+    """Return the values as a column; numbers that no job has are unknown."""
+    return np.array([value if value <= most else -1 for value in values], np.int64)
 
 
 def _meanings(trace: Trace, kinds: Kinds, kernel_rows: Rows, launch_rows: Rows) -> list[Meaning]:
@@ -240,7 +250,7 @@ def _of_records(
 ) -> Meaning:
     """Return what one or several records (a coalesced group) say about a kernel."""
     first = records[0]
-    key = tuple(first[name] for name in ("group_name", "group_desc", "group_ranks", "group_size", "group_start"))
+    key = tuple(first[name] for name in _RECORD_ARGS if name.startswith("group_"))
     if key not in cache:
         cache[key] = group_of_record(trace, first, known)
     ops = [op_name(_record_name(trace, r, wrapper, kernel_name)) for r in records]
@@ -275,14 +285,18 @@ def _bytes(trace: Trace, record: dict[str, int], wrapper: int, *, op: str, group
     else:
         sent = _shape_bytes_at(trace, record["row"])
         sent = _shape_bytes_at(trace, wrapper) if sent < 0 and wrapper >= 0 else sent
-        received = _received(sent, op=op, ranks=group.size)
+        received = received_bytes(sent, op=op, ranks=group.size)
     if op in ("send", "recv"):
         return (sent, 0) if op == "send" else (0, received)
     return sent, received
 
 
-def _received(sent: int, *, op: str, ranks: int | None) -> int:
-    """Return what a rank that sends its `sent` bytes receives; -1 where that takes the group's size."""
+def received_bytes(sent: int, *, op: str, ranks: int | None) -> int:
+    """Return what a rank that sends its `sent` bytes receives; -1 where that takes the group's size.
+
+    >>> received_bytes(100, op="all_gather", ranks=4), received_bytes(100, op="reduce_scatter", ranks=4)
+    (400, 25)
+    """
     if sent < 0 or (op in ("all_gather", "reduce_scatter") and not ranks):
         return -1
     if op == "all_gather":
@@ -295,27 +309,6 @@ def _shape_bytes_at(trace: Trace, row: int) -> int:
     dims = int(trace.arg("input_dims").at(rows, missing=-1)[0])
     types = int(trace.arg("input_types").at(rows, missing=-1)[0])
     return shape_bytes(trace.text(dims), trace.text(types))
-
-
-def shape_bytes(dims: str | None, types: str | None) -> int:
-    """Return the bytes of the first input whose shape and type are recorded, -1 where there is none.
-
-    >>> shape_bytes("[[6144], []]", '["float", ""]')
-    24576
-    """
-    try:
-        shapes, kinds = json.loads(dims or "[]"), json.loads(types or "[]")
-    except ValueError:
-        return -1
-    for shape, kind in zip(shapes, kinds, strict=False):
-        size = element_bytes(kind if isinstance(kind, str) else None)
-        if size and _is_shape(shape):
-            return int(np.prod(shape, dtype=np.int64)) * size
-    return -1
-
-
-def _is_shape(shape: Any) -> bool:
-    return isinstance(shape, list) and bool(shape) and all(isinstance(n, int) for n in shape)
 
 
 def _sum(sizes: list[int]) -> int:

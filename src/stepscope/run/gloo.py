@@ -1,22 +1,30 @@
 """Which collectives did a CPU rank run? Gloo executes them on threads of its own.
 
 The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
-(`gloo:all_reduce`) says when it ran. Spans start in the order in which operators were called, so the k-th
-operator of a kind belongs to the k-th span that it can mean. Gloo carries out a reduce-scatter as an all-reduce:
-the meaning is the operator's.
+(`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs
+to the first operator still waiting that it can mean and whose size it has. Gloo carries out a reduce-scatter as an
+all-reduce: the meaning is the operator's.
 """
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from itertools import takewhile
 
 import numpy as np
 
-from stepscope.run.collective_names import OP_CODE, OPS, is_comm_annotation, op_name
-from stepscope.run.collectives import Collectives, Meaning, collective_table, shape_bytes
+from stepscope.run.collective_names import is_comm_annotation, op_name
+from stepscope.run.collectives import Collectives, Meaning, collective_table, received_bytes
 from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
+from stepscope.run.shapes import element_counts, shape_bytes
 from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Trace
 
 # What gloo runs for an operator where the names differ.
-_RUNS_AS = {"reduce_scatter": ("reduce_scatter", "all_reduce"), "all_gather": ("all_gather",)}
+_RUNS_AS = {"reduce_scatter": ("reduce_scatter", "all_reduce")}
+_PEER_AT = 2
+"""where `c10d::send` and `c10d::recv_` have the other rank among their inputs, counted in the group"""
 
 
 def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
@@ -25,7 +33,8 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
     spans = _by_start(trace, rows_named(trace, host, lambda s: s.startswith("gloo:")))
     asked = _by_start(trace, rows_named(trace, host, lambda s: s.startswith("c10d::") and is_comm_annotation(s)))
     operator_of = _match(trace, spans, asked)
-    meanings = [_meaning(trace, span, op, _only_group(trace)) for span, op in zip(spans, operator_of, strict=True)]
+    group = _only_group(trace)
+    meanings = [_meaning(trace, span, op, group) for span, op in zip(spans, operator_of, strict=True)]
     rows = np.array(spans, np.int64)
     ops = np.array(operator_of, np.int64)
     issue = np.where(ops >= 0, trace["ts_ns"][ops], np.iinfo(np.int64).min)
@@ -37,6 +46,7 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
         issue_ns=issue,
         step=steps.of(np.where(ops >= 0, issue, start)),
         device_index=np.full(len(rows), -1, np.int64),
+        unanswered=len(set(asked) - set(operator_of)),
     )
 
 
@@ -45,36 +55,72 @@ def _by_start(trace: Trace, rows: np.ndarray) -> list[int]:
 
 
 def _match(trace: Trace, spans: list[int], asked: list[int]) -> list[int]:
-    """Return the operator row of each span, -1 where the operator was called before the window."""
-    waiting: dict[str, list[int]] = {}
-    for row in reversed(asked):
-        op = op_name(trace.text(int(trace["name"][row])) or "")
-        for runs_as in _RUNS_AS.get(op, (op,)):
-            waiting.setdefault(runs_as, []).append(row)
+    """Return the operator row of each span, -1 where the operator was called before the window.
+
+    A trace that was cut off may have lost the spans of a whole thread. Where it holds fewer than were asked for,
+    nobody can tell which are left: none is joined.
+    """
+    waiting: dict[str, deque[int]] = {}
+    for row in asked:
+        for runs_as in _RUNS_AS.get(op := _op(trace, row), (op,)):
+            waiting.setdefault(runs_as, deque()).append(row)
+    if trace.quality.truncated:
+        held = [_op(trace, span) for span in spans]
+        waiting = {op: queue for op, queue in waiting.items() if len(queue) <= held.count(op)}
     taken: set[int] = set()
     out = []
     for span in spans:
-        queue = waiting.get(op_name(trace.text(int(trace["name"][span])) or ""), [])
-        while queue and queue[-1] in taken:
-            queue.pop()
-        if queue and trace["ts_ns"][queue[-1]] <= trace["ts_ns"][span]:
-            taken.add(queue[-1])
-            out.append(queue.pop())
-        else:
-            out.append(-1)
+        queue = waiting.get(_op(trace, span), deque())
+        while queue and queue[0] in taken:
+            queue.popleft()
+        out.append(_first_that_fits(trace, span, (row for row in queue if row not in taken)))
+        taken.add(out[-1])
     return out
 
 
+def _first_that_fits(trace: Trace, span: int, queue: Iterable[int]) -> int:
+    """Return the first operator called before the span that has its size, else simply the first, -1 for none."""
+    first, began = -1, trace["ts_ns"][span]
+    size = element_counts(_text(trace, "input_dims", span))
+    for row in takewhile(lambda row: trace["ts_ns"][row] <= began, queue):
+        if size & element_counts(_text(trace, "input_dims", row)):
+            return row
+        first = row if first < 0 else first
+    return first
+
+
 def _meaning(trace: Trace, span: int, operator: int, group: Group) -> Meaning:
-    named = trace.text(int(trace["name"][operator if operator >= 0 else span])) or ""
-    op = op_name(named)
-    rows = np.array([span, operator], np.int64)
-    dims = trace.arg("input_dims").at(rows, missing=-1).tolist()
-    types = trace.arg("input_types").at(rows, missing=-1).tolist()
-    size = shape_bytes(trace.text(dims[0]), trace.text(types[0]))
+    op = _op(trace, operator if operator >= 0 else span)
+    size = shape_bytes(_text(trace, "input_dims", span), _text(trace, "input_types", span))
     if size < 0 and operator >= 0:
-        size = shape_bytes(trace.text(dims[1]), trace.text(types[1]))
-    return Meaning(op=OPS[OP_CODE[op]], group=group, in_bytes=size, out_bytes=size, record_row=operator)
+        size = shape_bytes(_text(trace, "input_dims", operator), _text(trace, "input_types", operator))
+    peer = _peer(trace, operator, group) if op in ("send", "recv") else -1
+    return Meaning(
+        op=op,
+        group=group,
+        in_bytes=size if op != "recv" else 0,
+        out_bytes=received_bytes(size, op=op, ranks=group.size) if op != "send" else 0,
+        peer=peer,
+        record_row=operator,
+        messages=((op == "send", peer, size),) if peer >= 0 else (),
+    )
+
+
+def _peer(trace: Trace, operator: int, group: Group) -> int:
+    """Return the other rank of a send or receive, -1 where the values of the inputs or the group are unknown."""
+    try:
+        values = json.loads((_text(trace, "concrete", operator) if operator >= 0 else None) or "[]")
+        return (group.ranks or ())[int(values[_PEER_AT])]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return -1
+
+
+def _op(trace: Trace, row: int) -> str:
+    return op_name(trace.text(int(trace["name"][row])) or "")
+
+
+def _text(trace: Trace, column: str, row: int) -> str | None:
+    return trace.text(int(trace.arg(column).at(np.array([row], np.int64), missing=-1)[0]))
 
 
 def _only_group(trace: Trace) -> Group:

@@ -6,6 +6,9 @@ from typing import Any
 
 from stepscope.trace.table import Trace
 
+_MOST_RANKS = 1 << 20
+"""a group said to be larger is not written out"""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -57,7 +60,7 @@ def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group
 
 def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None:
     start, stride = record["group_start"], record["group_stride"]
-    if size is None or start < 0 or stride <= 0:
+    if size is None or not 0 < size <= _MOST_RANKS or start < 0 or stride <= 0:
         return None
     return tuple(range(start, start + stride * size, stride))
 
@@ -65,7 +68,7 @@ def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None
 def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
     try:
         return _rank_tuple(json.loads(text)) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

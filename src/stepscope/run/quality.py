@@ -20,6 +20,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
         "they are in the window but in no recorded step",
     ),
     (lambda r: r.joins.launches_without_work, "launches without device work in the trace"),
+    (lambda r: r.collectives.unanswered, "collectives asked for whose execution is not in the trace"),
     (lambda r: r.joins.reused_correlation, "launches that share a correlation id with another"),
     (
         lambda r: r.collectives.unjoined,
