@@ -159,11 +159,14 @@ def test_failing_sampler_is_left_out_with_one_warning(tmp_path: Path, capsys: py
 def test_recorder_that_fails_goes_off_and_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True))
-    recorder.step_end()
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), wait=1, warmup=0))
+    for _ in range(2):
+        recorder.step_end()
+    assert torch.autograd._profiler_enabled()
     monkeypatch.setattr(StepLog, "add", lambda *_: 1 / 0)
     for _ in range(3):
         recorder.step_end()
+    assert not torch.autograd._profiler_enabled()  # nothing of ours goes on
     recorder.close()
     assert capsys.readouterr().err.count("ZeroDivisionError") == 1
 

@@ -6,6 +6,7 @@ in here is one line on stderr, after which the recorder is off and training goes
 """
 
 import atexit
+import contextlib
 import os
 import tempfile
 import threading
@@ -188,8 +189,9 @@ class Recorder:
             self._fail(e)
 
     def _fail(self, error: Exception) -> None:
-        self.on = False
         say(f"recording stopped, training goes on: {explain(error)}")
+        with contextlib.suppress(Exception):
+            self._stand_down()
 
     def _before_first_step(self) -> None:
         self._open_run()
@@ -359,11 +361,12 @@ class Recorder:
         )
 
     def _stand_down(self) -> None:
-        """Go off because there is no folder to write to; the reason was said."""
+        """Go off with nothing left running; the reason was said."""
         self.on = False
         self.regions.marker = None
-        if self._census is not None:
-            self._census.end()
+        census, self._census = self._census, None
+        if census is not None:
+            census.end()
         if self._window is not None:
             self._window.abandon()
 
