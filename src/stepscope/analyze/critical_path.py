@@ -79,16 +79,16 @@ def _walk(
     graph: Graph, duration: np.ndarray, end: np.ndarray, begin_ns: float
 ) -> list[tuple[int, float, float, float]]:
     """Return `(node, start, end, lag before it)` along the path, from the last end back to `begin_ns`."""
-    path = []
+    path, wiring = [], graph.wiring
     node = int(np.argmax(end))
     while node >= 0:
         start = float(end[node] - duration[node])
-        edges = slice(graph.first_edge[node], graph.first_edge[node + 1])
-        source = graph.edge_from[edges]
-        ready = end[source] + graph.edge_lag_ns[edges]
+        edges = slice(wiring.first_edge[node], wiring.first_edge[node + 1])
+        source = wiring.edge_from[edges]
+        ready = end[source] + wiring.edge_lag_ns[edges]
         binding = int(np.argmax(ready)) if len(ready) else -1
         held = binding >= 0 and ready[binding] >= start - 1
-        lag = float(graph.edge_lag_ns[edges][binding]) if held else 0.0
+        lag = float(wiring.edge_lag_ns[edges][binding]) if held else 0.0
         path.append((node, start, float(end[node]), lag if start > begin_ns else 0.0))
         node = int(source[binding]) if held and start > begin_ns else -1
     return path
@@ -122,9 +122,9 @@ def _slack(replay: Replay, duration: np.ndarray, end: np.ndarray) -> dict[int, f
     """Return per rank the median slack of its compute in the last steps."""
     graph = replay.graph
     latest = np.full(len(graph), float(end.max()))
-    first, source, lag = graph.first_edge.tolist(), graph.edge_from.tolist(), graph.edge_lag_ns.tolist()
+    first, source, lag, order = graph.wiring.lists
     latest_list, took = latest.tolist(), duration.tolist()
-    for node in reversed(graph.order.tolist()):
+    for node in reversed(order):
         start = latest_list[node] - took[node]
         for e in range(first[node], first[node + 1]):
             allowed = start - lag[e]

@@ -11,7 +11,8 @@ to end several times, so that a change shows in the steady state and not in how 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,20 +24,37 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Graph:
-    """Nodes and edges, with the nodes of each rank's items."""
+class Wiring:
+    """What waits for what. Changes that only shorten or lengthen things share it."""
 
-    duration_ns: Floats
-    profiled_ns: Floats
-    """the part of a node's duration that the profiler stretches: the host's own work"""
     first_edge: Int64s
     """edges into node n are `first_edge[n]:first_edge[n + 1]`"""
     edge_from: Int64s
     edge_lag_ns: Floats
-    earliest_ns: Floats
-    """before which a node cannot start: how the recorded window began"""
     order: Int64s
     """every node after all it waits for"""
+
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int], list[float], list[int]]:
+        """Return the same as lists, which a plain loop reads faster than arrays."""
+        return (
+            self.first_edge.tolist(),
+            self.edge_from.tolist(),
+            self.edge_lag_ns.tolist(),
+            self.order.tolist(),
+        )
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and what they wait for, with the nodes of each rank's items."""
+
+    duration_ns: Floats
+    profiled_ns: Floats
+    """the part of a node's duration that the profiler stretches: the host's own work"""
+    wiring: Wiring
+    earliest_ns: Floats
+    """before which a node cannot start: how the recorded window began"""
     host: tuple[Int64s, ...]
     arrival: tuple[Int64s, ...]
     device: tuple[Int64s, ...]
@@ -67,22 +85,14 @@ def build_graph(programs: Sequence[Program], meetings: Sequence[Meeting], *, num
     for rank, program in enumerate(programs):
         for copy in range(repeats):
             _rank_edges(edges, nodes, rank, program, copy)
-    for copy in range(repeats):
-        for m, meeting in enumerate(meetings):
-            node = nodes.meeting(m, copy)
-            for rank, item in meeting.members:
-                edges.add(nodes.arrival(rank, copy)[item : item + 1], node)
-                edges.add(np.array([node]), int(nodes.device(rank, copy)[item]))
+    _meeting_edges(edges, nodes, meetings, repeats)
     first, source, lag = edges.by_target(nodes.count)
     duration, profiled = nodes.durations(programs, repeats)
     return Graph(
         duration_ns=duration,
         profiled_ns=profiled,
-        first_edge=first,
-        edge_from=source,
-        edge_lag_ns=lag,
+        wiring=Wiring(first, source, lag, _topological_order(nodes.count, first, source)),
         earliest_ns=_beginning(programs, nodes),
-        order=_topological_order(nodes.count, first, source),
         host=tuple(np.concatenate([nodes.host(r, c) for c in range(repeats)]) for r in range(len(programs))),
         arrival=tuple(np.concatenate([nodes.arrival(r, c) for c in range(repeats)]) for r in range(len(programs))),
         device=tuple(np.concatenate([nodes.device(r, c) for c in range(repeats)]) for r in range(len(programs))),
@@ -92,12 +102,19 @@ def build_graph(programs: Sequence[Program], meetings: Sequence[Meeting], *, num
     )
 
 
+def with_durations(graph: Graph, programs: Sequence[Program], num_meetings: int) -> Graph:
+    """Return the graph of programs that take other times but wait for the same things."""
+    nodes = _Nodes(programs, num_meetings, graph.repeats)
+    duration, profiled = nodes.durations(programs, graph.repeats)
+    return replace(graph, duration_ns=duration, profiled_ns=profiled)
+
+
 def end_times(graph: Graph, duration_ns: Floats | None = None) -> Floats:
     """Return when each node ends if it starts as soon as everything it waits for has ended."""
     duration = (graph.duration_ns if duration_ns is None else duration_ns).tolist()
-    first, source, lag = graph.first_edge.tolist(), graph.edge_from.tolist(), graph.edge_lag_ns.tolist()
+    first, source, lag, order = graph.wiring.lists
     end = graph.earliest_ns.tolist()
-    for node in graph.order.tolist():
+    for node in order:
         start = end[node]
         for e in range(first[node], first[node + 1]):
             ready = end[source[e]] + lag[e]
@@ -189,6 +206,20 @@ class _Edges:
         return first.astype(np.int64), source[order], np.concatenate(self._lag)[order]
 
 
+def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting], repeats: int) -> None:
+    """Make each meeting wait for all arrivals, and each member's operation for its meetings."""
+    flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting.members]
+    if not flat:
+        return
+    rank_of, item_of, meeting_of = np.array(flat, np.int64).T
+    for copy in range(repeats):
+        for rank in np.unique(rank_of).tolist():
+            mine = rank_of == rank
+            place = nodes.meeting(0, copy) + meeting_of[mine]
+            edges.add(nodes.arrival(rank, copy)[item_of[mine]], place)
+            edges.add(place, nodes.device(rank, copy)[item_of[mine]])
+
+
 def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
     """Add what one rank's items wait for within the rank, and in the repetition before."""
     host, arrival, device = nodes.host(rank, copy), nodes.arrival(rank, copy), nodes.device(rank, copy)
@@ -198,7 +229,8 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     edges.add(host, arrival, program.latency_ns)
     edges.add(arrival, device)
     has = np.flatnonzero(program.stream_predecessor != NOTHING)
-    gap = np.array([program.queued_gap_ns.get(int(k), 0.0) for k in program.kind])
+    by_kind = np.array([program.queued_gap_ns.get(kind, 0.0) for kind in range(256)])
+    gap = by_kind[program.kind]
     edges.add(device[program.stream_predecessor[has]], arrival[has], gap[has])
     released = np.flatnonzero(program.released_by != NOTHING)
     edges.add(device[program.released_by[released]], host[released])

@@ -17,7 +17,7 @@ from stepscope.predict.whatif import saving_range
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
 _LEAST_ALONE = 0.01
-_MODEL_ERROR = 0.05
+_MODEL_ERROR = 0.08
 """of the step: what a replay is wrong by, about, however good its inputs"""
 
 

@@ -142,7 +142,6 @@ def _overlapped(
         back = back[back < last]  # what comes later (copies out of a bucket) waits for the collective itself
         if not len(back):
             continue
-        total = int(duration[mine].sum())
         size = np.maximum(full_bytes[program.collective[mine]], 0)
         pieces = max(1 if exactly else len(mine), int(np.ceil(size.sum() / message_bytes)))
         first_ready = int(back[min(len(back) - 1, np.searchsorted(
