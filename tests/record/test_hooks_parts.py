@@ -1,0 +1,124 @@
+"""The small parts of the hooks, each alone: batches, imports, replaced functions, hooks that leave no trace."""
+
+import copy
+import importlib
+import math
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepscope.record.hooks.after_import import after_import
+from stepscope.record.hooks.batch_size import BatchSize, size_of_batch
+from stepscope.record.hooks.parameter_watch import ParameterWatch
+from stepscope.record.hooks.patches import Patches
+from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+
+IMAGES, LABELS = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
+TOKENS = torch.zeros(4, 128, dtype=torch.long)
+
+
+class Loop:
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "tokens"),
+    [
+        (TOKENS, 4, 512),
+        ({"input_ids": TOKENS, "attention_mask": TOKENS}, 4, 512),
+        ([IMAGES, LABELS], 8, 0),
+        (IMAGES, 8, 0),
+        (IMAGES.to(torch.uint8), 8, 0),
+        ({"x": {"ids": (TOKENS,)}}, 4, 512),
+        ((torch.tensor(1.0),), 0, 0),
+        ("text", 0, 0),
+        (None, 0, 0),
+    ],
+)
+def test_size_of_a_batch(batch: Any, samples: int, tokens: int) -> None:
+    assert size_of_batch(batch) == (samples, tokens)
+
+
+def test_a_step_has_the_batches_loaded_in_it_and_the_most_frequent_count_wins() -> None:
+    size = BatchSize()
+    for step, loads in enumerate([3, 2, 2, 2]):  # one batch ahead
+        for _ in range(loads):
+            size.loaded(TOKENS)
+        size.step_ended(Loop(step + 1))  # type: ignore[arg-type]
+    facts = size.facts()
+    assert (facts["samples_per_step"], facts["tokens_per_step"]) == (8, 1024)
+    assert facts["batch_source"].startswith("guess")
+
+
+def test_unknown_tokens_come_with_a_reason() -> None:
+    size = BatchSize()
+    size.loaded([IMAGES, LABELS])
+    size.step_ended(Loop(1))  # type: ignore[arg-type]
+    facts = size.facts()
+    assert facts["tokens_per_step"] is None
+    assert "no integer tensor" in facts["reasons"]["tokens_per_step"]
+
+
+def test_act_after_an_import_and_leave_the_loader_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "imported_once.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[int] = []
+    after_import("imported_once", lambda: seen.append(sys.modules["imported_once"].value))
+    assert seen == []
+    module = importlib.import_module("imported_once")
+    assert seen == [1]
+    assert "exec_module" not in vars(module.__loader__)
+    after_import("imported_once", lambda: seen.append(2))
+    assert seen == [1, 2]
+
+
+def test_a_module_that_is_missing_stays_missing() -> None:
+    after_import("no_such_module_anywhere", lambda: pytest.fail("there is nothing to act on"))
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("no_such_module_anywhere")
+
+
+def test_replaced_functions_are_hidden_and_put_back() -> None:
+    class Owner:
+        def double(self, x: int) -> int:
+            """Twice."""
+            return 2 * x
+
+    original, patches, hidden = Owner.double, Patches(), []
+    patches.replace(Owner, "double", lambda f: lambda self, x: f(self, x) + 1)
+    assert (Owner().double(2), Owner.double.__doc__) == (5, "Twice.")
+    patches.hide_from_compiler(lambda f: hidden.append(f) or f)  # type: ignore[func-returns-value]
+    assert len(hidden) == 1
+    patches.undo()
+    assert Owner.double is original
+
+
+def test_hooks_on_a_model_become_nothing_in_copies_of_it() -> None:
+    acted: list[str] = []
+    before, after = BeforeForward(lambda: acted.append("in")), AfterForward(lambda output: acted.append("out"))
+    for make in (copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))):
+        assert make(before)(None, ()) is None
+        assert make(after)(None, (), math.pi) is None
+    assert acted == []
+    before(None, ())
+    after(None, (), math.pi)
+    assert acted == ["in", "out"]
+
+
+def test_a_parameter_changed_in_place_is_noticed_once_per_backward() -> None:
+    model, watch = torch.nn.Linear(2, 2), ParameterWatch()
+    watch.watch(model)
+    assert not watch.changed()
+    with torch.no_grad():
+        model.weight -= 0.1
+    assert watch.changed()
+    watch.remember()
+    assert not watch.changed()
+    del model
+    assert not watch.changed()
