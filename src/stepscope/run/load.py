@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import Any
 
 from stepscope.errors import InputError, StepscopeError
 from stepscope.run.quality import quality_warnings, rank_ranges
-from stepscope.run.rank import Rank, rank_of_trace
+from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run_folder import RUN_JSON
 from stepscope.trace.cache import read_cached
@@ -37,8 +38,8 @@ class Run:
     @property
     def world_size(self) -> int | None:
         """Return the number of ranks in the job, None where no file says it."""
-        said = [r.distributed.get("world_size") for r in self.ranks] + [self.description.get("world_size")]
-        known = [n for n in said if isinstance(n, int)]
+        said = [*(r.world_size for r in self.ranks), believable_world(self.description.get("world_size"))]
+        known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
 
 
@@ -55,11 +56,12 @@ def load(
     `jobs` is the number of files read at once (all cores by default); a single file is parsed on that many
     threads. A rank that cannot be read is named in `unreadable`; if none can, that is an `InputError`.
     """
-    sources, folder = find_sources(given)
+    sources = find_sources(given)
+    files, folder = sources.files, sources.folder
     jobs = jobs or os.cpu_count() or 1
-    read = _reader(sources, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
-    with ThreadPoolExecutor(max_workers=min(jobs, len(sources))) as pool:
-        results = list(pool.map(read, sources))
+    read = _reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+    with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
+        results = list(pool.map(read, files))
         traces, unreadable, warnings = _sort_out(results)
         traces, repeated = _without_repeats(traces)
         known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
@@ -67,17 +69,13 @@ def load(
         ranks = list(pool.map(lambda pair: rank_of_trace(pair[0], rank=pair[1][0], rank_source=pair[1][1]),
                               zip(traces, known, strict=True)))  # fmt: skip
     ranks.sort(key=lambda r: r.rank)
-    run = Run(
-        name=_name(given, folder),
-        ranks=tuple(ranks),
-        description=_description(folder),
-        unreadable=tuple(unreadable),
-    )
-    return _with_warnings(run, [*warnings, *repeated])
+    description, damaged = _description(folder)
+    run = Run(name=_name(given, folder), ranks=tuple(ranks), description=description, unreadable=tuple(unreadable))
+    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *damaged])
 
 
 def _reader(
-    sources: list[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
+    sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
 ) -> Callable[[Source], Trace | tuple[Source, StepscopeError]]:
     """Return a function that reads one source, or gives back why it could not."""
     total = sum(s.path.stat().st_size for s in sources if s.path.is_file())
@@ -114,21 +112,30 @@ def _sort_out(
 
 
 def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    """Return each distinct trace once; the same file under two names counts once and is named."""
-    seen: dict[tuple[int, int, bytes], Trace] = {}
+    """Return each distinct trace once; copies of a file count once and are named.
+
+    Ranks that did the same at the same time are no copies of each other: their headers differ.
+    """
+    alike = Counter(map(_size, traces))
+    seen: dict[tuple[int, int | None, bytes], Trace] = {}
     warnings = []
     for trace in traces:
-        key = (trace.raw_bytes, trace.num_events, _digest(trace))
-        if key in seen:
-            names = f"{Path(seen[key].path).name} and {Path(trace.path).name}"
+        first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else b""), trace)
+        if first is not trace:
+            names = f"{Path(first.path).name} and {Path(trace.path).name}"
             warnings.append(f"{names} hold the same trace; it counts once")
-        else:
-            seen[key] = trace
     return list(seen.values()), warnings
 
 
+def _size(trace: Trace) -> tuple[int, int | None]:
+    return trace.num_events, rank_in_header(trace.header)
+
+
 def _digest(trace: Trace) -> bytes:
-    return hashlib.blake2b(trace["ts_ns"].tobytes(), digest_size=16).digest()
+    content = hashlib.blake2b("\0".join(trace.strings).encode(errors="surrogatepass"), digest_size=16)
+    for column in ("ts_ns", "dur_ns", "name", "tid"):
+        content.update(trace[column].tobytes())
+    return content.digest()
 
 
 def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
@@ -150,23 +157,25 @@ def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
     return Path(first).name
 
 
-def _description(folder: Path | None) -> dict[str, Any]:
-    """Return `run.json` of a run folder, empty where there is none or it is no object."""
+def _description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """Return `run.json` of a run folder, empty where there is none, and a line where it cannot be used."""
     path = folder / RUN_JSON if folder else None
     if path is None or not path.is_file():
-        return {}
+        return {}, []
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, OSError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    if isinstance(found, dict):
+        return found, []
+    return {}, [f"{RUN_JSON} is damaged: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
 
 
 def _with_warnings(run: Run, warnings: list[str]) -> Run:
     world = run.world_size
     present = {r.rank for r in run.ranks}
     missing = [n for n in range(world or 0) if n not in present]
-    lines = [*warnings, *(f"rank lost: {line}" for line in run.unreadable)]
+    lines = [*warnings, *(f"rank lost: {line}" for line in run.unreadable), *_worlds(run)]
     if missing:
         lines.append(f"ranks missing: {rank_ranges(missing)} of {world}; what they did is unknown")
     guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
@@ -174,3 +183,15 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
     lines += quality_warnings(run.ranks)
     return Run(run.name, run.ranks, run.description, run.unreadable, tuple(lines))
+
+
+def _worlds(run: Run) -> list[str]:
+    """Return a line where ranks disagree on how many there are: traces of two jobs lie together."""
+    said: dict[int, list[int]] = {}
+    for rank in run.ranks:
+        if rank.world_size is not None:
+            said.setdefault(rank.world_size, []).append(rank.rank)
+    if len(said) < 2:
+        return []
+    listed = "; ".join(f"{world} say rank {rank_ranges(ranks)}" for world, ranks in sorted(said.items()))
+    return [f"the traces disagree on the number of ranks ({listed}): they are of different jobs"]

@@ -10,6 +10,9 @@ from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import Kinds, event_kinds
 from stepscope.trace.table import Trace
 
+_MOST_RANKS = 1 << 20
+"""a world said to be larger is not believed"""
+
 
 @dataclass(frozen=True)
 class Rank:
@@ -53,6 +56,16 @@ class Rank:
         """Return the header's `distributedInfo`, empty where there is none."""
         info = self.trace.header.get("distributedInfo")
         return info if isinstance(info, dict) else {}
+
+    @property
+    def world_size(self) -> int | None:
+        """Return the number of ranks in the job as this one knows it; None where the trace does not say."""
+        return believable_world(self.distributed.get("world_size"))
+
+
+def believable_world(said: object) -> int | None:
+    """Return a number of ranks that was read somewhere, None where it is none."""
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MOST_RANKS else None
 
 
 def rank_of_trace(trace: Trace, *, rank: int, rank_source: str) -> Rank:

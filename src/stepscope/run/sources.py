@@ -1,6 +1,7 @@
 """Which files make up the run, and which rank does each belong to?"""
 
 import glob
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +10,15 @@ from typing import Any
 
 from stepscope.errors import InputError
 from stepscope.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
+from stepscope.units import printable
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
 # JSON that lies beside traces and is none.
 _NO_TRACE = re.compile(r"^(run|report|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$")
-_RANK_IN_NAME = re.compile(r"(?:rank|worker|_r|-r)[-_ ]?(\d+)", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
+# May be the rank and may be a revision: believed only where it tells the files apart.
+_PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
+_MOST_RANKS = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -25,53 +30,84 @@ class Source:
     """named by the user or by a run folder's own scheme, so that failing to read it loses a rank"""
 
 
-def find_sources(given: str | Path | Sequence[str | Path]) -> tuple[list[Source], Path | None]:
-    """Return the trace files of a run and its folder, from a file, a folder, a glob, or several of them.
+@dataclass(frozen=True)
+class Sources:
+    """The trace files of a run."""
+
+    files: tuple[Source, ...]
+    folder: Path | None
+    """where they lie, if a folder was given"""
+    repeated: tuple[str, ...]
+    """one line per file that was given twice, or under two names; it counts once"""
+
+
+def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
+    """Return the trace files of a run, from a file, a folder, a glob, or several of them.
 
     Folders are not searched below their first level.
     """
     many = [given] if isinstance(given, str | Path) else list(given)
-    sources: list[Source] = []
-    for one in many:
-        sources += _expand(str(one))
-    if not sources:
-        raise InputError(f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {', '.join(map(str, many))}")
-    unique = {s.path.resolve(): s for s in sources}
-    folder = Path(many[0]) if len(many) == 1 and Path(many[0]).is_dir() else None
-    return list(unique.values()), folder
+    try:
+        found = [source for one in many for source in _expand(str(one))]
+        folder = Path(many[0]) if len(many) == 1 and Path(many[0]).is_dir() else None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
+    if not found:
+        raise InputError(f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}")
+    unique: dict[str, Source] = {}
+    repeated = []
+    for source in found:
+        first = unique.setdefault(os.path.realpath(source.path), source)
+        if first is not source:
+            repeated.append(f"{first.path.name} and {source.path.name} are the same file; it counts once")
+    return Sources(tuple(unique.values()), folder, tuple(repeated))
+
+
+def _shown(given: Sequence[str | Path]) -> str:
+    return printable(", ".join(map(str, given)))
 
 
 def rank_in_header(header: dict[str, Any]) -> int | None:
     """Return `distributedInfo.rank`."""
     info = header.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= _MOST_RANKS else None
 
 
 def rank_in_name(name: str) -> int | None:
     """Return the rank a file name states, e.g. 3 for `worker3_step_12.pt.trace.json.gz`."""
     own = rank_of(name)
-    if own is not None:
-        return own
-    found = _RANK_IN_NAME.search(name)
-    return int(found.group(1)) if found else None
+    return own if own is not None else _number(_RANK_IN_NAME, name)
 
 
 def assign_ranks(named: Sequence[tuple[str, int | None]]) -> list[tuple[int, str]]:
     """Return `(rank, how it is known)` for each `(file name, rank in its header)`.
 
-    Header first, else the name, else the order among those that have neither. Files whose names give the same
-    rank as a file that knows better are ordered too.
+    Header first, else the name, else the order among those that have neither. Two files may come out as the same
+    rank: that is for the caller to refuse.
     """
-    out: list[tuple[int, str] | None] = [(rank, "distributedInfo") if rank is not None else None for _, rank in named]
+    out: list[tuple[int, str] | None] = []
+    for name, in_header in named:
+        stated = rank_in_name(name)
+        known = (in_header, "distributedInfo") if in_header is not None else None
+        out.append(known or (None if stated is None else (stated, "file name")))
     taken = {rank for rank, _ in filter(None, out)}
-    for i, (name, _) in enumerate(named):
-        in_name = rank_in_name(name) if out[i] is None else None
-        if in_name is not None and in_name not in taken:
-            out[i] = (in_name, "file name")
-            taken.add(in_name)
+    perhaps = [
+        _number(_PERHAPS_RANK, name) if known is None else None for (name, _), known in zip(named, out, strict=True)
+    ]
+    for i, rank in enumerate(perhaps):
+        if rank is not None and rank not in taken and perhaps.count(rank) == 1:
+            out[i] = (rank, "file name")
+    taken |= {rank for rank, _ in filter(None, out)}
     free = (n for n in range(len(named) + len(taken) + 1) if n not in taken)
     return [known if known is not None else (next(free), "order") for known in out]
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int | None:
+    found = pattern.search(name)
+    number = int(found.group(1)[:12]) if found else None
+    return number if number is not None and number <= _MOST_RANKS else None
 
 
 def _expand(given: str) -> list[Source]:
