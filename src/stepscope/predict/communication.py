@@ -118,15 +118,28 @@ def overlapped(
     device, so what runs beside them gets longer. `backward` marks the backward pass's work per rank, over the rows
     of its DeviceWork.
     """
+    latency = max((line.alpha_ns for op, line in transfer_lines(replay).items() if op in GRADIENT_OPS), default=0.0)
     programs = []
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
         items = _group_items(rank.collectives.op, program, GRADIENT_OPS)
-        programs.append(_overlapped(rank.collectives.full_bytes, program, items, mask, message_bytes, exactly))
+        size = np.maximum(rank.collectives.full_bytes, 0)
+        pieces = _pieces(program, items, size, message_bytes, exactly=exactly)
+        programs.append(_overlapped(program, items, mask, pieces, latency))
     return rebuilt(replay, programs)
 
 
+def _pieces(program: Program, items: Int64s, size: Int64s, message_bytes: int, *, exactly: bool) -> dict[int, int]:
+    """Return in how many pieces the gradients of each step travel."""
+    out = {}
+    for step in np.unique(program.step[items]).tolist():
+        mine = items[program.step[items] == step]
+        total = int(size[program.collective[mine]].sum())
+        out[step] = max(1 if exactly else len(mine), -(-total // message_bytes))
+    return out
+
+
 def _overlapped(
-    full_bytes: Int64s, program: Program, items: Int64s, backward: Mask, message_bytes: int, exactly: bool
+    program: Program, items: Int64s, backward: Mask, pieces_of: dict[int, int], latency_ns: float
 ) -> Program:
     """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
     duration, after = program.duration_ns.copy(), list(program.also_after)
@@ -142,8 +155,8 @@ def _overlapped(
         back = back[back < last]  # what comes later (copies out of a bucket) waits for the collective itself
         if not len(back):
             continue
-        size = np.maximum(full_bytes[program.collective[mine]], 0)
-        pieces = max(1 if exactly else len(mine), int(np.ceil(size.sum() / message_bytes)))
+        pieces = pieces_of[int(step)]
+        total = int(duration[mine].sum() + latency_ns * max(0, pieces - len(mine)))
         first_ready = int(back[min(len(back) - 1, np.searchsorted(
             np.cumsum(duration[back]), duration[back].sum() / pieces))])  # fmt: skip
         hidden = min(total - total // pieces, int(duration[back].sum()))
