@@ -101,12 +101,9 @@ def checked(name: str, found: Measured, *, good: Range, bad: Range | None = None
     value = round(found.value, 4)
     if value in good:
         status, reason = PASS, found.how
-    elif bad is not None and value in bad:
-        status, reason = FAIL, found.how
-    elif bad is not None:
-        status, reason = FAIL, f"neither good nor bad: {found.how}"
     else:
-        status, reason = FAIL, f"outside of what is usual: {found.how}"
+        between = bad is not None and value not in bad
+        status, reason = FAIL, f"neither good nor bad: {found.how}" if between else found.how
     return Check(name, value, str(good), str(bad) if bad else None, status, reason)
 
 
