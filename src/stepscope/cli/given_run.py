@@ -41,11 +41,10 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
 
 
-def given_run(args: argparse.Namespace, run: list[str] | None = None, *, unprofiled: bool = True) -> GivenRun:
-    """Return the run of the arguments, or another one read with the same options.
-
-    `unprofiled=False` leaves out `--unprofiled-step-ms`, which is of the first run alone.
-    """
+def given_run(
+    args: argparse.Namespace, run: list[str] | None = None, *, unprofiled_ms: float | None = None
+) -> GivenRun:
+    """Return the run of the arguments, or another one read with the same options and its own unprofiled step."""
     given = run or args.run
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
@@ -57,7 +56,7 @@ def given_run(args: argparse.Namespace, run: list[str] | None = None, *, unprofi
             samples_per_step=args.samples_per_step,
             peak_tflops=args.peak_tflops,
         ),
-        unprofiled_ms=args.unprofiled_step_ms if unprofiled else None,
+        unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
     folder = Path(found.ranks[0].trace.path).parent

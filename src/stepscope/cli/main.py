@@ -15,6 +15,7 @@ COMMANDS = {
     "record": "record every rank of a PyTorch job, with no code change",
     "report": "where did the step go: account of a run, a trace or a folder of traces",
     "health": "three steps, all ranks, one table; gates for CI",
+    "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",

@@ -1,0 +1,124 @@
+"""Find out why a step is slow, in five steps: baseline, category, detail, root cause, and validation of a fix.
+
+examples:
+  stepscope investigate run-folder/
+  stepscope investigate run-folder/ --fixed second-run/
+  stepscope investigate -- torchrun --nproc-per-node=8 train.py
+
+A command is recorded first. What was found stays in the run folder, as investigation.json and investigation.txt;
+later investigations are added to them.
+"""
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.given_run import GivenRun, above_zero, add_run_arguments, given_run
+from stepscope.cli.output import write_output
+from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.diagnose.findings import diagnose
+from stepscope.diagnose.investigation import Step, investigate
+from stepscope.diagnose.validation import Measurement
+from stepscope.errors import UsageError
+from stepscope.record.config import RecordConfig, default_out
+from stepscope.report.investigation_text import investigation_json, investigation_text, print_step
+from stepscope.report.terminal import console
+from stepscope.run_folder import SCHEMA, written_whole
+
+RECORD = "investigation.json"
+TEXT = "investigation.txt"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    take_command(parser, "investigate")
+    add_run_arguments(parser, needed=False)
+    parser.add_argument("--fixed", metavar="RUN2", help="the run with the fix: did it save what was predicted?")
+    parser.add_argument("--finding", metavar="ID", help="the finding that was fixed (default: those that are gone)")
+    parser.add_argument(
+        "--fixed-unprofiled-step-ms", type=above_zero, metavar="X", help="RUN2's step without the profiler"
+    )
+    parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
+    parser.add_argument("--json", metavar="PATH", help="write the investigation as JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank could not be read or the command failed."""
+    check_one_of_both(args, "investigate")
+    if args.finding is not None and args.finding not in FINDING_IDS:
+        raise UsageError(f"--finding: expected one of {', '.join(FINDING_IDS)}; found {args.finding!r}")
+    failed = _record_command(args) if args.command else False
+    first = given_run(args)
+    second = given_run(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None
+    steps = _printed(args, first, second)
+    record = investigation_json(
+        steps,
+        run=first.account.run.name,
+        fixed=second.account.run.name if second else None,
+        finding=args.finding,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    if args.json:
+        write_output(args.json, json.dumps({"schema": SCHEMA, **record}, indent=1) + "\n", force=args.force)
+    _keep(first.folder, record, steps)
+    unreadable = [g for g in (first, second) if g is not None and g.account.run.unreadable]
+    return 3 if unreadable or failed else 0
+
+
+def _record_command(args: argparse.Namespace) -> bool:
+    """Record the command, make its folder the run, and return whether it failed."""
+    config = RecordConfig(out=args.out or default_out(), record_shapes=True)
+    recorded = recorded_command(args.command, config, keep_stdout=args.json == "-")
+    args.run = [str(recorded.folder)]
+    return bool(recorded.exit_code)
+
+
+def _printed(args: argparse.Namespace, first: GivenRun, second: GivenRun | None) -> list[Step]:
+    """Return the steps, each printed as soon as it is done."""
+    out, done = console(sys.stdout), []
+    fixed = _measured(second) if second else None
+    for step in investigate(_measured(first), fixed=fixed, finding=args.finding, name=" ".join(args.run)):
+        if args.json != "-":
+            print_step(step, out)
+        done.append(step)
+    return done
+
+
+def _measured(given: GivenRun) -> Measurement:
+    return Measurement(given.account, diagnose(given.account), given.logs)
+
+
+def _keep(folder: Path, record: dict[str, Any], steps: list[Step]) -> None:
+    """Add the investigation to those of the run folder; say so where that cannot be done."""
+    text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
+    try:
+        kept = _kept_so_far(folder / RECORD)
+        whole = {"schema": SCHEMA, "investigations": [*kept, record]}
+        _write(folder / RECORD, json.dumps(whole, indent=1) + "\n")
+        before = (folder / TEXT).read_text(encoding="utf-8") if kept and (folder / TEXT).is_file() else ""
+        _write(folder / TEXT, before + text)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        print(f"stepscope investigate: no record was kept in {folder}: {why}", file=sys.stderr)
+        return
+    print(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}", file=sys.stderr)
+
+
+def _kept_so_far(path: Path) -> list[Any]:
+    """Return the investigations in a record; a `ValueError` for a file that is none, which is left alone."""
+    if not path.exists():
+        return []
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("investigations"), list):
+        raise ValueError(f"{path.name} is there already and is no record of ours")
+    return list(found["investigations"])
+
+
+def _write(path: Path, text: str) -> None:
+    with written_whole(path) as f:
+        f.write(text.encode())
