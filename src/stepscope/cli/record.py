@@ -88,14 +88,17 @@ def last_words(launched: Launched, config: RecordConfig) -> list[str]:
 
 
 def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
-    ranks = "1 rank" if len(recorded.ranks) == 1 else f"{len(recorded.ranks)} ranks"
-    what = f"recorded {recorded.steps} steps of {ranks}"
+    what = f"recorded {recorded.steps} steps of {_ranks(len(recorded.ranks))}"
     if recorded.window:
-        what += f", profiled steps {recorded.window} on {recorded.traces}"
+        what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
     lines = [f"{what}, in {shown(recorded.folder)}"]
     if not recorded.window and not config.light:
         lines.append(_why_no_window(recorded, config))
     return [*lines, f"next: stepscope report {shown(recorded.folder)}"]
+
+
+def _ranks(number: int) -> str:
+    return "1 rank" if number == 1 else f"{number} ranks"
 
 
 def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
