@@ -1,6 +1,8 @@
 """The same table as the reader's, by other means: the standard library's json with exact decimals, event by event."""
 
 import json
+import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -20,17 +22,22 @@ class _Number(Decimal):
         return number
 
 
-def _last_wins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    for key, value in pairs:
-        fields.pop(key, None)
-        fields[key] = value
-    return fields
+class _Object(dict[str, Any]):
+    """An object in which the last of equal keys counts; `pairs` has them all."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.pairs = pairs
 
 
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_last_wins, parse_float=_Number, parse_int=_Number, parse_constant=lambda text: text.join("<>")
-)
+@dataclass(frozen=True)
+class _Constant:
+    """NaN or Infinity."""
+
+    raw: str
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_Object, parse_float=_Number, parse_int=_Number, parse_constant=_Constant)
 
 
 def rows(text: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
@@ -164,20 +171,20 @@ def _integer(value: Decimal) -> int | None:
     return number if number is not None and number == value else None
 
 
-def _args(args: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+def _args(args: _Object, counts: dict[str, int]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
-    for key, value in args.items():
+    for key, value in args.pairs:
         column = _COLUMN.get(key)
         if column is None:
             continue
         kept.pop(column.name, None)
-        if value is None:
-            continue
-        good = _argument(value, column.kind)
-        if good is None:
-            counts["bad_args"] += 1
-        else:
+        good = None if value is None else _argument(value, column.kind)
+        if good is not None:
             kept[column.name] = good
+        elif value is not None and column.kind is ArgKind.INT:
+            counts["bad_args"] += 1
+    floats = {key: value for key, value in args.pairs if key in _COLUMN and _COLUMN[key].kind is ArgKind.FLOAT}
+    counts["bad_args"] += sum(value is not None and _finite(value) is None for value in floats.values())
     return kept
 
 
@@ -186,31 +193,24 @@ def _argument(value: Any, kind: ArgKind) -> Any:
         return _text(value)
     if kind is ArgKind.FLOAT:
         return _finite(value)
-    if isinstance(value, str) and not value.startswith("<"):
+    if isinstance(value, str):
         value = _number_in(value)
     if isinstance(value, Decimal):
         return _integer(value)
     return value if type(value) is int else None
 
 
-def _number_in(text: str) -> Any:
-    if text[:2] in ("0x", "0X"):
-        try:
-            number = int(text[2:], 16) if text[2:].isalnum() else LIMIT
-        except ValueError:
-            return None
+def _number_in(text: str) -> int | Decimal | None:
+    if re.fullmatch("0[xX][0-9a-fA-F]+", text):
+        number = int(text, 16)
         return number if number < LIMIT else None
-    try:
-        value = DECODER.decode(text) if text.strip() == text else None
-    except ValueError:
-        return None
-    return value if isinstance(value, Decimal) else None
+    return Decimal(text) if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) else None
 
 
 def _finite(value: Any) -> float | None:
     try:
-        number = float(value)
-    except (ValueError, TypeError):
+        number = float(value) if isinstance(value, str | Decimal) else float("nan")
+    except ValueError:
         return None
     return number if abs(number) != float("inf") and number == number else None
 

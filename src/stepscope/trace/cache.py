@@ -44,7 +44,8 @@ def read_cached(
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
-    The cache lies in `.stepscope` beside the trace, or in `cache_folder`. A folder that cannot be written to is no error.
+    The cache lies in `.stepscope` beside the trace, or in `cache_folder`; where that cannot be written to, there is
+    none.
     """
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)
@@ -97,7 +98,7 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     for name, array in arrays.items():
         layout[name] = {"at": at, "dtype": array.dtype.str, "count": len(array)}
         at = _aligned(at + array.nbytes)
-    content = [strings, *(memoryview(array).cast("B") for array in arrays.values() if len(array))]
+    content: list[Any] = [strings, *(array.view(np.uint8).data for array in arrays.values())]
     checksum = 0
     for piece in content:
         checksum = zlib_ng.crc32(piece, checksum)

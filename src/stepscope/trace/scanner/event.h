@@ -39,26 +39,26 @@ INLINE enum field field_of(const u8 *p, u32 length) {
     u32 word = load32(p);
     switch (length) {
     case 2:
-        if ((word & 0xffff) == ('p' | 'h' << 8)) return F_PH;
-        if ((word & 0xffff) == ('t' | 's' << 8)) return F_TS;
+        if ((word & 0xffff) == WORD('p', 'h', 0, 0)) return F_PH;
+        if ((word & 0xffff) == WORD('t', 's', 0, 0)) return F_TS;
         return F_OTHER;
     case 3:
         word &= 0xffffff;
-        if (word == ('c' | 'a' << 8 | 't' << 16)) return F_CAT;
-        if (word == ('p' | 'i' << 8 | 'd' << 16)) return F_PID;
-        if (word == ('t' | 'i' << 8 | 'd' << 16)) return F_TID;
-        if (word == ('d' | 'u' << 8 | 'r' << 16)) return F_DUR;
+        if (word == WORD('c', 'a', 't', 0)) return F_CAT;
+        if (word == WORD('p', 'i', 'd', 0)) return F_PID;
+        if (word == WORD('t', 'i', 'd', 0)) return F_TID;
+        if (word == WORD('d', 'u', 'r', 0)) return F_DUR;
         return F_OTHER;
     case 4:
-        if (word == ('n' | 'a' << 8 | 'm' << 16 | 'e' << 24)) return F_NAME;
-        if (word == ('a' | 'r' << 8 | 'g' << 16 | 's' << 24)) return F_ARGS;
+        if (word == WORD('n', 'a', 'm', 'e')) return F_NAME;
+        if (word == WORD('a', 'r', 'g', 's')) return F_ARGS;
     }
     return F_OTHER;
 }
 
 /* Go behind the colon that follows a key's closing quote at `p`. */
 INLINE const u8 *after_colon(const u8 *p, const u8 *end) {
-    if (LIKELY((load32(p) & 0xffffff) == ('"' | ':' << 8 | ' ' << 16))) {
+    if (LIKELY((load32(p) & 0xffffff) == WORD('"', ':', ' ', 0))) {
         p += 3;
         return LIKELY(*p > ' ') ? p : skip_space(p);
     }
@@ -71,7 +71,7 @@ INLINE const u8 *after_colon(const u8 *p, const u8 *end) {
  * object, with `p` behind its brace, or where no key follows, with `p` 0. */
 INLINE const u8 *next_key(const u8 **p, const u8 *end) {
     const u8 *q = *p;
-    if (LIKELY((load32(q) & 0xffffff) == (',' | ' ' << 8 | '"' << 16))) return q + 3;
+    if (LIKELY((load32(q) & 0xffffff) == WORD(',', ' ', '"', 0))) return q + 3;
     q = skip_space(q);
     if (*q == ',') {
         q = skip_space(q + 1);
@@ -117,7 +117,7 @@ INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
     const u8 *q = value_end(p, end);
     if (UNLIKELY(!q)) return 0;
     if (q >= end) return fail(q, end);
-    if (q - p == 4 && load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24)) *id = NO_STRING;
+    if (q - p == 4 && load32(p) == WORD('n', 'u', 'l', 'l')) *id = NO_STRING;
     else *id = intern(p, (u32)(q - p), mended | TEXT_JSON);
     return q;
 }
@@ -148,7 +148,7 @@ INLINE const u8 *read_time(const u8 *p, const u8 *end, i64 *value, u32 *bad) {
     *bad = 0;
     *value = n.value;
     if (LIKELY(n.kind == IN_RANGE && !is_word(*q))) return q;
-    *bad = !(load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24) && !is_word(p[4]));
+    *bad = !(load32(p) == WORD('n', 'u', 'l', 'l') && !is_word(p[4]));
     *value = NONE_NS;
     return value_end(p, end);
 }
@@ -179,7 +179,7 @@ static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *e
     else if (*p != '"' && integer_in_text(p, q, &value)) put_arg(column, value);
     else {
         forget_arg(column);
-        *bad += !(q - p == 4 && load32(p) == ('n' | 'u' << 8 | 'l' << 16 | 'l' << 24));
+        *bad += !(q - p == 4 && load32(p) == WORD('n', 'u', 'l', 'l'));
     }
     return q;
 }
@@ -228,8 +228,6 @@ INLINE const u8 *read_ph(const u8 *p, const u8 *end, struct event *e) {
     if (q && *p == '"' && unescape_key(p + 1, q - 1, plain)) e->ph = plain[0];
     return q;
 }
-
-#define WORD(a, b, c, d) ((u32)(a) | (u32)(b) << 8 | (u32)(c) << 16 | (u32)(d) << 24)
 
 /* Return the field whose usual spelling, colon and one space included, stands at `key`, and go behind it. */
 INLINE enum field quick_field(const u8 *key, const u8 **p) {
@@ -289,15 +287,21 @@ INLINE const u8 *read_fields(const u8 *p, const u8 *end, struct event *e) {
 
 static const u8 no_text;
 
+/* Forget what was stored of an event that is not kept; it began with `first_text` texts in the table. */
+static void forget_event(u32 first_text) {
+    forget_args();
+    forget_texts(first_text);
+}
+
 /* Put a complete event into its row, or count why it is dropped. */
-INLINE void keep_event(const struct event *e, u32 offset) {
+INLINE void keep_event(const struct event *e, u32 offset, u32 first_text) {
     int timed = e->ph == 'X';
     int bad_time = e->bad_ts || e->bad_dur || (timed && (e->ts == NONE_NS || e->dur == NONE_NS));
     int negative = e->dur < 0 && e->dur != NONE_NS;
     if (UNLIKELY(bad_time || negative)) {
         if (bad_time) counts.bad_time++;
         else counts.negative_duration++;
-        forget_args();
+        forget_event(first_text);
         return;
     }
     counts.bad_args += e->bad_args;

@@ -97,6 +97,17 @@ static __attribute__((noinline)) i32 add_text(const u8 *p, u32 length, u32 flags
     return (i32)num_texts++;
 }
 
+/* Take back the texts from number `first` on, the latest first: so nothing that was put behind one is lost. */
+static __attribute__((noinline)) void forget_texts(u32 first) {
+    while (num_texts > first) {
+        const struct text *t = &texts[num_texts - 1];
+        u32 at = hash_bytes(t->bytes, t->length, t->flags) & slot_mask;
+        while ((u32)slots[at] != num_texts) at = (at + 1) & slot_mask;
+        slots[at] = 0;
+        num_texts--;
+    }
+}
+
 /* Return the length to which a long text is cut: never inside an escape or a UTF-8 sequence. */
 static u32 shortened_length(const u8 *p) {
     u32 cut = MAX_TEXT;

@@ -48,6 +48,9 @@ static void *enlarge(const void *old, u32 old_bytes, u64 bytes) {
     return fresh;
 }
 
+/* Four bytes as load32 gives them. */
+#define WORD(a, b, c, d) ((u32)(a) | (u32)(b) << 8 | (u32)(c) << 16 | (u32)(d) << 24)
+
 INLINE u32 load32(const u8 *p) { u32 w; __builtin_memcpy(&w, p, 4); return w; }
 INLINE u64 load64(const u8 *p) { u64 w; __builtin_memcpy(&w, p, 8); return w; }
 INLINE u64 first_bytes(u64 word, u32 count) { return count >= 8 ? word : word & (((u64)1 << (8 * count)) - 1); }

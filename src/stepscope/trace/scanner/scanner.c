@@ -12,7 +12,7 @@ enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4 };
 enum {
     MAX_EVENT = 16 << 20,    /* an event that is not complete after so many bytes is dropped */
     MAX_WAIT = 1 << 16,      /* a bad event waits for so many bytes to find where the next one starts */
-    PH_WINDOW = 4096,        /* no "ph" so far behind it: the bracket ends the array */
+    PH_WINDOW = 4096,        /* an event's phase comes within so many bytes */
     WASTE_FREE = 4 << 20,    /* failed attempts may read so much ... */
     WASTE_FACTOR = 8,        /* ... and so many times the block, then they are skipped over: keeps it linear */
 };
@@ -78,10 +78,11 @@ static const u8 *next_brace(const u8 *p, const u8 *end, int brackets_too) {
     return 0;
 }
 
-/* Return the brace of the next event as separators show it, `} , { "`; 0 if there is none. */
-static const u8 *next_separated(const u8 *p, const u8 *end) {
+/* Return the brace of the next event: separated from the one before, `} , { "`, or followed by its phase. */
+static const u8 *next_event(const u8 *p, const u8 *end) {
     const u8 *first = p;
     for (p++; (p = next_brace(p, end, 0)); p++) {
+        if (load32(skip_space(p + 1)) == WORD('"', 'p', 'h', '"')) return p;
         const u8 *q = p - 1;
         while (q > first && *q <= ' ') q--;
         if (*q != ',') continue;
@@ -91,10 +92,17 @@ static const u8 *next_separated(const u8 *p, const u8 *end) {
     return 0;
 }
 
+/* Return whether an event with nothing behind it swallowed all others: damage can open what only the end closes. */
+static int holds_event(const u8 *p, const u8 *end) {
+    for (p++; (p = next_brace(p, end, 0)); p++)
+        if (load32(skip_space(p + 1)) == WORD('"', 'p', 'h', '"')) return 1;
+    return 0;
+}
+
 /* Read an event with lenient rules, no further than to the start of the next one. */
 static const u8 *mend_event(const u8 *p, struct event *e) {
     u8 saved[PADDING];
-    const u8 *bound = next_separated(p, block_end);
+    const u8 *bound = next_event(p, block_end);
     if (!bound && !is_final) {
         waste += (u64)(block_end - p);
         failure = block_end - p < MAX_WAIT ? INCOMPLETE : SYNTAX;
@@ -117,12 +125,20 @@ static const u8 *mend_event(const u8 *p, struct event *e) {
     return 0;
 }
 
-/* Read the event at `p`, strictly or else leniently. An object without a phase is no event where we are `lost`. */
+static const u8 *refuse_event(const u8 *at, u32 first_text) {
+    forget_event(first_text);
+    failure = SYNTAX;
+    failed_at = at;
+    return 0;
+}
+
+/* Read the event at `p`, strictly or else leniently. Where we are `lost`, an object without a phase is no event. */
 static const u8 *read_event(const u8 *p, int lost) {
     struct event e;
+    u32 first_text = num_texts;
     const u8 *next = fields_of(p, block_end, &e);
     if (UNLIKELY(!next)) {
-        forget_args();
+        forget_event(first_text);
         const u8 *strict_failed_at = failed_at;
         waste += (u64)(failed_at - p);
         if (failure == INCOMPLETE && !is_final && block_end - p < MAX_EVENT) return 0;
@@ -130,35 +146,59 @@ static const u8 *read_event(const u8 *p, int lost) {
         enum failure_kind strict_failure = failure;
         next = mend_event(p, &e);
         if (!next) {
-            forget_args();
+            forget_event(first_text);
             if (is_final) failure = strict_failure;
             failed_at = strict_failed_at;
             return 0;
         }
     }
-    if (UNLIKELY(lost && !e.has_ph)) {
-        forget_args();
-        failure = SYNTAX;
-        failed_at = p + 1;
-        return 0;
-    }
-    keep_event(&e, (u32)(p - input));
+    if (UNLIKELY(lost && !e.has_ph)) return refuse_event(p + 1, first_text);
+    u8 after = *skip_space(next);
+    if (UNLIKELY(after != ',' && after != ']') && holds_event(p, next)) return refuse_event(next, first_text);
+    keep_event(&e, (u32)(p - input), first_text);
     return next;
 }
 
-/* Return whether the bracket at `p` ends the array of events: 1 yes, 0 no, -1 that depends on what comes. */
-static int ends_array(const u8 *p) {
-    const u8 *q = skip_space(p + 1);
-    const u8 *window = block_end - q < PH_WINDOW ? block_end : q + PH_WINDOW;
-    if (!is_final && window == block_end) return -1;
-    if (q >= block_end) return 1;
-    const u8 *after = q;
-    while (after < block_end && (*after == ',' || *after <= ' ')) after++;
-    if (*after == '{') return 0;
-    if (!is_top_array && *q != '}' && !(*q == ',' && (*after == '"'))) return 0;
-    for (; q + 5 < window; q++)
-        if (load32(q) == ('"' | 'p' << 8 | 'h' << 16 | '"' << 24) && *skip_space(q + 4) == ':') return 0;
-    return 1;
+/* Return whether an event's phase is mentioned within the next bytes. */
+static int phase_follows(const u8 *p) {
+    const u8 *window = block_end - p < PH_WINDOW ? block_end : p + PH_WINDOW;
+    for (; p + 5 < window; p++)
+        if (load32(p) == WORD('"', 'p', 'h', '"') && *skip_space(p + 4) == ':') return 1;
+    return 0;
+}
+
+/* Return the byte after the fields that follow the events and the brace that closes the file's object; 0 if what
+ * stands at `p` is something else. */
+static const u8 *skip_tail(const u8 *p) {
+    int escaped;
+    for (p = skip_space(p); *p == ','; p = skip_space(p)) {
+        p = skip_space(p + 1);
+        if (*p != '"') return fail(p, block_end);
+        p = string_end(p + 1, block_end, KEY, &escaped);
+        if (!p) return 0;
+        p = after_colon(p, block_end);
+        p = p ? value_end(p, block_end) : 0;
+        if (!p) return 0;
+    }
+    return *p == '}' ? p + 1 : fail(p, block_end);
+}
+
+/* Return whether the bracket at `p` ends the array of events: 1 yes, 0 no, -1 that depends on what comes. It does
+ * where the file's other fields and its end follow; behind an event also where they are cut or bad, as long as no
+ * other event comes. Where we are `lost`, it may be any bracket of a bad event; in one that is only cut, it is. */
+static int ends_array(const u8 *p, int lost) {
+    if (lost && result.cut) return 0;
+    const u8 *after = skip_space(p + 1);
+    int complete = is_final || block_end - p > MAX_EVENT;
+    if (after + PH_WINDOW > block_end && !complete) return -1;
+    if (after >= block_end) return !lost || is_top_array;
+    if (!is_top_array && *after != ',' && *after != '}') return 0;
+    const u8 *rest = is_top_array ? after : skip_tail(after);
+    if (!rest && failure == INCOMPLETE && !complete) return -1;
+    if (lost && (!rest || (is_top_array && rest < block_end))) return 0;
+    rest = skip_space(rest ? rest : after);
+    waste += (u64)(rest - p);
+    return rest >= block_end || !phase_follows(rest);
 }
 
 /* Count what was skipped once it is known that the file goes on behind it. */
@@ -173,7 +213,7 @@ static const u8 *find_event(const u8 *p, int *lost, enum status *status) {
     const u8 *held = 0;
     for (; (p = next_brace(p, block_end, 1)); p++) {
         if (*p == ']') {
-            int ends = ends_array(p);
+            int ends = ends_array(p, 1);
             if (ends < 0 && !held) held = p;
             if (ends < 1) continue;
             settle_cut();
@@ -233,7 +273,7 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
             lost = 1;
             continue;
         }
-        int ends = *p == ']' ? ends_array(p) : 0;
+        int ends = *p == ']' ? ends_array(p, 0) : 0;
         if (ends < 0) break;
         if (ends) { status = ARRAY_END; p++; break; }
         counts.malformed++;

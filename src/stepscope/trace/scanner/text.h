@@ -5,7 +5,7 @@
 #pragma once
 #include "memory.h"
 
-enum { PADDING = 64, MAX_DEPTH = 512, MAX_KEY_AHEAD = 64 };
+enum { PADDING = 64, MAX_DEPTH = 64, MAX_KEY_AHEAD = 64 };
 enum failure_kind { SYNTAX, INCOMPLETE };
 
 static enum failure_kind failure;
@@ -70,17 +70,35 @@ INLINE const u8 *string_end(const u8 *p, const u8 *end, enum string_role role, i
     }
 }
 
-/* Return the byte after the bracket that closes the `depth` open ones, a byte at a time. */
-static __attribute__((noinline)) const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, int depth) {
+/* The brackets open at a point of a value. */
+struct nesting {
+    u64 kinds; /* a bit each, the innermost lowest: 1 for a brace */
+    u32 depth;
+};
+
+/* Count a bracket. Returns 0 where it closes one of the other kind, or is too deep. */
+INLINE int count_bracket(struct nesting *n, u8 bracket) {
+    u64 kind = bracket >> 5 & 1; /* { and } have this bit, [ and ] do not */
+    if ((bracket & 0x1f) == ('{' & 0x1f)) {
+        n->kinds = n->kinds << 1 | kind;
+        return ++n->depth <= MAX_DEPTH;
+    }
+    int fits = (n->kinds & 1) == kind;
+    n->kinds >>= 1;
+    n->depth--;
+    return fits;
+}
+
+/* Return the byte after the bracket that closes the open ones, a byte at a time. */
+static __attribute__((noinline)) const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, struct nesting n) {
     int escaped;
     for (; p < end; p++) {
         if (*p == '"') {
             p = string_end(p + 1, end, ELEMENT, &escaped);
             if (!p) return 0;
-        } else if (*p == '[' || *p == '{') {
-            if (++depth > MAX_DEPTH) return fail(p, p + 1);
-        } else if (*p == ']' || *p == '}') {
-            if (--depth == 0) return p + 1;
+        } else if ((*p | 0x20) == '{' || (*p | 0x20) == '}') {
+            if (!count_bracket(&n, *p)) return fail(p, end);
+            if (!n.depth) return p + 1;
         }
     }
     return fail(p, end);
@@ -93,41 +111,35 @@ INLINE u32 inside_quotes(u32 quotes) {
     return (quotes ^ (quotes << 8)) & 0xffff;
 }
 
-/* Return the byte after the bracket that closes the one at `p`: 16 bytes at a time as long as no backslash comes.
- * Brackets are counted, their kinds are not compared. */
+/* Return the byte after the bracket that closes the one at `p`: 16 bytes at a time as long as no backslash comes. */
 static __attribute__((noinline)) const u8 *nested_end(const u8 *p, const u8 *end) {
-    if (UNLIKELY(lenient)) return nested_end_by_bytes(p, end, 0);
-    int depth = 0;
+    struct nesting n = {0, 0};
     u32 in_string = 0; /* all ones while a string reaches over from the bytes before */
+    if (UNLIKELY(lenient)) return nested_end_by_bytes(p, end, n);
     for (; p < end; p += 16) {
         v128_t v = wasm_v128_load(p);
         v128_t folded = wasm_v128_or(v, wasm_u8x16_splat(0x20)); /* [ and ] become { and } */
-        u32 backslashes = wasm_i8x16_bitmask(wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
-        if (UNLIKELY(backslashes)) {
+        if (UNLIKELY(wasm_v128_any_true(wasm_i8x16_eq(v, wasm_u8x16_splat('\\'))))) {
             if (in_string) { /* finish the string first */
                 int escaped;
                 p = string_end(p, end, ELEMENT, &escaped);
                 if (!p) return 0;
                 p++;
             }
-            return nested_end_by_bytes(p, end, depth);
+            return nested_end_by_bytes(p, end, n);
         }
         u32 inside = inside_quotes(wasm_i8x16_bitmask(wasm_i8x16_eq(v, wasm_u8x16_splat('"')))) ^ in_string;
-        u32 control = wasm_i8x16_bitmask(wasm_u8x16_lt(v, wasm_u8x16_splat(' '))) & inside & 0xffff;
-        u32 opens = wasm_i8x16_bitmask(wasm_i8x16_eq(folded, wasm_u8x16_splat('{'))) & ~inside;
-        u32 closes = wasm_i8x16_bitmask(wasm_i8x16_eq(folded, wasm_u8x16_splat('}'))) & ~inside;
-        if (UNLIKELY(control)) {
-            u32 before = (1u << __builtin_ctz(control)) - 1;
-            opens &= before;
-            closes &= before;
-        }
-        for (u32 brackets = opens | closes; brackets; brackets &= brackets - 1) {
-            if (opens & brackets & -brackets) depth++;
-            else if (--depth == 0) return p + __builtin_ctz(brackets) + 1;
+        u32 control = wasm_i8x16_bitmask(wasm_u8x16_lt(v, wasm_u8x16_splat(' '))) & inside;
+        v128_t bracket = wasm_v128_or(wasm_i8x16_eq(folded, wasm_u8x16_splat('{')), wasm_i8x16_eq(folded, wasm_u8x16_splat('}')));
+        u32 brackets = wasm_i8x16_bitmask(bracket) & ~inside;
+        if (UNLIKELY(control)) brackets &= (control & -control) - 1;
+        for (; brackets; brackets &= brackets - 1) {
+            const u8 *at = p + __builtin_ctz(brackets);
+            if (UNLIKELY(!count_bracket(&n, *at))) return fail(at, end);
+            if (!n.depth) return at + 1;
         }
         if (UNLIKELY(control)) return fail(p + __builtin_ctz(control), end);
-        if (UNLIKELY(depth > MAX_DEPTH)) return fail(p, p + 1);
-        in_string = -(inside >> 15 & 1);
+        in_string = -(inside >> 15 & 1) & 0xffff;
     }
     return fail(end, end);
 }

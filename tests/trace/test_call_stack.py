@@ -1,0 +1,56 @@
+"""Call-stack parents: the innermost enclosing event of the same thread, also where events cross."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.trace import scanner
+from stepscope.trace.scanner import call_stack_parents
+
+Rows = list[tuple[int, int, int]]
+
+
+def parents(rows: Rows) -> list[int]:
+    thread, start, end = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+    return call_stack_parents(thread, start, end).tolist()
+
+
+def enclosing(rows: Rows, i: int) -> int:
+    """Return the parent by the definition: the last row before that encloses this one."""
+    thread, start, end = rows[i]
+    for j in range(i - 1, -1, -1):
+        other_thread, other_start, other_end = rows[j]
+        encloses = other_start <= start and end <= other_end and (start < other_end or start == other_start)
+        if thread == other_thread and encloses:
+            return j
+    return -1
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=25))
+def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
+    rows = sorted(((t, s, s + d) for t, s, d in some), key=lambda r: (r[0], r[1], -r[2]))
+    assert parents(rows) == [enclosing(rows, i) for i in range(len(rows))]
+
+
+def test_crossing_events_are_not_each_others_children() -> None:
+    a, b, in_both, in_b = (0, 0, 10), (0, 5, 15), (0, 6, 9), (0, 11, 14)
+    assert parents([a, b, in_both, in_b]) == [-1, -1, 1, 1]
+
+
+def test_event_that_starts_where_another_ends_is_beside_it() -> None:
+    assert parents([(0, 0, 10), (0, 10, 10), (0, 10, 20)]) == [-1, -1, -1]
+
+
+def test_long_input_is_followed_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 3 * scanner._CHUNK_ROWS // 2
+    start = np.arange(count, dtype=np.int64)
+    end = 10 * count - start
+    found = call_stack_parents(np.zeros(count, np.int64), start, end)
+    assert found.tolist() == list(range(-1, count - 1))
+
+
+def test_no_events_have_no_parents() -> None:
+    none = np.empty(0, np.int64)
+    assert len(call_stack_parents(none, none, none)) == 0

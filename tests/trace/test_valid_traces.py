@@ -1,0 +1,75 @@
+"""Any valid trace, in any layout, gives the same columns as the standard library's json with exact decimals."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.trace import oracle
+from tests.trace.layouts import Layout, Pairs, events, headers, layouts, written
+
+from stepscope.trace import blocks
+from stepscope.trace import read as reading
+from stepscope.trace.read import read
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("valid") / "trace.json"
+
+
+def check(path: Path, text: str, *, threads: int = 1) -> None:
+    trace = read(path, threads=threads)
+    rows, counts = oracle.rows(text)
+    oracle.assert_same(trace, rows)
+    quality = trace.quality
+    assert {name: getattr(quality, name) for name in counts} == counts
+    assert not (quality.truncated or quality.malformed or quality.mended or quality.bad_text or quality.shortened)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(events(), min_size=1, max_size=6), headers, layouts)
+def test_valid_trace_in_any_layout_equals_the_oracle(
+    file: Path, some: list[Pairs], header: dict[str, Any], layout: Layout
+) -> None:
+    data = written([*some, SOUND], header, layout)
+    file.write_bytes(data)
+    check(file, data.decode())
+
+
+SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(events(), min_size=1, max_size=12),
+    headers,
+    layouts,
+    st.sampled_from([1, 2, 3]),
+    st.sampled_from([32, 200, 1000]),
+    st.sampled_from([16, 100, 5000]),
+)
+def test_blocks_and_threads_make_no_difference(
+    file: Path,
+    some: list[Pairs],
+    header: dict[str, Any],
+    layout: Layout,
+    threads: int,
+    block: int,
+    chunk: int,
+) -> None:
+    data = written([*some, SOUND], header, layout)
+    file.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(blocks, "BLOCK_BYTES", block)
+        patched.setattr(reading, "CHUNK_BYTES", chunk)
+        check(file, data.decode(), threads=threads)
+
+
+@pytest.mark.parametrize("path", [DATA / "h200-fsdp2/rank0.json.gz", *sorted(DATA.glob("layouts/*.gz"))], ids=str)
+def test_real_trace_equals_the_oracle(path: Path) -> None:
+    check(path, gzip.decompress(path.read_bytes()).decode(), threads=2)
