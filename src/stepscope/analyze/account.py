@@ -15,11 +15,13 @@ from stepscope.analyze.critical_path import CriticalPath, critical_path
 from stepscope.analyze.efficiency import Efficiency, Given, efficiency
 from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels import KernelTable, kernel_table
+from stepscope.analyze.memory import MemoryView, memory_view
 from stepscope.analyze.operators import OperatorTable, operator_table
 from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
 from stepscope.analyze.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.rank_account import RankAccount, rank_account
 from stepscope.analyze.replay import Replay, replay_of
+from stepscope.analyze.steadiness import Steadiness, steadiness
 from stepscope.analyze.stragglers import Straggler, find_stragglers
 from stepscope.analyze.strategy import Strategy, strategy_of
 from stepscope.analyze.views import Views, views_of
@@ -62,6 +64,16 @@ class Account:
     def views(self) -> Views:
         """Return what each parallel strategy of the run did."""
         return views_of(self.shared, self.strategy, self.ranks)
+
+    @cached_property
+    def memory(self) -> MemoryView | None:
+        """Return the memory of the run, None where none was recorded."""
+        return memory_view(self.run, passes=self.strategy.passes, logs=self.run.logs)
+
+    @cached_property
+    def steadiness(self) -> Steadiness | None:
+        """Return how steady the steps are, None where fewer than two are known."""
+        return steadiness(self.run, logs=self.run.logs)
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:

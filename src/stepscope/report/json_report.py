@@ -9,8 +9,10 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.collectives import CollectiveRow, RankWait
 from stepscope.analyze.rank_account import RankAccount
 from stepscope.analyze.stragglers import Straggler
+from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import verdict
 from stepscope.run.rank import Rank
 from stepscope.run_folder import SCHEMA
@@ -36,7 +38,11 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         if account.step
         else [],
         "critical_path": _critical_path(account),
+        "checks": [asdict(check) for check in checks_of(account, logs=account.run.logs)],
+        "guides": plain(guides_of(account, logs=account.run.logs)),
         "stragglers": [_straggler(s) for s in account.stragglers],
+        "memory": plain(account.memory),
+        "steadiness": plain(account.steadiness),
         "by_strategy": _by_strategy(account),
         "verdict": verdict(account),
         "findings": [_finding(f) for f in diagnosis.findings],

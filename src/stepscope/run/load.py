@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.run.quality import quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
+from stepscope.run.step_log import StepLog
 from stepscope.run_folder import RUN_JSON
 from stepscope.trace.cache import read_cached
 from stepscope.trace.table import Trace
@@ -31,6 +32,8 @@ class Run:
     """by rank number"""
     description: dict[str, Any] = field(default_factory=dict)
     """`run.json`, empty for a job recorded by somebody else"""
+    logs: tuple[StepLog, ...] = ()
+    """step logs of a run folder, by rank"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -182,7 +185,7 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
     lines += quality_warnings(run.ranks)
-    return Run(run.name, run.ranks, run.description, run.unreadable, tuple(lines))
+    return replace(run, warnings=tuple(lines))
 
 
 def _worlds(run: Run) -> list[str]:

@@ -13,6 +13,7 @@ from stepscope.diagnose.rules.host_to_device_copy import host_to_device_copy
 from stepscope.diagnose.rules.launch_overhead import launch_overhead
 from stepscope.diagnose.rules.memory_bound_attention import memory_bound_attention
 from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
+from stepscope.diagnose.rules.memory_pressure import memory_pressure
 from stepscope.diagnose.rules.mixed_precision_overhead import mixed_precision_overhead
 from stepscope.diagnose.rules.no_overlap import no_overlap
 from stepscope.diagnose.rules.optimizer import optimizer
@@ -52,6 +53,7 @@ GENERAL: tuple[Rule, ...] = (
     launch_overhead,
     memory_bound_kernels,
     small_batch,
+    memory_pressure,
     profiler_overhead,
 )
 """what is left when the specific causes are fixed; their remedies would cover up any of them"""
