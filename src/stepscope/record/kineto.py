@@ -2,7 +2,7 @@
 
 `torch.profiler.profile` with a schedule numbers steps from its own start; ours carry the job's numbers. Preparing it
 imports the compiler stack (over a second) even where nothing is compiled, and older versions build a Python object
-per event when they stop: both are avoided here.
+per event when they stop: both are avoided here, by what its own `prepare_trace` does otherwise.
 """
 
 import json
@@ -56,13 +56,18 @@ class Kineto:
 
     def prepare(self) -> None:
         """Set up the buffers, so that the first recorded step does not pay for it."""
+        profiler = self.torch_profiler
+        profiler.has_cudagraphs = _compiles_to_cuda_graphs()
+        profiler.profiler = autograd_profiler.profile(
+            use_cpu=ProfilerActivity.CPU in profiler.activities,
+            use_device="cuda" if ProfilerActivity.CUDA in profiler.activities else None,
+            use_kineto=True,
+            **self._switches,
+        )
         with self._guard.ours():
-            if "torch._inductor" in sys.modules:
-                self.torch_profiler.prepare_trace()
-            else:
-                self._prepare_without_compiler()
+            profiler.profiler._prepare_trace()
         if not self._keep_events:
-            self.torch_profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
+            profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
 
     def start(self) -> None:
         """Record from now on."""
@@ -87,13 +92,8 @@ class Kineto:
             if torch.autograd._profiler_enabled():
                 torch.autograd._disable_profiler()
 
-    def _prepare_without_compiler(self) -> None:
-        profiler = self.torch_profiler
-        cuda = ProfilerActivity.CUDA in profiler.activities
-        profiler.profiler = autograd_profiler.profile(
-            use_cpu=ProfilerActivity.CPU in profiler.activities,
-            use_device="cuda" if cuda else None,
-            use_kineto=True,
-            **self._switches,
-        )
-        profiler.profiler._prepare_trace()
+
+def _compiles_to_cuda_graphs() -> bool:
+    """Return whether compiled code runs as CUDA graphs, without importing the compiler to find out."""
+    config = sys.modules.get("torch._inductor.config")
+    return bool(config is not None and config.triton.cudagraphs)
