@@ -24,10 +24,10 @@ def event(
 
 
 def trace_of(folder: Path, events: list[Event], *, name: str = "trace.json", cut: bool = False, **header: Any) -> Trace:
-    """Write the events as a trace file and return it as read; `cut` leaves the end of the file away."""
+    """Write the events as a trace file and return it as read; `cut` ends the file inside the last event."""
     text = json.dumps({**header, "traceEvents": events})
     path = folder / name
-    path.write_text(text[:-2] if cut else text)
+    path.write_text(text[:-6] if cut else text)
     return read(path)
 
 

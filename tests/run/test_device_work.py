@@ -1,0 +1,185 @@
+"""Kernels find their launch, operator and step; what cannot be joined is counted."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.run.traces import Event, event, rank_of
+
+from stepscope.run.device_work import enclosing, lookup
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+
+
+def step(number: int, start: float, end: float) -> Event:
+    return event("user_annotation", f"ProfilerStep#{number}", start, end - start)
+
+
+def launch(at: float, correlation: int, name: str = "cudaLaunchKernel", tid: int = 1, **args: int) -> Event:
+    return event("cuda_runtime", name, at, 2, tid=tid, correlation=correlation, **args)
+
+
+def kernel(start: float, correlation: int | None, name: str = "gemm", dur: float = 5, **args: int) -> Event:
+    linked = {} if correlation is None else {"correlation": correlation}
+    return event("kernel", name, start, dur, tid=7, **linked, **args)
+
+
+def op_names(rank: Rank) -> list[str | None]:
+    return [rank.trace.text(int(rank.trace["name"][row])) if row >= 0 else None for row in rank.work.op_row]
+
+
+def test_kernel_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    rank = rank_of(
+        tmp_path, [step(4, 0, 100), step(5, 100, 200), launch(90, 1), kernel(150, 1), launch(110, 2), kernel(160, 2)]
+    )
+    assert rank.steps.number[rank.work.step].tolist() == [4, 5]
+
+
+def test_work_without_a_launch_is_in_no_step_and_counted(tmp_path: Path) -> None:
+    rank = rank_of(tmp_path, [step(0, 0, 100), kernel(10, 77), kernel(20, None), launch(30, 5), kernel(40, 5)])
+    assert rank.work.step.tolist() == [-1, -1, 0]
+    assert rank.joins.without_launch == 2
+    assert rank.joins.device_events == 3
+
+
+def test_launch_without_work_is_counted(tmp_path: Path) -> None:
+    calls = [
+        launch(1, 1),
+        launch(2, 2, "cudaMemcpyAsync"),
+        launch(3, 3, "cudaGraphLaunch"),
+        launch(4, 4, "hipModuleLaunchKernel"),
+    ]
+    others = [launch(5, 5, "cudaStreamSynchronize"), launch(6, 6, "cudaEventRecord")]
+    rank = rank_of(tmp_path, [*calls, *others, kernel(9, 1)])
+    assert rank.joins.launches_without_work == 3
+
+
+def test_reused_correlation_ids_are_counted(tmp_path: Path) -> None:
+    rank = rank_of(tmp_path, [launch(1, 9), launch(5, 9), launch(8, 9), launch(9, 3), kernel(20, 9), kernel(30, 3)])
+    assert rank.joins.reused_correlation == 2
+
+
+def test_graph_launch_carries_many_kernels(tmp_path: Path) -> None:
+    rank = rank_of(
+        tmp_path, [step(0, 0, 50), launch(10, 4, "cudaGraphLaunch"), *(kernel(20 + k, 4, dur=1) for k in range(9))]
+    )
+    assert (rank.work.step == 0).all()
+    assert rank.joins.launches_without_work == rank.joins.without_launch == 0
+
+
+def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> None:
+    rank = rank_of(
+        tmp_path,
+        [
+            event("cpu_op", "outer", 0, 100, **{"External id": 1}),
+            event("cpu_op", "inner", 10, 50, **{"External id": 2}),
+            launch(20, 1, **{"External id": 2}),
+            launch(30, 2, **{"External id": 999}),  # names nothing
+            launch(70, 3),
+            launch(80, 4, **{"External id": 2}),  # names an operator that has already returned
+            launch(200, 5),
+            event("cpu_op", "elsewhere", 0, 500, tid=2),
+            *(kernel(300 + 10 * k, k) for k in range(1, 6)),
+        ],
+    )
+    assert op_names(rank) == ["inner", "inner", "outer", "outer", None]
+    assert rank.joins.without_op == 1
+
+
+def test_launch_inside_a_launch_finds_the_operator_around_both(tmp_path: Path) -> None:
+    """The runtime's call contains the driver's: the inner one's parent is no operator."""
+    events = [
+        event("cpu_op", "aten::mm", 0, 100),
+        launch(10, 1, "cudaLaunchKernel") | {"dur": 20},
+        launch(15, 2, "cuLaunchKernel"),
+        kernel(50, 1),
+        kernel(60, 2),
+    ]
+    assert op_names(rank_of(tmp_path, events)) == ["aten::mm", "aten::mm"]
+
+
+def test_device_and_stream_from_arguments_or_else_from_ids(tmp_path: Path) -> None:
+    rank = rank_of(tmp_path, [kernel(1, None, device=2, stream=13), kernel(9, None)])
+    assert rank.work.device.tolist() == [2, 1]
+    assert rank.work.stream.tolist() == [13, 7]
+
+
+def test_rocm_names_are_joined_alike(tmp_path: Path) -> None:
+    events = [
+        step(0, 0, 100),
+        event("cpu_op", "aten::mm", 5, 30),
+        event("hip_runtime", "hipExtModuleLaunchKernel", 10, 2, correlation=1),
+        event("kernel", "Cijk_Ailk_Bljk_HHS_BH_MT128x128", 40, 10, tid=0, correlation=1, stream=0, device=4),
+        event("cuda_runtime", "hipMemcpyWithStream", 50, 2, correlation=2),
+        event("gpu_memcpy", "CopyHostToDevice", 60, 10, tid=0, correlation=2),
+        event("cuda_runtime", "hipLaunchKernel", 70, 2, correlation=3),
+        event("kernel", "ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", 80, 9, correlation=3),
+    ]
+    rank = rank_of(tmp_path, events)
+    assert rank.work.kind.tolist() == [EventKind.KERNEL, EventKind.COPY, EventKind.COMM_KERNEL]
+    assert rank.work.step.tolist() == [0, 0, 0]
+    assert op_names(rank)[0] == "aten::mm"
+    assert rank.joins.launches_without_work == 0
+
+
+def test_work_overlapping_on_one_stream_never_exceeds_the_wall_time(tmp_path: Path) -> None:
+    rng = random.Random(1)
+    events = [kernel(rng.randrange(1000), None, dur=rng.randrange(200)) for _ in range(300)]
+    rank = rank_of(tmp_path, events)
+    busy = rank.work.intervals(EventKind.KERNEL)
+    wall = rank.work.end_ns.max() - rank.work.start_ns.min()
+    assert busy.total_ns <= wall
+    assert rank.work.start_ns.tolist() == sorted(rank.work.start_ns.tolist())
+
+
+def test_order_of_the_file_does_not_matter(tmp_path: Path) -> None:
+    events = [step(0, 0, 100), step(1, 100, 200)]
+    for k in range(40):
+        events += [event("cpu_op", f"op{k}", 5 * k, 4), launch(5 * k + 1, k + 1), kernel(5 * k + 90, k + 1)]
+    plain = rank_of(tmp_path, events)
+    random.Random(2).shuffle(events)
+    shuffled = rank_of(tmp_path, events)
+    assert op_names(shuffled) == op_names(plain)
+    assert shuffled.work.step.tolist() == plain.work.step.tolist()
+    assert shuffled.joins == plain.joins
+
+
+KEYS = st.lists(st.integers(0, 30), max_size=20)
+
+
+@given(KEYS, KEYS, st.sampled_from([1, 10**12]))
+def test_lookup_finds_the_last_occurrence_whether_ids_are_dense_or_not(
+    keys: list[int], wanted: list[int], scale: int
+) -> None:
+    """Ids that lie far apart go another way than dense ones, to the same result."""
+    last = {key: i for i, key in enumerate(keys)}
+    values = np.arange(len(keys), dtype=np.intp)
+    found = lookup(np.array(keys, np.int64) * scale, values, np.array(wanted, np.int64) * scale)
+    assert found.tolist() == [last.get(w, -1) for w in wanted]
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 2)), max_size=12)
+
+
+@given(SPANS, st.lists(st.tuples(st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=6))
+def test_enclosing_is_the_shortest_span_around(
+    tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int, int]], points: list[tuple[int, int]]
+) -> None:
+    """Nested spans only: where spans of a thread cross there is no innermost."""
+    nested: list[tuple[int, int, int]] = []
+    for start, length, tid in spans:
+        end = start + length
+        crosses = any(t == tid and (s < start < e < end or start < s < end < e) for s, e, t in nested)
+        if not crosses and (start, end, tid) not in nested:
+            nested.append((start, end, tid))
+    events = [event("cpu_op", "outer", s, e - s, tid=t) for s, e, t in nested]
+    events += [event("cuda_runtime", "inner", at + 0.5, 0, tid=t) for at, t in points]
+    trace = rank_of(tmp_path_factory.mktemp("t"), events).trace
+    outer, inner = np.arange(len(nested)), np.arange(len(nested), len(events))
+    around = [
+        [(e - s, k) for k, (s, e, t) in enumerate(nested) if t == tid and s <= at and e > at] for at, tid in points
+    ]
+    assert enclosing(trace, outer, inner).tolist() == [min(a)[1] if a else -1 for a in around]
