@@ -5,6 +5,7 @@ NCCL refuses two ranks on one device unless it takes them for different hosts: `
     python nccl_job.py WORK_FOLDER '{"mode": "plain" | "light" | "window" | "graph", "steps": 60, "ranks": 4}'
 """
 
+import itertools
 import json
 import os
 import subprocess
@@ -80,7 +81,7 @@ def train(work: Path, asked: dict[str, Any]) -> None:
                 recorder.step()
         torch.cuda.synchronize()
         walls.append(time.perf_counter())
-    truth = [(b - a) / 10 * 1e3 for a, b in zip(walls, walls[1:], strict=False)]
+    truth = [(b - a) / 10 * 1e3 for a, b in itertools.pairwise(walls)]
     found = {"losses": [value.item().hex() for value in losses], "ms_per_step": truth}
     (work / f"{mode}.{asked.get('round', 0)}.{rank}.json").write_text(json.dumps(found))
     dist.barrier()
