@@ -7,6 +7,7 @@ from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 from tests.analyze.jobs import STEP, Job, collective, ddp, fsdp, job_run, tp, training_step
 
 from stepscope.analyze.strategy import Strategy, strategy_of
+from stepscope.run.load import Run
 
 
 def recognised(tmp_path: Path, job: Job, **given: object) -> Strategy:
@@ -39,6 +40,14 @@ def test_a_range_that_names_ddp_makes_it_stated(tmp_path: Path) -> None:
         r.annotation("DistributedDataParallel.forward", at + 5, at + 900)
 
     assert recognised(tmp_path, named).sure == "stated"
+
+
+@pytest.mark.parametrize(("said", "agrees"), [("ddp", True), ("fsdp2+tp", False)])
+def test_what_the_job_says_is_noted_where_its_traffic_differs(tmp_path: Path, said: str, agrees: bool) -> None:
+    run = job_run(tmp_path, ddp)
+    found = strategy_of(Run(run.name, run.ranks, {"strategy": said}))
+    assert found.name == "ddp"
+    assert any(said in note for note in found.notes) != agrees
 
 
 def test_all_reduce_after_backward_is_ddp_too(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.analyze.build import AUTOGRAD, RankTrace
 from tests.analyze.jobs import LAG, Job, collective, ddp, fsdp, job_run, tp
 
 from stepscope.analyze.buckets import bucket_view
+from stepscope.analyze.by_strategy import by_strategy
 from stepscope.analyze.context_parallel import context_parallel_view
 from stepscope.analyze.experts import experts_view
 from stepscope.analyze.rank_account import rank_account
@@ -19,17 +20,17 @@ from stepscope.analyze.strategy import strategy_of
 from stepscope.analyze.tensor_parallel import tensor_parallel_view
 from stepscope.run.aligned import aligned
 
-VIEWS = (bucket_view, sharding_view, tensor_parallel_view, experts_view, context_parallel_view)
-
 
 def seen(tmp_path: Path, view: Any, job: Job, **given: Any) -> Any:
     run = job_run(tmp_path, job, **given)
     return view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_job_without_communication_has_no_views(tmp_path: Path, view: Any) -> None:
-    assert seen(tmp_path, view, lambda r, at: None) is None
+def test_a_job_has_the_views_of_its_dimensions_and_no_others(tmp_path: Path) -> None:
+    none = seen(tmp_path / "a", by_strategy, lambda r, at: None)
+    assert set(vars(none).values()) == {None}
+    one = seen(tmp_path / "b", by_strategy, ddp)
+    assert [name for name, view in vars(one).items() if view is not None] == ["buckets"]
 
 
 def test_buckets_come_with_size_order_delay_and_tail(tmp_path: Path) -> None:

@@ -265,7 +265,12 @@ def _replicated(use: _Use) -> Iterator[Role]:
 
 
 def _only_gathers(use: _Use) -> Iterator[Role]:
-    """Claim gathers without any reduction: activations of a forward-only job."""
+    """Claim gathers without gradients to scatter (activations of a forward-only job), and those of unknown phase."""
+    gathers, scatters = (use.of(op, during=(Phase.UNKNOWN,)) for op in ("all_gather", "reduce_scatter"))
+    if gathers.any() and scatters.any():
+        stage = 3 if gathers.sum() >= 1.5 * scatters.sum() else 2
+        rows = use.unclaimed(gathers | scatters)
+        yield Role(f"fsdp-zero{stage}", GUESS, "gathers and scatters whose phase is unknown", rows, ("tp",))
     rows = use.unclaimed(use.of("all_gather", "reduce_scatter", during=(Phase.UNKNOWN, Phase.FORWARD)))
     if len(rows):
         yield Role("tp", GUESS, "gathers without gradients to scatter", rows, ("cp", "fsdp-zero3"))

@@ -139,6 +139,7 @@ def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, parameters: int
     total = _device_total(rank, events.device if events else None)
     filled = reserved if reserved is not None else allocated
     steps = _steps(rank, events) if events else ()
+    grown = _grown(log, "allocated_bytes") or growth([s.step for s in steps], [s.end_bytes for s in steps])
     return RankMemory(
         rank=rank.rank,
         device=events.device if events else None,
@@ -154,9 +155,9 @@ def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, parameters: int
         peak=peak,
         steps=steps,
         timeline=_timeline(rank, events, categories) if events else None,
-        growth=_grown(log, "allocated_bytes") or growth([s.step for s in steps], [s.end_bytes for s in steps]),
+        growth=grown,
         host_growth=_grown(log, "host_bytes"),
-        reasons=_reasons(events, log, parameters),
+        reasons=_reasons(events, log, parameters, grown),
     )
 
 
@@ -285,7 +286,9 @@ def _grown(log: StepLog | None, name: str) -> Growth | None:
     return growth(log.step, log.column(f"memory.{name}")) if log is not None else None
 
 
-def _reasons(events: MemoryEvents | None, log: StepLog | None, parameters: int | None) -> dict[str, str]:
+def _reasons(
+    events: MemoryEvents | None, log: StepLog | None, parameters: int | None, grown: Growth | None
+) -> dict[str, str]:
     """Return why something is unknown."""
     reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
     if events is None:
@@ -295,6 +298,8 @@ def _reasons(events: MemoryEvents | None, log: StepLog | None, parameters: int |
             reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
         if events.address is None:
             reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
+    if grown is None:
+        reasons["growth"] = "it takes eight steps with samples, after the first ones, to tell a slope"
     if log is None:
         reasons["allocator_retries"] = "no step log: retries are counted there"
     if parameters is None:

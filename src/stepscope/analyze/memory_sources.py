@@ -31,9 +31,11 @@ class Holder:
 def operators_at(calls: HostCalls, thread: Int64s, moment_ns: Int64s) -> Int64s:
     """Return the string id of the outermost operator at each moment, NOBODY where there was none."""
     at = calls.innermost_at(thread, moment_ns)
+    if not len(calls):
+        return at
     while (inner := (at >= 0) & (calls.parent[at] >= 0)).any():
         at[inner] = calls.parent[at[inner]]
-    return np.where(at >= 0, calls.name[at], NOBODY) if len(calls) else at
+    return np.where(at >= 0, calls.name[at], NOBODY)
 
 
 def source_lines_at(rank: Rank, thread: Int64s, moment_ns: Int64s) -> Int64s:

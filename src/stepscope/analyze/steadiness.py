@@ -218,10 +218,13 @@ def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> t
 
 
 def _interval(steps: Int64s) -> int | None:
-    """Return the distance between spikes where at least three follow each other regularly (within 5 %, or 1 step)."""
+    """Return the distance between spikes where at least three follow each other regularly.
+
+    Regular is within 5 %, or one step where that is at most a tenth: short distances agree by chance.
+    """
     gaps = np.diff(steps)
     if len(gaps) < 2:
         return None
     middle = float(np.median(gaps))
-    regular = np.abs(gaps - middle) <= max(0.05 * middle, 1)
+    regular = np.abs(gaps - middle) <= max(0.05 * middle, 1 if middle >= 10 else 0)
     return round(middle) if middle > 2 and regular.mean() >= 0.8 else None

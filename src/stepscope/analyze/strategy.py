@@ -35,7 +35,9 @@ from stepscope.trace.table import Int64s
 SINGLE, UNKNOWN = "single", "unknown"
 _SURENESS = (STATED, PATTERN, GUESS)
 _ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "tp", "pp", "cp", "ep", "embedding")
-_POINT_TO_POINT_KINDS = ("pp", "cp")
+_POINT_TO_POINT = ("pp", "cp")
+_FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-zero2"))
+"""kinds that one group is only one of, by how much it takes to show them"""
 
 _DDP = re.compile(r"^DistributedDataParallel\.")
 _FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
@@ -107,7 +109,10 @@ def strategy_of(run: Run) -> Strategy:
     each_passes = tuple(passes(rank) for rank in run.ranks)
     phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
     hints = [_hints(rank) for rank in run.ranks]
-    roles = _agreed([_rank_roles(*each) for each in zip(run.ranks, phases, hints, strict=True)])
+    rows = [launched_in_steps(rank) for rank in run.ranks]
+    if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
+        rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
+    roles = _agreed(run.ranks, [_rank_roles(*each) for each in zip(run.ranks, rows, phases, hints, strict=True)])
     dimensions = sorted(_dimensions(run, roles, phases), key=_rank_in_name)
     main = tuple(d for d in dimensions if d.kind in _ORDER)
     version = max((h.fsdp for h in hints), default=0)
@@ -129,9 +134,9 @@ _Part = tuple[int, Group, Role]
 """rank index, group, role"""
 
 
-def _rank_roles(rank: Rank, phases: Phases, hints: Hints) -> _Roles:
-    """Return `(group, role)` for all operations launched in the rank's steps."""
-    c, rows = rank.collectives, launched_in_steps(rank)
+def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Roles:
+    """Return `(group, role)` for these operations of a rank."""
+    c = rank.collectives
     out = []
     for group in np.unique(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
@@ -166,20 +171,35 @@ def _amounts_per_peer(rank: Rank) -> bool:
     return any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in lists)
 
 
-def _agreed(by_rank: Sequence[_Roles]) -> list[_Roles]:
-    """Return the roles with one answer for all ranks where messages look like a chain on some and a ring on others."""
-    votes = [r for roles in by_rank for _, r in roles if r.kind in _POINT_TO_POINT_KINDS]
-    if not votes:
-        return list(by_rank)
-    best = min(votes, key=lambda r: (_SURENESS.index(r.sure), r.kind != "pp"))
-    settled = {r.kind for r in votes if r.sure == STATED} or {best.kind}
+def _agreed(ranks: Sequence[Rank], by_rank: Sequence[_Roles]) -> list[_Roles]:
+    """Return the roles with one answer per kind of group where ranks differ.
 
-    def agree(r: Role) -> Role:
-        if r.kind not in _POINT_TO_POINT_KINDS or r.kind in settled:
-            return r
-        return Role(best.kind, best.sure, best.why, r.rows, best.instead)
+    A rank whose trace was cut shows less than the others, and the ends of a chain look different from its middle.
+    """
+    best: dict[tuple[str, int | None, tuple[str, ...]], Role] = {}
+    keyed = [[(_class_of(rank, group, role), group, role) for group, role in roles]
+             for rank, roles in zip(ranks, by_rank, strict=True)]  # fmt: skip
+    for key, _, role in (entry for entries in keyed for entry in entries):
+        if key[2] and (key not in best or _weight(role, key[2]) < _weight(best[key], key[2])):
+            best[key] = role
 
-    return [[(group, agree(r)) for group, r in roles] for roles in by_rank]
+    def agree(role: Role, chosen: Role | None) -> Role:
+        if chosen is None or chosen.kind == role.kind:
+            return role
+        return Role(chosen.kind, chosen.sure, chosen.why, role.rows, chosen.instead)
+
+    return [[(group, agree(role, best.get(key))) for key, group, role in entries] for entries in keyed]
+
+
+def _class_of(rank: Rank, group: int, role: Role) -> tuple[str, int | None, tuple[str, ...]]:
+    g = rank.collectives.groups[group]
+    return g.desc or g.name, g.size, next((f for f in _FAMILIES if role.kind in f), ())
+
+
+def _weight(role: Role, family: tuple[str, ...]) -> tuple[int, int]:
+    """Return the order in which answers win: among data-parallel kinds the one that takes more to show."""
+    surest = _SURENESS.index(role.sure) if family == _POINT_TO_POINT else 0
+    return surest, family.index(role.kind)
 
 
 def _dimensions(run: Run, by_rank: Sequence[_Roles], phases: Sequence[Phases]) -> list[Dimension]:
@@ -273,9 +293,15 @@ def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
     if not main and name == UNKNOWN:
         lines.append("no communication was launched in the recorded steps, so the strategy is unknown")
     said = run.description.get("strategy")
-    if isinstance(said, str) and said:
-        lines.append(f"the job itself says: {said}")
+    if isinstance(said, str) and said and not _agrees(said, name):
+        lines.append(f"the job itself says {said}, its traffic {name}")
     return tuple(lines)
+
+
+def _agrees(said: str, name: str) -> bool:
+    """Return whether every part that the job names (`fsdp2+tp`) begins a part that was recognised."""
+    parts = name.split(" x ")
+    return all(any(part.startswith(word) for part in parts) for word in said.lower().split("+"))
 
 
 def _rows_by_kind(roles: _Roles) -> dict[str, Int64s]:

@@ -63,10 +63,11 @@ def num_steps(rank: Rank) -> int:
 
 
 def launched_in_steps(rank: Rank) -> Int64s:
-    """Return the collectives launched in recorded steps, in the order they were asked for; all without steps."""
+    """Return the collectives launched in recorded steps (without steps: in the trace), as they were asked for."""
     c = rank.collectives
-    known = (c.step >= 0) | (len(rank.steps) == 0)
-    order = np.argsort(np.where(c.issue_ns == np.iinfo(np.int64).min, c.start_ns, c.issue_ns), kind="stable")
+    asked = c.issue_ns > np.iinfo(np.int64).min
+    known = c.step >= 0 if len(rank.steps) else asked
+    order = np.argsort(np.where(asked, c.issue_ns, c.start_ns), kind="stable")
     return order[known[order]]
 
 
