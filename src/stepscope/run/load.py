@@ -15,6 +15,7 @@ from stepscope.run.quality import quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog
+from stepscope.run.step_log import StepLog, step_logs
 from stepscope.run_folder import RUN_JSON
 from stepscope.trace.cache import read_cached
 from stepscope.trace.table import Trace
@@ -73,7 +74,13 @@ def load(
                               zip(traces, known, strict=True)))  # fmt: skip
     ranks.sort(key=lambda r: r.rank)
     description, damaged = _description(folder)
-    run = Run(name=_name(given, folder), ranks=tuple(ranks), description=description, unreadable=tuple(unreadable))
+    run = Run(
+        name=_name(given, folder),
+        ranks=tuple(ranks),
+        description=description,
+        logs=step_logs(folder) if folder else (),
+        unreadable=tuple(unreadable),
+    )
     return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *damaged])
 
 
