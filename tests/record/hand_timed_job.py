@@ -22,8 +22,8 @@ class SlowData(Dataset):
         return STEPS * 8
 
     def __getitem__(self, i: int) -> torch.Tensor:
-        time.sleep(0.002)
-        return torch.full((16,), i % 100)
+        time.sleep(0.004)
+        return torch.full((64,), i % 100)
 
 
 class Model(nn.Module):

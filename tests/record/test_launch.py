@@ -88,7 +88,7 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
         assert 0 < statistics.median(waits) < statistics.median(by_hand[i]["backward_pass"] for i in steady)
     description = json.loads((run / RUN_JSON).read_text())
     assert description["world_size"] == 2
-    assert (description["samples_per_step"], description["tokens_per_step"]) == (2 * 8, 2 * 8 * 16)
+    assert (description["samples_per_step"], description["tokens_per_step"]) == (2 * 8, 2 * 8 * 64)
     assert description["unprofiled_step_ms"] is not None
     assert [(run / trace_file(rank)).exists() for rank in range(2)] == [True, True]
     assert "recorded 24 steps of 2 ranks, profiled steps 20-21 of 2 ranks, in run" in done.stderr
