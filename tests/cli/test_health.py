@@ -1,0 +1,94 @@
+"""`stepscope health`: one table, stragglers named, and gates whose exit code CI can rely on."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.diagnose.late import late_run
+
+from stepscope.cli.main import main
+
+TRAINS = """
+import torch
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(12):
+    model(torch.randn(32, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("late")
+    late_run(path)
+    return path
+
+
+def test_the_straggler_is_named_in_the_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "straggler: rank 1" in out and "because of its host" in out
+    assert "device_utilisation_pct" in out and "not measured" in out
+
+
+@pytest.mark.parametrize(
+    ("gates", "code"),
+    [
+        (["stragglers.count>0"], 1),
+        (["stragglers.count>1"], 0),
+        (["step_ms>3.4"], 1),
+        (["step_ms>3.5"], 0),
+        (["step_ms>3.5", "wait_pct>10"], 1),
+        (["findings.straggler.saving_pct>30"], 1),
+        (["findings.data-loading.saving_pct>5"], 0),
+        (["data_loading_pct>30"], 1),  # not measured, and so not known to hold
+    ],
+)
+def test_gates_decide_the_exit_code(folder: Path, gates: list[str], code: int) -> None:
+    assert main(["health", str(folder), *(w for g in gates for w in ("--fail-on", g))]) == code
+
+
+@pytest.mark.parametrize("gate", ["step_ms", "no_such_number>1", "step_ms>5%", "run.name>1"])
+def test_gates_that_say_nothing_are_wrong_usage(folder: Path, gate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", str(folder), "--fail-on", gate]) == 2
+    error = capsys.readouterr().err
+    assert "--fail-on" in error and error.count("\n") == 1
+
+
+def test_json_has_the_report_the_checks_and_the_gates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", str(folder), "--json", "-", "--fail-on", "stragglers.count>0"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == 1 and len(found["checks"]) == 10
+    assert {c["status"] for c in found["checks"]} <= {"pass", "fail", "not measured"}
+    assert set(found["checks"][0]) == {"id", "value", "good", "bad", "status", "reason"}
+    assert found["gates"] == [
+        {"fail_on": "stragglers.count>0", "holds": False, "value": 1, "said": "stragglers.count is 1"}
+    ]
+
+
+@pytest.mark.parametrize("words", [[], ["{folder}", "--", "true"]])
+def test_a_run_or_a_command_and_not_both(folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", *(w.format(folder=folder) for w in words)]) == 2
+    assert "RUN or -- COMMAND" in capsys.readouterr().err
+
+
+def test_a_command_that_trains_nothing_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "run")
+    assert main(["health", "--out", out, "--", sys.executable, "-c", "raise SystemExit(4)"]) == 2
+    error = capfd.readouterr().err
+    assert "exit code 4" in error and "no training step was recorded" in error
+
+
+@pytest.mark.job
+def test_a_command_is_recorded_and_its_output_kept_out_of_the_json(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["health", "--out", str(tmp_path / "run"), "--steps", "4:7", "--json", "-"]
+    assert main([*words, "--", sys.executable, "-c", TRAINS]) == 0
+    captured = capfd.readouterr()
+    found = json.loads(captured.out)
+    assert found["run"]["num_steps"] == 3 and "trained" in captured.err
