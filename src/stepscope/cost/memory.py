@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stepscope.cost.memory_activations import Batch, head_bytes, kept_bytes, layer_bytes
 from stepscope.cost.model_flops import Recompute, Transformer
-from stepscope.cost.model_parameters import Parameters, checked, parameters
+from stepscope.cost.model_parameters import checked, on_rank, summed, weights
 from stepscope.cost.parallel_layout import Layout, Optimizer, Precision, Sharding
 from stepscope.errors import UsageError
 
@@ -127,7 +127,7 @@ class _Step:
         self, model: Transformer, batch: Batch, layout: Layout, states: _States, workspace_bytes: float
     ) -> None:
         self.model, self.batch, self.layout, self.states = model, batch, layout, states
-        self.counts = _on_rank(parameters(model), layout)
+        self.counts = summed(on_rank(weights(model), layout, layers=model.layers), model)
         self.in_flight = min(layout.pipeline, layout.micro_batches)
         """micro-batches whose activations a pipeline's first stage holds at once"""
         self.again = batch.recompute in (Recompute.BLOCKS, Recompute.FULL)
@@ -184,19 +184,3 @@ class _Step:
         """Return DDP's buckets: every gradient once more."""
         is_ddp = self.layout.sharding in (Sharding.DDP, Sharding.ZERO1) and self.layout.data > 1
         return self.counts.total * self.states.gradients if is_ddp else 0.0
-
-
-def _on_rank(counts: Parameters, layout: Layout) -> Parameters:
-    """Return the parameters of one rank: its stage's layers, its share of matrices, its experts."""
-    stage = -(-len(counts.layers) // layout.pipeline)
-    layers = [
-        (layer - routed) // layout.tensor + routed // (layout.expert * layout.tensor)
-        for layer, routed in zip(counts.layers, counts.routed_experts, strict=True)
-    ]
-    return Parameters(
-        embedding=counts.embedding // layout.tensor,
-        layers=tuple(layers[-stage:]),
-        routed_experts=tuple(counts.routed_experts[-stage:]),
-        final_norm=counts.final_norm,
-        head=counts.head // layout.tensor,
-    )

@@ -51,10 +51,12 @@ def kept_bytes(model: Transformer, batch: Batch, *, tensor: int = 1, layer: int 
 def head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[float, float]:
     """Return what final norm and head keep, and the most that the loss holds: three fp32 values per logit.
 
-    Those are the log-probabilities, their gradient, and the gradient of the logits made from both.
+    Those are the log-probabilities, their gradient, and the gradient of the logits made from both. A vocabulary split
+    over ranks has its loss in smaller steps, which hold five.
     """
     r, c = batch.precision.residual_bytes, batch.precision.compute_bytes
-    return batch.tokens * (r + c) * model.d_model, batch.tokens * 12 * model.vocab / tensor
+    per_logit = 12 if tensor == 1 else 20
+    return batch.tokens * (r + c) * model.d_model, batch.tokens * per_logit * model.vocab / tensor
 
 
 def _attention(model: Transformer, batch: Batch) -> float:

@@ -1,27 +1,47 @@
-"""How many parameters a transformer has, by part, from its shape; and its shape from a `config.json`.
+"""The weights of a transformer from its shape, whole and on one rank; and its shape from a `config.json`.
 
 Linear layers are counted without biases, which are below a thousandth of the whole.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.cost.model_flops import Experts, LatentAttention, Transformer
+from stepscope.cost.parallel_layout import Layout
 from stepscope.errors import InputError, UsageError
 
 
 @dataclass(frozen=True)
+class Weight:
+    """Equal weights of one layer, or of the ends of the model."""
+
+    name: str
+    layer: int | None
+    """None: embedding, final norm and head"""
+    rows: int
+    columns: int = 1
+    split: str | None = None
+    """what tensor parallelism splits: rows, columns or nothing"""
+    routed: int = 1
+    """how many of them: the number of routed experts for theirs"""
+
+    @property
+    def count(self) -> int:
+        """Return its parameters."""
+        return self.rows * self.columns * self.routed
+
+
+@dataclass(frozen=True)
 class Parameters:
-    """Numbers of parameters of a model."""
+    """Numbers of parameters of a model, or of one rank of it."""
 
     embedding: int
     """tokens and positions"""
     layers: tuple[int, ...]
     """each layer, everything in it"""
-    routed_experts: tuple[int, ...]
-    """of each layer, what expert parallelism spreads"""
     final_norm: int
     head: int
     """0 where it is the embedding"""
@@ -54,16 +74,50 @@ def parameters(model: Transformer) -> Parameters:
     >>> parameters(gpt).total
     219203584
     """
-    norm = model.d_model * (2 if model.norm_bias else 1)
-    mlps = [_mlp(model, layer) for layer in range(model.layers)]
-    shared = 2 * norm + _attention(model)
+    return summed(weights(model), model)
+
+
+def summed(listed: Iterable[Weight], model: Transformer) -> Parameters:
+    """Return the parts that the weights add up to."""
+    by_layer: dict[int | None, int] = {}
+    named: dict[str, int] = {}
+    for w in listed:
+        by_layer[w.layer] = by_layer.get(w.layer, 0) + w.count
+        named[w.name] = named.get(w.name, 0) + w.count
     return Parameters(
-        embedding=(model.vocab + model.learned_positions) * model.d_model,
-        layers=tuple(shared + always + routed for always, routed in mlps),
-        routed_experts=tuple(routed for _, routed in mlps),
-        final_norm=norm,
-        head=0 if model.tied_head else model.vocab * model.d_model,
+        embedding=named.get("tokens", 0) + named.get("positions", 0),
+        layers=tuple(by_layer[i] for i in range(model.layers) if i in by_layer),
+        final_norm=named.get("norm", 0) + named.get("norm bias", 0),
+        head=named.get("head", 0),
     )
+
+
+def weights(model: Transformer) -> list[Weight]:
+    """Return the weights in the order in which a model lists them."""
+    out = [Weight("tokens", None, model.vocab, model.d_model, "rows")]
+    if model.learned_positions:
+        out.append(Weight("positions", None, model.learned_positions, model.d_model))
+    for layer in range(model.layers):
+        attention = _latent(model, model.latent, layer) if model.latent else _grouped(model, layer)
+        out += [*_norm(model, "norm1", layer), *attention, *_norm(model, "norm2", layer), *_mlp(model, layer)]
+    out += _norm(model, "norm", None)
+    if not model.tied_head:
+        out.append(Weight("head", None, model.vocab, model.d_model, "rows"))
+    return out
+
+
+def on_rank(listed: Iterable[Weight], layout: Layout, *, layers: int) -> list[Weight]:
+    """Return what one rank of the last pipeline stage holds before sharding: its layers, rows, columns and experts."""
+    first_layer = layers - -(-layers // layout.pipeline)
+    held = []
+    for w in listed:
+        if w.layer is not None and w.layer < first_layer:
+            continue
+        rows = -(-w.rows // layout.tensor) if w.split == "rows" else w.rows
+        columns = -(-w.columns // layout.tensor) if w.split == "columns" else w.columns
+        routed = -(-w.routed // layout.expert)
+        held.append(Weight(w.name, w.layer, rows, columns, w.split, routed))
+    return held
 
 
 def transformer_from_config(path: str | Path) -> Transformer:
@@ -130,28 +184,52 @@ def _experts_from(config: dict[str, Any]) -> Experts | None:
     )
 
 
-def _attention(model: Transformer) -> int:
-    """Return the projections of one layer (and the norms inside latent attention)."""
-    latent = model.latent
-    if latent is None:
-        width = model.head_width or model.d_model // model.heads
-        return 2 * model.d_model * width * (model.heads + (model.kv_heads or model.heads))
-    width = latent.nope_width + latent.rope_width
-    query = (
-        model.d_model * model.heads * width
-        if latent.query_rank is None
-        else latent.query_rank * (model.d_model + model.heads * width + 1)
-    )
-    down = model.d_model * (latent.kv_rank + latent.rope_width) + latent.kv_rank
-    up = latent.kv_rank * model.heads * (latent.nope_width + latent.value_width)
-    return query + down + up + model.heads * latent.value_width * model.d_model
+def _norm(model: Transformer, name: str, layer: int | None) -> list[Weight]:
+    names = [name, f"{name} bias"] if model.norm_bias else [name]
+    return [Weight(n, layer, model.d_model) for n in names]
 
 
-def _mlp(model: Transformer, layer: int) -> tuple[int, int]:
-    """Return the parameters of a layer's MLP that every rank has, and those of its routed experts."""
-    per_width = (3 if model.gated_mlp else 2) * model.d_model
+def _grouped(model: Transformer, layer: int) -> list[Weight]:
+    width = model.head_width or model.d_model // model.heads
+    query, shared = model.heads * width, (model.kv_heads or model.heads) * width
+    return [
+        Weight("query", layer, query, model.d_model, "rows"),
+        Weight("key", layer, shared, model.d_model, "rows"),
+        Weight("value", layer, shared, model.d_model, "rows"),
+        Weight("out", layer, model.d_model, query, "columns"),
+    ]
+
+
+def _latent(model: Transformer, latent: LatentAttention, layer: int) -> list[Weight]:
+    query = model.heads * (latent.nope_width + latent.rope_width)
+    if latent.query_rank is None:
+        out = [Weight("query", layer, query, model.d_model, "rows")]
+    else:
+        out = [
+            Weight("query down", layer, latent.query_rank, model.d_model),
+            Weight("query norm", layer, latent.query_rank),
+            Weight("query up", layer, query, latent.query_rank, "rows"),
+        ]
+    expanded = model.heads * (latent.nope_width + latent.value_width)
+    return [
+        *out,
+        Weight("latent down", layer, latent.kv_rank + latent.rope_width, model.d_model),
+        Weight("latent norm", layer, latent.kv_rank),
+        Weight("latent up", layer, expanded, latent.kv_rank, "rows"),
+        Weight("out", layer, model.d_model, model.heads * latent.value_width, "columns"),
+    ]
+
+
+def _mlp(model: Transformer, layer: int) -> list[Weight]:
     experts = model.experts
     if experts is None or layer < experts.dense_layers:
-        return per_width * model.mlp_width, 0
-    always = per_width * experts.shared * experts.width + model.d_model * experts.count
-    return always, per_width * experts.count * experts.width
+        return _matrices(model, layer, "mlp", model.mlp_width, 1)
+    shared = _matrices(model, layer, "shared expert", experts.shared * experts.width, 1) if experts.shared else []
+    routed = _matrices(model, layer, "expert", experts.width, experts.count)
+    return [*routed, *shared, Weight("router", layer, experts.count, model.d_model)]
+
+
+def _matrices(model: Transformer, layer: int, name: str, width: int, routed: int) -> list[Weight]:
+    first = ["up", "gate"] if model.gated_mlp else ["up"]
+    out = [Weight(f"{name} {n}", layer, width, model.d_model, "rows", routed) for n in first]
+    return [*out, Weight(f"{name} down", layer, model.d_model, width, "columns", routed)]

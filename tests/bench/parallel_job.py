@@ -1,0 +1,50 @@
+"""A real job on gloo ranks with the model of the simulated step: PyTorch's DDP, FSDP2, FSDP2 with tensor parallelism.
+
+Each rank writes a trace of one step per strategy; nothing of the simulation watches it.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from stepscope.bench.simulate_model import Shape, Transformer
+from stepscope.bench.simulate_parallel import parallel_mesh, parallelized
+
+SHAPE = Shape(layers=2, d_model=64, heads=4, vocab=12000, seq_len=16, mlp_width=256)
+CASES = {"ddp": (4, 1), "zero3-tp": (2, 2)}
+
+
+def step(model, mesh):
+    tokens = torch.zeros((2, SHAPE.seq_len), dtype=torch.int64)
+    with mesh.loss_context():
+        F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten()).backward()
+    model.zero_grad()
+
+
+def rank_main(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    for name, (data, tensor) in CASES.items():
+        mesh = parallel_mesh(data, tensor)
+        model = Transformer(SHAPE)
+        if name == "ddp":
+            model = DistributedDataParallel(model)
+        else:
+            parallelized(model, mesh, name.partition("-")[0])
+        for _ in range(1 + (name == "ddp")):  # DDP fills its final buckets from the second step on
+            step(model, mesh)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:
+            step(model, mesh)
+        if rank == 0:
+            profiler.export_chrome_trace(str(Path(folder) / f"{name}.json"))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(rank_main, args=(sys.argv[1],), nprocs=4)
