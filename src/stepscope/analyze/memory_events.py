@@ -71,7 +71,8 @@ def memory_events(rank: Rank) -> MemoryEvents | None:
     on_device = ordinal[ordinal >= 0]
     device = int(np.bincount(on_device).argmax()) if len(on_device) else -1
     rows = rows[ordinal == device]
-    return _events(rank, rows[np.argsort(trace["ts_ns"][rows], kind="stable")], device)
+    number = trace.arg("ev_idx").at(rows, missing=0)  # tells the order of events of one moment
+    return _events(rank, rows[np.lexsort((number, trace["ts_ns"][rows]))], device)
 
 
 def blocks_of(events: MemoryEvents) -> Blocks | None:
