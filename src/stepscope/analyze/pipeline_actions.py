@@ -24,7 +24,7 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
-_MARKED = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
+MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _NAMED = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
 _LEAST_SHARE = 0.3
 """of the operations of a usual stretch of the same kind: one with fewer is no micro-batch"""
@@ -117,7 +117,7 @@ def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
     """Return the actions that ranges name, each with the work asked for inside its range."""
     trace = rank.trace
     ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
-    rows = rows_named(trace, ranges, lambda s: bool(_MARKED.match(s) or _NAMED.match(s)))
+    rows = rows_named(trace, ranges, lambda s: bool(MARKED_ACTION.match(s) or _NAMED.match(s)))
     rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
     rows = rows[rank.steps.of(trace["ts_ns"][rows]) >= 0]
     begin = trace["ts_ns"][rows]
@@ -132,7 +132,7 @@ def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
 
 
 def _read_name(name: str, position: int) -> tuple[str, int, int]:
-    marked = _MARKED.match(name)
+    marked = MARKED_ACTION.match(name)
     if marked:
         return marked["kind"], int(marked["stage"]), int(marked["microbatch"])
     named = _NAMED.match(name)

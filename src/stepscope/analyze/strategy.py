@@ -24,6 +24,7 @@ import numpy as np
 
 from stepscope.analyze.group_roles import GUESS, PATTERN, STATED, Hints, Role, group_said, roles_of_group
 from stepscope.analyze.phases import Passes, Phase, Phases, collective_phases, passes
+from stepscope.analyze.pipeline_actions import MARKED_ACTION
 from stepscope.analyze.traffic import launched_in_steps, num_steps
 from stepscope.run.collective_names import OP_CODE, OPS
 from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
@@ -41,7 +42,6 @@ _FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-ze
 
 _DDP = re.compile(r"^DistributedDataParallel\.")
 _FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
-PIPELINE_RANGE = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<action>F|B|I|W)(?P<microbatch>\d+)$")
 _EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
 
 
@@ -157,7 +157,7 @@ def _hints(rank: Rank) -> Hints:
     return Hints(
         ddp=any(_DDP.search(n) for n in names),
         fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
-        pipeline=any(PIPELINE_RANGE.match(n) for n in names),
+        pipeline=any(MARKED_ACTION.match(n) for n in names),
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
         routed=_amounts_per_peer(rank),
     )
