@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stepscope.analyze.budget import RankBudget, budgets
+from stepscope.analyze.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.call_costs import call_costs
 from stepscope.analyze.chip import run_chip
 from stepscope.analyze.collectives import CollectiveRow, RankWait, collective_rows, rank_wait
@@ -24,7 +25,6 @@ from stepscope.analyze.replay import Replay, replay_of
 from stepscope.analyze.steadiness import Steadiness, steadiness
 from stepscope.analyze.stragglers import Straggler, find_stragglers
 from stepscope.analyze.strategy import Strategy, strategy_of
-from stepscope.analyze.views import Views, views_of
 from stepscope.analyze.waterfall import Waterfall, waterfall
 from stepscope.cost.chip_table import Chip
 from stepscope.cost.hardware import Lookup
@@ -61,9 +61,9 @@ class Account:
         return max((len(r.steps) for r in self.run.ranks), default=0)
 
     @cached_property
-    def views(self) -> Views:
+    def views(self) -> ByStrategy:
         """Return what each parallel strategy of the run did."""
-        return views_of(self.shared, self.strategy, self.ranks)
+        return by_strategy(self.shared, self.strategy, self.ranks)
 
     @cached_property
     def memory(self) -> MemoryView | None:

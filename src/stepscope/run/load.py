@@ -14,7 +14,6 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.run.quality import quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
-from stepscope.run.step_log import StepLog
 from stepscope.run.step_log import StepLog, step_logs
 from stepscope.run_folder import RUN_JSON
 from stepscope.trace.cache import read_cached
