@@ -1,5 +1,6 @@
 """Guides: shown when their subject applies, every item measured or said not to be."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,8 @@ def test_short_kernels_on_an_idle_device_show_the_guide_on_small_batches(tmp_pat
 def test_growing_memory_shows_the_guide_on_memory(tmp_path: Path) -> None:
     grown = [{"allocated_bytes": (500 + 3 * n) * MB, "peak_allocated_bytes": 900 * MB} for n in range(40)]
     lines = [{"step": n, "dur_ns": 1000, "memory": memory} for n, memory in enumerate(grown)]
-    account = account_of(late_run(tmp_path, late_us=0))
-    found = {g.id: g for g in guides_of(account, logs=[step_log_of(lines, rank=0)])}["memory-pressure"]
+    run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(lines, rank=0),))
+    found = guides(account_of(run))["memory-pressure"]
     assert values(found)["growth_mb_per_step"] == pytest.approx(3.0, abs=0.1)
     assert statuses(found)["growth_mb_per_step"] == "fail"
     assert statuses(found)["fragmentation_pct"] == "not measured"

@@ -1,4 +1,4 @@
-"""The run that a command line names: its arguments, and the account and step logs they lead to."""
+"""The run that a command line names: its arguments, and the account they lead to."""
 
 import argparse
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from stepscope.analyze.efficiency import Given
 from stepscope.cli.progress import reading_progress
 from stepscope.cost.chip_table import load_chips
 from stepscope.run.load import load
-from stepscope.run.step_log import StepLog, step_logs
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,6 @@ class GivenRun:
     account: Account
     folder: Path
     """of the traces"""
-    logs: tuple[StepLog, ...]
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
@@ -59,8 +57,7 @@ def given_run(
         unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
-    folder = Path(found.ranks[0].trace.path).parent
-    return GivenRun(account, folder, step_logs(folder) if len(given) == 1 and Path(given[0]).is_dir() else ())
+    return GivenRun(account, Path(found.ranks[0].trace.path).parent)
 
 
 def above_zero(text: str) -> float:

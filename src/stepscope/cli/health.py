@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     gates = [parse_gate(text) for text in args.fail_on]
     failed = _record(args) if args.command else False
     given = given_run(args)
-    checks = checks_of(given.account, logs=given.logs)
+    checks = checks_of(given.account)
     report = _report(given, checks)
     results = judge(gates, report)
     if args.json:

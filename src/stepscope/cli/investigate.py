@@ -90,7 +90,7 @@ def _printed(args: argparse.Namespace, first: GivenRun, second: GivenRun | None)
 
 
 def _measured(given: GivenRun) -> Measurement:
-    return Measurement(given.account, diagnose(given.account), given.logs)
+    return Measurement(given.account, diagnose(given.account))
 
 
 def _keep(folder: Path, record: dict[str, Any], steps: list[Step]) -> None:

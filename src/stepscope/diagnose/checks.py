@@ -16,7 +16,6 @@ A check passes only where the number is good. Between good and bad it fails, and
 A number that is not known is `None` and the check `not measured`.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
@@ -26,12 +25,10 @@ from stepscope.diagnose.measured import (
     device_share,
     device_utilisation,
     gradient_sync_of_backward,
-    memory_of,
     memory_of_limit,
     phase_share,
     step_time_spread,
 )
-from stepscope.run.step_log import StepLog
 
 PASS, FAIL, NOT_MEASURED = "pass", "fail", "not measured"
 
@@ -69,8 +66,8 @@ class Range:
         return f"{sign}{'' if self.open else '='} {limit:g}"
 
 
-def checks_of(account: Account, *, logs: Sequence[StepLog] = ()) -> list[Check]:
-    """Return every check of the table above; `logs` are the run's step logs, which know more steps and memory."""
+def checks_of(account: Account) -> list[Check]:
+    """Return every check of the table above."""
     return [
         checked("device_utilisation_pct", device_utilisation(account), good=Range(low=80), bad=Range(high=50)),
         checked("data_loading_pct", data_loading(account), good=Range(high=10), bad=Range(low=30)),
@@ -81,13 +78,13 @@ def checks_of(account: Account, *, logs: Sequence[StepLog] = ()) -> list[Check]:
         *_shares(account),
         checked(
             "step_time_spread_pct",
-            step_time_spread(account, logs),
+            step_time_spread(account),
             good=Range(high=10, open=False),
             bad=Range(low=10),
         ),
         checked(
             "memory_pct_of_limit",
-            memory_of_limit(memory_of(account, logs)),
+            memory_of_limit(account.memory),
             good=Range(high=95),
             bad=Range(low=95, open=False),
         ),

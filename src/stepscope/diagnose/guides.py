@@ -4,11 +4,9 @@ dear or the batch small. Each item is measured and marked pass, fail or not meas
 A guide is shown when its subject applies to the run; a subject that cannot be judged does not apply.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory import MemoryView
 from stepscope.diagnose import guide_measures as of
 from stepscope.diagnose.checks import Check, Range, checked
 from stepscope.diagnose.measured import (
@@ -16,11 +14,9 @@ from stepscope.diagnose.measured import (
     data_loading,
     device_share,
     device_utilisation,
-    memory_of,
     memory_of_limit,
     part_share,
 )
-from stepscope.run.step_log import StepLog
 
 _LOW_MFU = 0.40
 _SLOW_COMMUNICATION_PCT = 10.0
@@ -49,9 +45,8 @@ class Guide:
     items: tuple[Item, ...]
 
 
-def guides_of(account: Account, *, logs: Sequence[StepLog] = ()) -> list[Guide]:
+def guides_of(account: Account) -> list[Guide]:
     """Return the guides whose subject applies to the run."""
-    memory = memory_of(account, logs)
     found = []
     for name, title, applies, items in (
         ("low-mfu", "Low MFU", _low_mfu, _mfu_items),
@@ -61,9 +56,9 @@ def guides_of(account: Account, *, logs: Sequence[StepLog] = ()) -> list[Guide]:
         ("mixed-precision-overhead", "Mixed-precision overhead", _mixed_precision, _mixed_precision_items),
         ("small-batches", "Small batches", _small_batches, _small_batch_items),
     ):
-        why = applies(account, memory)
+        why = applies(account)
         if why is not None:
-            found.append(Guide(name, title, why, tuple(items(account, memory))))
+            found.append(Guide(name, title, why, tuple(items(account))))
     return found
 
 
@@ -86,12 +81,12 @@ def _at_most(limit: float) -> Range:
 # Low MFU -----------------------------------------------------------------------------------------------------------
 
 
-def _low_mfu(account: Account, memory: MemoryView | None) -> str | None:
+def _low_mfu(account: Account) -> str | None:
     mfu = account.efficiency.mfu
     return None if mfu is None or mfu >= _LOW_MFU else f"MFU is {100 * mfu:.1f} %; large dense models reach 40 and more"
 
 
-def _mfu_items(account: Account, memory: MemoryView | None) -> list[Item]:
+def _mfu_items(account: Account) -> list[Item]:
     lost = ("exposed_transfer", "wait", "pipeline_bubble")
     return [
         _item("tensor_cores_pct", of.tensor_cores(account), _above(95), "torch.set_float32_matmul_precision('high')"),
@@ -119,14 +114,14 @@ def _mfu_items(account: Account, memory: MemoryView | None) -> list[Item]:
 # Slow communication ------------------------------------------------------------------------------------------------
 
 
-def _slow_communication(account: Account, memory: MemoryView | None) -> str | None:
+def _slow_communication(account: Account) -> str | None:
     found = part_share(account, "exposed_transfer", "wait")
     if found.value is None or found.value < _SLOW_COMMUNICATION_PCT:
         return None
     return f"exposed communication takes {found.value:.0f} % of the step"
 
 
-def _communication_items(account: Account, memory: MemoryView | None) -> list[Item]:
+def _communication_items(account: Account) -> list[Item]:
     return [
         _item("stragglers", of.stragglers(account), _at_most(0), "the late rank first: a faster link does not help it"),
         _item("waiting_pct", of.waiting_in_collectives(account), _below(20), "even out the ranks before the network"),
@@ -143,28 +138,35 @@ def _communication_items(account: Account, memory: MemoryView | None) -> list[It
 # Memory pressure ---------------------------------------------------------------------------------------------------
 
 
-def _memory_pressure(account: Account, memory: MemoryView | None) -> str | None:
-    full = memory_of_limit(memory)
+def _memory_pressure(account: Account) -> str | None:
+    full = memory_of_limit(account.memory)
     if full.value is not None and full.value >= _FULL_PCT:
         return f"{full.value:.0f} % of the device's memory is in use: {full.how}"
-    calls = of.most_of_ranks(memory, lambda r: r.allocator_calls, "calls per step")
+    calls = of.most_of_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
     if calls.value is not None and calls.value > 1:
         return f"the device's allocator is called {calls.value:g} times per step"
-    grown = of.leak(memory, lambda r: r.growth, "allocated memory")
+    grown = of.leak(account.memory, lambda r: r.growth, "allocated memory")
     return f"memory grows by {grown.value:.1f} MB per step" if grown.value else None
 
 
-def _memory_items(account: Account, memory: MemoryView | None) -> list[Item]:
-    calls = of.most_of_ranks(memory, lambda r: r.allocator_calls, "calls per step that get or return device memory")
-    retries = of.most_of_ranks(
-        memory, lambda r: r.allocator_retries, "times the cache was emptied", reason="allocator_retries"
+def _memory_items(account: Account) -> list[Item]:
+    calls = of.most_of_ranks(
+        account.memory, lambda r: r.allocator_calls, "calls per step that get or return device memory"
     )
-    cached = of.most_of_ranks(memory, of.cache_pct, "of what is reserved at the peak")
-    grown = of.leak(memory, lambda r: r.growth, "allocated memory")
-    host = of.leak(memory, lambda r: r.host_growth, "the host's memory")
+    retries = of.most_of_ranks(
+        account.memory, lambda r: r.allocator_retries, "times the cache was emptied", reason="allocator_retries"
+    )
+    cached = of.most_of_ranks(account.memory, of.cache_pct, "of what is reserved at the peak")
+    grown = of.leak(account.memory, lambda r: r.growth, "allocated memory")
+    host = of.leak(account.memory, lambda r: r.host_growth, "the host's memory")
     fragments = Measured(None, "totals do not tell how free memory is cut up; a memory snapshot does")
     return [
-        _item("memory_pct_of_limit", memory_of_limit(memory), _below(95), "smaller micro-batches, checkpointing, FSDP"),
+        _item(
+            "memory_pct_of_limit",
+            memory_of_limit(account.memory),
+            _below(95),
+            "smaller micro-batches, checkpointing, FSDP",
+        ),
         _item("allocator_calls", calls, _at_most(1), "no empty_cache() in the loop; expandable_segments:True"),
         _item("allocator_retries", retries, _at_most(0), "lower the peak: a retry empties the cache"),
         _item("cache_pct", cached, _below(20), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
@@ -177,7 +179,7 @@ def _memory_items(account: Account, memory: MemoryView | None) -> list[Item]:
 # Low device utilisation --------------------------------------------------------------------------------------------
 
 
-def _low_utilisation(account: Account, memory: MemoryView | None) -> str | None:
+def _low_utilisation(account: Account) -> str | None:
     found = device_utilisation(account)
     return (
         None
@@ -186,7 +188,7 @@ def _low_utilisation(account: Account, memory: MemoryView | None) -> str | None:
     )
 
 
-def _utilisation_items(account: Account, memory: MemoryView | None) -> list[Item]:
+def _utilisation_items(account: Account) -> list[Item]:
     return [
         _item("data_loading_pct", data_loading(account), _below(10), "DataLoader(num_workers=4, pin_memory=True)"),
         _item(
@@ -206,7 +208,7 @@ def _utilisation_items(account: Account, memory: MemoryView | None) -> list[Item
 # Mixed-precision overhead ------------------------------------------------------------------------------------------
 
 
-def _mixed_precision(account: Account, memory: MemoryView | None) -> str | None:
+def _mixed_precision(account: Account) -> str | None:
     if not of.sixteen_bit(account).value:
         return None
     scaler, casts = _scaler(account), _casts(account)
@@ -215,7 +217,7 @@ def _mixed_precision(account: Account, memory: MemoryView | None) -> str | None:
     return f"casts take {casts.value:.0f} % of all device work" if (casts.value or 0.0) >= _DEAR_CASTS_PCT else None
 
 
-def _mixed_precision_items(account: Account, memory: MemoryView | None) -> list[Item]:
+def _mixed_precision_items(account: Account) -> list[Item]:
     reads = of.calls_per_step(account, "aten::_local_scalar_dense")
     return [
         _item("loss_scaling_pct", _scaler(account), _below(0.5), "train in bfloat16 without GradScaler"),
@@ -237,14 +239,14 @@ def _scaler(account: Account) -> Measured:
 # Small batches -----------------------------------------------------------------------------------------------------
 
 
-def _small_batches(account: Account, memory: MemoryView | None) -> str | None:
+def _small_batches(account: Account) -> str | None:
     short, busy = of.short_kernels(account), device_utilisation(account)
     if short.value is None or busy.value is None or short.value < _SHORT_KERNELS_PCT or busy.value > _BUSY_PCT:
         return None
     return f"{short.value:.0f} % of kernels are shorter than a launch and the device is busy {busy.value:.0f} %"
 
 
-def _small_batch_items(account: Account, memory: MemoryView | None) -> list[Item]:
+def _small_batch_items(account: Account) -> list[Item]:
     raise_it = "raise the batch per device: there is room"
     return [
         _item("short_kernels_pct", of.short_kernels(account), _below(50), "raise the batch, or launch as a graph"),
@@ -253,5 +255,5 @@ def _small_batch_items(account: Account, memory: MemoryView | None) -> list[Item
         ),
         _item("matmul_rate_pct", of.matmul_rate(account), _above(30), "matrices too small to fill the device"),
         _item("occupancy_pct", of.occupancy(account), _above(30), "too few blocks per kernel: raise the batch"),
-        _item("memory_pct_of_limit", memory_of_limit(memory), _above(50), raise_it),
+        _item("memory_pct_of_limit", memory_of_limit(account.memory), _above(50), raise_it),
     ]

@@ -50,7 +50,7 @@ def _baseline(run: Measurement) -> Step:
     if step is None:
         return Step(1, "Baseline", "How long is a step?", "No step was recorded, so nothing can be held against it.")
     known = "without the profiler" if step.unprofiled_ns else "while profiled"
-    spread = step_time_spread(account, run.logs)
+    spread = step_time_spread(account)
     facts = [
         Evidence("step", _ms(step.step_ns), "ms", known),
         Evidence("step while profiled", _ms(step.profiled_ns), "ms"),
@@ -80,12 +80,12 @@ def _category(account: Account) -> Step:
 
 def _detail(run: Measurement) -> Step:
     facts = detail_facts(run.account, verdict(run.account))
-    failed = [c for c in checks_of(run.account, logs=run.logs) if c.status == FAIL]
+    failed = [c for c in checks_of(run.account) if c.status == FAIL]
     facts += [
         Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
         for c in failed
     ]
-    guides = guides_of(run.account, logs=run.logs)
+    guides = guides_of(run.account)
     open_items = [(g, item) for g in guides for item in g.items if item.check.status == FAIL]
     facts += [
         Evidence(f"{g.id}: {i.check.id}", round(i.check.value or 0.0, 2), "", f"good {i.check.good}")

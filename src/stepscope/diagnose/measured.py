@@ -3,18 +3,16 @@
 Shares are of the step in `account.step`: without the profiler's cost where the unprofiled step is known.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.host_time import data_loading as loading_spans
-from stepscope.analyze.memory import MemoryView, memory_view
+from stepscope.analyze.memory import MemoryView
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.intervals import intersect, union
 from stepscope.run.collective_names import OP_CODE
-from stepscope.run.step_log import StepLog
 from stepscope.units import NS_PER_MS, readable_bytes
 
 NO_STEP = "no step was recorded"
@@ -126,13 +124,13 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float] |
     return all_ns, exposed_ns, wait_ns
 
 
-def step_time_spread(account: Account, logs: Sequence[StepLog] = ()) -> Measured:
+def step_time_spread(account: Account) -> Measured:
     """Return the standard deviation of step times against their mean, in percent.
 
     From the step logs where there are any, else from the periods of the recorded steps, mean over ranks: the spans
     of a host that runs ahead of its device say nothing about how steady the steps are.
     """
-    series = log_series(logs)
+    series = log_series(account.run.logs)
     if series is not None and len(series.dur_ns) >= _FEWEST_STEPS:
         found = steadiness_of(series)
         return Measured(found.spread_pct, f"{found.num_steps - found.warm_up_steps} steps of the step logs")
@@ -142,11 +140,6 @@ def step_time_spread(account: Account, logs: Sequence[StepLog] = ()) -> Measured
         return Measured(None, f"fewer than {_FEWEST_STEPS} whole steps were recorded on a rank")
     spread = float(np.mean([p.std() / p.mean() for p in enough]))
     return Measured(100 * spread, f"{min(map(len, enough))} recorded steps per rank")
-
-
-def memory_of(account: Account, logs: Sequence[StepLog] = ()) -> MemoryView | None:
-    """Return the memory of the run, None where none was recorded."""
-    return memory_view(account.run, passes=account.strategy.passes, logs=logs)
 
 
 def memory_of_limit(memory: MemoryView | None) -> Measured:

@@ -15,7 +15,6 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.steadiness import log_series
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.run.step_log import StepLog
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
@@ -30,7 +29,6 @@ class Measurement:
 
     account: Account
     diagnosis: Diagnosis
-    logs: Sequence[StepLog] = ()
 
 
 @dataclass(frozen=True)
@@ -121,7 +119,7 @@ def _outcome(measured: float, doubt: float, low: float | None, high: float | Non
 
 def _standard_error_ns(run: Measurement, step_ns: float) -> float:
     """Return how well a run's step time is known: the spread of its steps over the root of their number."""
-    series = log_series(run.logs)
+    series = log_series(run.account.run.logs)
     if series is not None and len(series.dur_ns) > 1:
         settled = series.dur_ns[len(series.dur_ns) // 4 :].astype(float)
         return float(settled.std() / sqrt(len(settled)))

@@ -38,8 +38,8 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         if account.step
         else [],
         "critical_path": _critical_path(account),
-        "checks": [asdict(check) for check in checks_of(account, logs=account.run.logs)],
-        "guides": plain(guides_of(account, logs=account.run.logs)),
+        "checks": [asdict(check) for check in checks_of(account)],
+        "guides": plain(guides_of(account)),
         "stragglers": [_straggler(s) for s in account.stragglers],
         "memory": plain(account.memory),
         "steadiness": plain(account.steadiness),
