@@ -27,6 +27,8 @@ Floats = npt.NDArray[np.float64]
 _SHORTEST_FOR_DRIFT_NS = 5 * NS_PER_S
 _FEWEST_FOR_DRIFT = 16
 _SMALLEST_JUMP_NS = 5 * NS_PER_MS
+_PIPELINED_BYTES = 512 << 10
+"""per rank: from here on a ring keeps all its ranks busy at once (one slot of NCCL's buffers)"""
 _FLOOR_NS = 1_000
 """time stamps of a device are not better than a microsecond across processes"""
 
@@ -67,12 +69,13 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     drift, offset = _drifts(ranks, matches, end, residual, usable, offset, reference)
     residual, sharp = _residuals(matches, end, offset, drift, reference, usable)
     noise = 2 * _per_rank(mad_sigma, residual, matches.rank_index, sharp, len(ranks))
-    unequal = hops * _per_rank(np.median, _unequal_ends(matches, start, end), matches.rank_index, sharp, len(ranks))
-    uncertainty = np.where(known, np.maximum(noise, unequal) + _FLOOR_NS, np.nan)
-    clocks = Clocks(offset, uncertainty, drift, reference, known)
+    clocks = Clocks(offset, noise, drift, reference, known)
+    apart = _unequal_ends(matches, clocks.shared(matches.rank_index, start), clocks.shared(matches.rank_index, end))
+    unequal = hops * _per_rank(np.median, apart, matches.rank_index, sharp, len(ranks))
+    uncertainty = np.where(known, noise + unequal + _FLOOR_NS, np.nan)
     bounded = _within_bounds(clocks, matches, start, end)
     warnings = [*_unknown(ranks, known), *_jumps(ranks, matches, residual, usable)]
-    return Clocks(bounded, clocks.uncertainty_ns, drift, reference, known, tuple(warnings))
+    return Clocks(bounded, uncertainty, drift, reference, known, tuple(warnings))
 
 
 def _member_times(ranks: tuple[Rank, ...], matches: Matches) -> tuple[Int64s, Int64s]:
@@ -117,8 +120,9 @@ def _tree_offsets(
         fresh = np.zeros(len(matches.row), bool)
         if reached.any():
             # In every match, compare the members not reached yet with the median of those that are.
-            anchor = _median_by_match(matches, end + offset[matches.rank_index], usable & reached[matches.rank_index])
-            fresh = usable & ~reached[matches.rank_index] & ~np.isnan(anchor[of])
+            there = reached[matches.rank_index]
+            anchor, has_anchor = _median_by_match(matches, end + offset[matches.rank_index], usable & there)
+            fresh = usable & ~there & has_anchor[of]
         if not fresh.any():
             if with_first is None and reached.any():
                 with_first = reached.copy()
@@ -126,40 +130,64 @@ def _tree_offsets(
             continue
         difference, walked = anchor[of] - end, hops.max() + 1
         for index in np.unique(matches.rank_index[fresh]):
-            offset[index] = int(np.median(difference[fresh & (matches.rank_index == index)]))
+            offset[index] = _middle(difference[fresh & (matches.rank_index == index)])
             reached[index], hops[index] = True, walked
     return offset, hops, reached if with_first is None else with_first
 
 
-def _unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
-    """Return for each member how far apart the ends of its collective can lie although the clocks agree.
+def _middle(values: Int64s) -> int:
+    """Return the median of large numbers, exactly."""
+    return int(values[0]) + round(float(np.median(values - values[0])))
 
-    A ring finishes on all ranks within one of its rounds: 1/(2(P-1)) of an all-reduce, 1/(P-1) of a gather,
-    scatter or exchange. A message may end on one rank a whole transfer before it ends on the other. The transfer
-    is the time of the member that waited least.
+
+def _unequal_ends(matches: Matches, start: Int64s, end: Int64s) -> Floats:
+    """Return for each member how far apart the ends of its collective can lie although the clocks agree; times are
+    on the shared clock.
+
+    A ring that is pipelined finishes on all ranks within one of its rounds: 1/(2(P-1)) of an all-reduce, 1/(P-1) of
+    a gather, scatter or exchange. A message too small for that goes around rank by rank: in the second half of an
+    all-reduce, in all of the others. A message may end on one rank a whole transfer before it ends on the other. The
+    transfer is from the last arrival to the last end, the median over all alike: a short one may be luck.
     """
-    transfer = np.full(len(matches), np.iinfo(np.int64).max)
-    np.minimum.at(transfer, matches.of_member, end - start)
+    arrived = np.full(len(matches), np.iinfo(np.int64).min)
+    ended = arrived.copy()
+    np.maximum.at(arrived, matches.of_member, start)
+    np.maximum.at(ended, matches.of_member, end)
     members = np.diff(matches.first)
     rounds = np.where(np.isin(matches.op, _IN_ROUNDS), np.maximum(members - 1, 1), 1)
+    rounds = np.where(matches.size_bytes >= _PIPELINED_BYTES * members, rounds, 1)
     rounds = np.where(matches.op == OP_CODE["all_reduce"], 2 * rounds, rounds)
-    return (transfer / rounds)[matches.of_member]
+    alike = np.unique(np.stack((matches.op, matches.size_bytes, matches.group)), axis=1, return_inverse=True)[1]
+    return (_medians(np.maximum(ended - arrived, 0), alike.reshape(-1)) / rounds)[matches.of_member]
 
 
-def _median_by_match(matches: Matches, times: Int64s, chosen: npt.NDArray[np.bool_]) -> Floats:
-    """Return the median time of the chosen members of each match, nan where there is none."""
-    out = np.full(len(matches), np.nan)
+def _medians(values: Int64s, kind: Int64s) -> Floats:
+    """Return for each value the median of its kind."""
+    out = np.empty(len(values))
+    for k in np.unique(kind):
+        out[kind == k] = np.median(values[kind == k])
+    return out
+
+
+def _median_by_match(
+    matches: Matches, times: Int64s, chosen: npt.NDArray[np.bool_]
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """Return the median time of the chosen members of each match, and which matches have any.
+
+    Whole nanoseconds: since 1970 they are more than a float holds.
+    """
+    out, known = np.zeros(len(matches), np.int64), np.zeros(len(matches), bool)
     member = np.flatnonzero(chosen)
     if not len(member):
-        return out
+        return out, known
     of = matches.of_member[member]
     order = np.lexsort((times[member], of))
     of, value = of[order], times[member][order]
     begin = np.flatnonzero(np.concatenate(([True], of[1:] != of[:-1])))
     count = np.diff(np.append(begin, len(of)))
     low, high = value[begin + (count - 1) // 2], value[begin + count // 2]
-    out[of[begin]] = low + (high - low) / 2
-    return out
+    out[of[begin]], known[of[begin]] = low + (high - low) // 2, True
+    return out, known
 
 
 def _residuals(
@@ -177,8 +205,8 @@ def _residuals(
     i = matches.rank_index
     correction = np.nan_to_num(drift[i]) * 1e-6 * (end - reference[i])
     shared = end + offset[i] + np.rint(correction).astype(np.int64)
-    middle = _median_by_match(matches, shared, usable)
-    residual = np.where(usable, shared - middle[matches.of_member], 0.0)
+    middle, _ = _median_by_match(matches, shared, usable)
+    residual = np.where(usable, shared - middle[matches.of_member], 0).astype(float)
     spread = np.zeros(len(matches))
     np.maximum.at(spread, matches.of_member, np.abs(residual))
     counted = np.zeros(len(matches), bool)
