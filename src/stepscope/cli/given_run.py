@@ -1,7 +1,6 @@
 """The run that a command line names: its arguments, and the account they lead to."""
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
@@ -9,15 +8,6 @@ from stepscope.analyze.efficiency import Given
 from stepscope.cli.progress import reading_progress
 from stepscope.cost.chip_table import load_chips
 from stepscope.run.load import load
-
-
-@dataclass(frozen=True)
-class GivenRun:
-    """A run and where it lies."""
-
-    account: Account
-    folder: Path
-    """of the traces"""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
@@ -39,14 +29,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
 
 
-def given_run(
+def account_from(
     args: argparse.Namespace, run: list[str] | None = None, *, unprofiled_ms: float | None = None
-) -> GivenRun:
-    """Return the run of the arguments, or another one read with the same options and its own unprofiled step."""
+) -> Account:
+    """Return the account of the arguments' run, or of another one with the same options and its own unprofiled step."""
     given = run or args.run
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
-    account = account_of(
+    return account_of(
         found,
         given=Given(
             flops_per_step=args.flops_per_step,
@@ -57,7 +47,6 @@ def given_run(
         unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
-    return GivenRun(account, Path(found.ranks[0].trace.path).parent)
 
 
 def above_zero(text: str) -> float:

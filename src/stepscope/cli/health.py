@@ -12,14 +12,13 @@ name, and exits with 1 where one of the conditions is met.
 import argparse
 import json
 import sys
-from dataclasses import asdict
 from typing import Any
 
-from stepscope.cli.given_run import GivenRun, add_run_arguments, given_run
+from stepscope.cli.given_run import account_from, add_run_arguments
 from stepscope.cli.output import write_output
 from stepscope.cli.record import steps_from
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
-from stepscope.diagnose.checks import Check, checks_of
+from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.gates import GateResult, judge, parse_gate
 from stepscope.record.config import RecordConfig, default_out
@@ -51,16 +50,15 @@ def run(args: argparse.Namespace) -> int:
     check_one_of_both(args, "health")
     gates = [parse_gate(text) for text in args.fail_on]
     failed = _record(args) if args.command else False
-    given = given_run(args)
-    checks = checks_of(given.account)
-    report = _report(given, checks)
+    account = account_from(args)
+    report = report_json(account, diagnose(account))
     results = judge(gates, report)
     if args.json:
         whole = {**report, "gates": [_gate_json(r) for r in results]}
         write_output(args.json, json.dumps(whole, indent=1) + "\n", force=args.force)
     if args.json != "-":
-        print_health(given.account, checks, results, console(sys.stdout))
-    return _exit_code(results, given.account.run, failed=failed)
+        print_health(account, checks_of(account), results, console(sys.stdout))
+    return _exit_code(results, account.run, failed=failed)
 
 
 def _record(args: argparse.Namespace) -> bool:
@@ -69,10 +67,6 @@ def _record(args: argparse.Namespace) -> bool:
     recorded = recorded_command(args.command, config, keep_stdout=args.json == "-")
     args.run = [str(recorded.folder)]
     return bool(recorded.exit_code)
-
-
-def _report(given: GivenRun, checks: list[Check]) -> dict[str, Any]:
-    return {**report_json(given.account, diagnose(given.account)), "checks": [asdict(c) for c in checks]}
 
 
 def _gate_json(result: GateResult) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.given_run import GivenRun, above_zero, add_run_arguments, given_run
+from stepscope.analyze.account import Account
+from stepscope.cli.given_run import above_zero, account_from, add_run_arguments
 from stepscope.cli.output import write_output
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.diagnose.finding_ids import FINDING_IDS
@@ -53,20 +54,20 @@ def run(args: argparse.Namespace) -> int:
     if args.finding is not None and args.finding not in FINDING_IDS:
         raise UsageError(f"--finding: expected one of {', '.join(FINDING_IDS)}; found {args.finding!r}")
     failed = _record_command(args) if args.command else False
-    first = given_run(args)
-    second = given_run(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None
+    first = account_from(args)
+    second = account_from(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None
     steps = _printed(args, first, second)
     record = investigation_json(
         steps,
-        run=first.account.run.name,
-        fixed=second.account.run.name if second else None,
+        run=first.run.name,
+        fixed=second.run.name if second else None,
         finding=args.finding,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     if args.json:
         write_output(args.json, json.dumps({"schema": SCHEMA, **record}, indent=1) + "\n", force=args.force)
-    _keep(first.folder, record, steps)
-    unreadable = [g for g in (first, second) if g is not None and g.account.run.unreadable]
+    _keep(Path(first.run.ranks[0].trace.path).parent, record, steps)
+    unreadable = [a for a in (first, second) if a is not None and a.run.unreadable]
     return 3 if unreadable or failed else 0
 
 
@@ -78,7 +79,7 @@ def _record_command(args: argparse.Namespace) -> bool:
     return bool(recorded.exit_code)
 
 
-def _printed(args: argparse.Namespace, first: GivenRun, second: GivenRun | None) -> list[Step]:
+def _printed(args: argparse.Namespace, first: Account, second: Account | None) -> list[Step]:
     """Return the steps, each printed as soon as it is done."""
     out, done = console(sys.stdout), []
     fixed = _measured(second) if second else None
@@ -89,8 +90,8 @@ def _printed(args: argparse.Namespace, first: GivenRun, second: GivenRun | None)
     return done
 
 
-def _measured(given: GivenRun) -> Measurement:
-    return Measurement(given.account, diagnose(given.account))
+def _measured(account: Account) -> Measurement:
+    return Measurement(account, diagnose(account))
 
 
 def _keep(folder: Path, record: dict[str, Any], steps: list[Step]) -> None:

@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from stepscope.cli.given_run import add_run_arguments, given_run
+from stepscope.cli.given_run import account_from, add_run_arguments
 from stepscope.cli.output import write_output
 from stepscope.diagnose.fixes import fixes_of
 from stepscope.errors import UsageError
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.settings:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
-    account = given_run(args).account
+    account = account_from(args)
     answer = what_if(account, args.settings, fixes=fixes_of(account))
     if args.json:
         text = json.dumps(whatif_json(account.run.name, answer), indent=1) + "\n"
