@@ -66,3 +66,17 @@ def test_groups_are_told_apart():
     volume.learn(volume.from_cpp([entry(150, elements=10), entry(160, elements=20, group="1")]))
     assert volume.end_of_step([("0", 4, 1), ("1", 2, 2)], now_ns=300) == {"count": 1, "bytes": 80}
     assert volume.end_of_step([("0", 4, 2), ("1", 2, 2)], now_ns=400) == {"count": 1, "bytes": 40}
+
+
+def test_short_steps_share_a_line_with_their_sums():
+    volume = StepVolume()
+    volume.end_of_step([("0", 2, 0)], now_ns=100)
+    volume.end_of_step([("0", 2, 2)], now_ns=200)
+    volume.learn(volume.from_cpp([entry(150, elements=10), entry(160, elements=20)]))
+    volume.share_a_look()
+    volume.share_a_look()
+    volume.call("all_gather", 1000)
+    volume.in_python("0", numbers=1, since_ns=210, until_ns=220)
+    line = volume.end_of_step([("0", 2, 9)], now_ns=500)
+    assert line == {"count": 7, "bytes": 3 * 120 + 1000, "steps": 3}
+    assert volume.end_of_step([("0", 2, 11)], now_ns=600) == {"count": 2, "bytes": 120}

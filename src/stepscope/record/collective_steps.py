@@ -29,6 +29,7 @@ class StepVolume:
         self.group_sizes: dict[str, int] = {}
         self.issued: dict[str, int] = {}  # sequence numbers at the last step's end
         self._step_start_ns = 0
+        self._steps_shared = 1
         self._count = self._bytes = self._p2p = self._p2p_bytes = 0
         self._from_python: dict[str, int] = {}
         self._calls: deque[tuple[str, int, int]] = deque(maxlen=_KEPT_CALLS)
@@ -49,10 +50,15 @@ class StepVolume:
         self._from_python[group] = self._from_python.get(group, 0) + numbers
         self._calls.append((group, since_ns, until_ns))
 
+    def share_a_look(self) -> None:
+        """Say that a step ended whose numbers will be in the next line."""
+        self._steps_shared += 1
+
     def end_of_step(self, groups: Iterable[tuple[str, int, int]], *, now_ns: int) -> dict[str, Any] | None:
         """Return `{"count", "bytes"}` of the step; None for the first one, whose beginning was not seen.
 
-        `groups` are `(name, size, sequence number)`; bytes are None while those that C++ moved are not known.
+        `groups` are `(name, size, sequence number)`; bytes are None while those that C++ moved are not known. Where
+        steps shared a look they are sums, and `"steps"` says of how many.
         """
         is_first = self._step_start_ns == 0
         count, total = self._count, self._bytes
@@ -60,11 +66,14 @@ class StepVolume:
         for group in groups:
             key = self._from_cpp(*group, now_ns)
             if key[1]:
-                size = self._learnt.get(key)
+                size = self._bytes_from_cpp(*key)
                 count += key[1]
                 total += size or 0
                 known = known and size is not None
         line: dict[str, Any] = {"count": count, "bytes": total if known else None}
+        if self._steps_shared > 1:
+            line["steps"] = self._steps_shared
+            self._steps_shared = 1
         if self._p2p:
             line |= {"p2p_count": self._p2p, "p2p_bytes": self._p2p_bytes}
         self._count = self._bytes = self._p2p = self._p2p_bytes = 0
@@ -94,6 +103,15 @@ class StepVolume:
             sizes = [volume.entry_bytes(e, group_size=self.group_sizes[group]) for e in found]
             if len(found) == expected and None not in sizes:
                 self._learnt[group, expected] = sum(size for size in sizes if size is not None)
+
+    def _bytes_from_cpp(self, group: str, number: int) -> int | None:
+        """Return the bytes of `number` collectives from C++: as seen before, or as so many equal steps."""
+        known = self._learnt.get((group, number))
+        each, left = divmod(number, self._steps_shared)
+        if known is None and left == 0:
+            of_one = self._learnt.get((group, each))
+            known = None if of_one is None else of_one * self._steps_shared
+        return known
 
     def _from_cpp(self, group: str, size: int, number: int, now_ns: int) -> tuple[str, int]:
         self.group_sizes[group] = size

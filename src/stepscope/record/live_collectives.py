@@ -30,6 +30,8 @@ from stepscope.record.rank import initialized_distributed
 from stepscope.record.undisturbed import explain
 from stepscope.run_folder import SCHEMA, rank_file, written_whole
 
+_FIRST_STEPS = 50  # have a look each
+_PERIOD_NS = 100_000_000
 _EARLY_STEPS = (2, 4, 8, 16)  # the recorder is nearly empty then, and reading it nearly free
 _TIMES_ITS_COST = 2_000  # how long it is left alone after a read: reading takes 0.05 % of the time
 _NOTHING_RECORDED = (
@@ -58,6 +60,7 @@ class LiveCollectives:
         self._wake = threading.Event()
         self._over = False
         self._next_read_ns = 0
+        self._looked_ns = 0
 
     def install(self) -> None:
         """Begin to listen where torch.distributed is up; `on_step_end` does so too."""
@@ -79,14 +82,22 @@ class LiveCollectives:
             self.volume.end_of_step(self._numbers(), now_ns=time.time_ns())
 
     def on_step_end(self, step: int) -> dict[str, Any]:
-        """Return this step's count and bytes; bytes None while those of C++ are not known."""
+        """Return the step's count and bytes; bytes None while those of C++ are not known.
+
+        Short steps share a look, which costs 30 us with cold caches: every tenth of a second a line has the sums of
+        the `steps` steps that end with it.
+        """
         if self._reader is None:
             self.install()
             if self._reader is None:
                 return {}
+        now_ns = time.time_ns()
+        if step >= _FIRST_STEPS and 0 <= now_ns - self._looked_ns < _PERIOD_NS:
+            self.volume.share_a_look()
+            return {}
+        self._looked_ns = now_ns
         if self._tap.is_timing:
             self._tap.read_events()
-        now_ns = time.time_ns()
         line = self.volume.end_of_step(self._numbers(), now_ns=now_ns)
         if step in _EARLY_STEPS or now_ns >= self._next_read_ns:
             self._next_read_ns = now_ns + 10**10  # until the reader knows better
