@@ -35,6 +35,12 @@ def test_the_straggler_is_named_in_the_table(folder: Path, capsys: pytest.Captur
     assert "device_utilisation_pct" in out and "not measured" in out
 
 
+def test_guides_that_apply_are_printed_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", str(folder), "--guides"]) == 0
+    out = capsys.readouterr().out
+    assert "Slow communication" in out and "waiting_pct" in out and "-> even out the ranks" in out
+
+
 @pytest.mark.parametrize(
     ("gates", "code"),
     [

@@ -21,7 +21,9 @@ from stepscope.cli.recorded_command import check_one_of_both, recorded_command, 
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.gates import GateResult, judge, parse_gate
+from stepscope.diagnose.guides import guides_of
 from stepscope.record.config import RecordConfig, default_out
+from stepscope.report.guides_text import print_guides
 from stepscope.report.health_text import print_health
 from stepscope.report.json_report import report_json
 from stepscope.report.terminal import console
@@ -37,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fail-on", metavar="EXPR", action="append", default=[], help="condition that fails the run: 'step_ms>120'"
     )
+    parser.add_argument("--guides", action="store_true", help="print the guides that apply, item by item")
     parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
     parser.add_argument(
         "--steps", default=_STEPS, metavar="FIRST:LAST", help=f"steps of a command to profile ({_STEPS})"
@@ -57,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
         whole = {**report, "gates": [_gate_json(r) for r in results]}
         write_output(args.json, json.dumps(whole, indent=1) + "\n", force=args.force)
     if args.json != "-":
-        print_health(account, checks_of(account), results, console(sys.stdout))
+        out = console(sys.stdout)
+        print_health(account, checks_of(account), results, out)
+        if args.guides:
+            print_guides(guides_of(account), out)
     return _exit_code(results, account.run, failed=failed)
 
 
