@@ -27,6 +27,7 @@ Floats = npt.NDArray[np.float64]
 _SHORTEST_FOR_DRIFT_NS = 5 * NS_PER_S
 _FEWEST_FOR_DRIFT = 16
 _SMALLEST_JUMP_NS = 5 * NS_PER_MS
+_FEWEST_FOR_JUMP = 6
 _PIPELINED_BYTES = 512 << 10
 """per rank: from here on a ring keeps all its ranks busy at once (one slot of NCCL's buffers)"""
 _FLOOR_NS = 1_000
@@ -281,16 +282,28 @@ def _unknown(ranks: tuple[Rank, ...], known: npt.NDArray[np.bool_]) -> list[str]
 
 def _jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: npt.NDArray[np.bool_]) -> list[str]:
     """Return a line for each rank whose clock was set during the window: its ends split into two levels."""
-    lines = []
+    jumps = {}
     for index, rank in enumerate(ranks):
         mine = np.flatnonzero(usable & (matches.rank_index == index))
-        values = residual[mine[np.argsort(matches.row[mine])]]
-        if len(values) < 6:
-            continue
-        at = 2 + int(np.argmax(np.abs(np.diff(values))[1:-1])) if len(values) > 3 else 0
-        before, after = values[:at], values[at:]
-        step = float(np.median(after) - np.median(before))
-        noise = max(mad_sigma(before), mad_sigma(after), 1.0)
-        if abs(step) > max(20 * noise, _SMALLEST_JUMP_NS):
-            lines.append(f"clock of rank {rank.rank} jumps by {step / NS_PER_MS:.1f} ms inside the window")
-    return lines
+        # By step: where a clock was set back, its times no longer tell the order.
+        order = np.lexsort((matches.row[mine], matches.step[matches.of_member[mine]]))
+        jump_ns = _level_change(residual[mine[order]])
+        if jump_ns:
+            jumps[rank.rank] = jump_ns
+    if len(ranks) == 2 and jumps:  # two clocks: nobody can tell which of them was set
+        apart_ms = 2 * max(map(abs, jumps.values())) / NS_PER_MS
+        return [
+            f"clocks of ranks {ranks[0].rank} and {ranks[1].rank} jump apart by {apart_ms:.1f} ms inside the window"
+        ]
+    return [f"clock of rank {rank} jumps by {ns / NS_PER_MS:.1f} ms inside the window" for rank, ns in jumps.items()]
+
+
+def _level_change(values: Floats) -> float:
+    """Return by how much a series changes at its largest step, 0 where that is no more than its noise."""
+    if len(values) < _FEWEST_FOR_JUMP:
+        return 0.0
+    at = 2 + int(np.argmax(np.abs(np.diff(values))[1:-1]))
+    before, after = values[:at], values[at:]
+    change = float(np.median(after) - np.median(before))
+    noise = max(mad_sigma(before), mad_sigma(after), 1.0)
+    return change if abs(change) > max(20 * noise, _SMALLEST_JUMP_NS) else 0.0
