@@ -11,7 +11,8 @@ _MOST_OF_COMPUTE = 0.5
 def verdict(account: Account) -> str | None:
     """Return the bound that the largest part of the step names; None where no step was recorded.
 
-    `balanced` where total compute and total communication are within a factor of 1.2 and one of them is the largest;
+    A pipeline's bubble names none of them: it is the schedule's, and a finding of its own. `balanced` where total
+    compute and total communication are within a factor of 1.2 and one of them is the largest;
     `memory-bound` where compute is the largest and memory-bound kernels are over half of it.
     """
     step = account.step
@@ -20,7 +21,7 @@ def verdict(account: Account) -> str | None:
     parts = {
         "compute-bound": sum(step.ns(p) for p in COMPUTE),
         "communication-bound": step.ns("exposed_transfer"),
-        "straggler-bound": step.ns("wait") + step.ns("pipeline_bubble"),
+        "straggler-bound": step.ns("wait"),
         "host-bound": sum(step.ns(p) for p in HOST),
         "data-bound": step.ns("data_loading"),
     }
