@@ -1,4 +1,8 @@
-"""An ordinary DDP script that times its own regions by hand and leaves the times of each step as JSON."""
+"""An ordinary DDP script that times its own regions by hand and leaves the times of each step as JSON.
+
+Loading is timed inside the loader, from the first sample to the collated batch: the call around it is also where one
+step ends and the recorder does its work between two steps.
+"""
 
 import json
 import os
@@ -12,18 +16,27 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, WIDTH = 24, 512
+STEPS, WIDTH, BATCH = 24, 512, 8
+LOADING: list[int] = []
 
 
 class SlowData(Dataset):
     """Sequences of token ids; reading one takes a moment."""
 
     def __len__(self) -> int:
-        return STEPS * 8
+        return STEPS * BATCH
 
     def __getitem__(self, i: int) -> torch.Tensor:
+        if i % BATCH == 0:
+            LOADING.append(time.perf_counter_ns())
         time.sleep(0.004)
         return torch.full((64,), i % 100)
+
+
+def collated(samples: list[torch.Tensor]) -> torch.Tensor:
+    batch = torch.stack(samples)
+    LOADING.append(time.perf_counter_ns())
+    return batch
 
 
 class Model(nn.Module):
@@ -42,21 +55,21 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = iter(DataLoader(SlowData(), batch_size=8))
+    batches = iter(DataLoader(SlowData(), batch_size=BATCH, collate_fn=collated))
     steps = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        t = [time.perf_counter_ns()]
         ids = next(batches)
-        t.append(time.perf_counter_ns())
+        t = [time.perf_counter_ns()]
         loss = model(ids)
         t.append(time.perf_counter_ns())
         loss.backward()
         t.append(time.perf_counter_ns())
         optimizer.step()
         t.append(time.perf_counter_ns())
-        names = ("data_loading", "forward_pass", "backward_pass", "optimizer_step")
-        steps.append({name: t[i + 1] - t[i] for i, name in enumerate(names)})
+        names = ("forward_pass", "backward_pass", "optimizer_step")
+        times = {name: t[i + 1] - t[i] for i, name in enumerate(names)}
+        steps.append({"data_loading": LOADING[-1] - LOADING[-2], **times})
         if step % 10 == 0:
             print(f"step {step} loss {loss.item():.6f}")
     Path(sys.argv[1], f"hand{os.environ['RANK']}.json").write_text(json.dumps(steps))
