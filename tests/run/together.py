@@ -54,6 +54,7 @@ class Job:
             for r, trace in enumerate(built):
                 if step >= _at(skip_steps, r):
                     trace.step(step, begin, begin + self.step_us - 10)
+                    trace.kernel("gemm", at=begin + 5, start=begin + 15, end=begin + 115)
             for k in range(self.per_step):
                 self._collective(
                     built, step, begin + (k + 0.2) * self.step_us / (self.per_step + 0.5), k, rng, skip_steps

@@ -110,7 +110,7 @@ def _peer(trace: Trace, operator: int, group: Group) -> int:
     """Return the other rank of a send or receive, -1 where the values of the inputs or the group are unknown."""
     try:
         values = json.loads((_text(trace, "concrete", operator) if operator >= 0 else None) or "[]")
-        return (group.ranks or ())[int(values[_PEER_AT])]
+        return dict(enumerate(group.ranks or ()))[int(values[_PEER_AT])]
     except (ValueError, LookupError, TypeError, RecursionError):
         return -1
 

@@ -1,0 +1,89 @@
+"""Waiting and transfer come apart as they were put in, whatever the clocks (A6, A7)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.run.together import Job
+
+from stepscope.run.aligned import UNMATCHED, aligned
+
+SECOND = 1_000_000.0
+
+HARD = {
+    "equal clocks": Job(late_us=(0, 2000, 0, 0)),
+    "10 s apart": Job(late_us=(0, 2000, 0, 0), offset_us=(0, 10 * SECOND, -10 * SECOND, 20_000)),
+    "one always late, another jittering": Job(
+        late_us=(5000, 0, 0, 0), arrival_jitter_us=4000, offset_us=(0, -20_000, 0, 7)
+    ),
+    "drifting 100 ppm for 20 s": Job(
+        steps=20, step_us=SECOND, late_us=(0, 0, 9000, 0), drift_ppm=(0, 100, 0, -100), offset_us=(0, SECOND, 0, 0)
+    ),
+    "eight ranks": Job(ranks=8, offset_us=tuple(1000.0 * r * r for r in range(8)), late_us=(0,) * 7 + (3000,)),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_waiting_and_transfer_are_recovered_within_one_percent(tmp_path: Path, name: str) -> None:
+    job = HARD[name]
+    run = job.run(tmp_path)
+    shared = aligned(run)
+    most_us = max(job.wait_us)
+    for r, rank in enumerate(run.ranks):
+        wait = shared.wait_ns[r]
+        assert (wait != UNMATCHED).all(), "everything is matched"
+        transfer = rank.collectives.end_ns - rank.collectives.start_ns - wait
+        scale = 1 + 1e-6 * (job.drift_ppm[r] if job.drift_ppm else 0)
+        assert transfer.sum() / 1000 == pytest.approx(job.transfer_sum_us[r] * scale, rel=0.01)
+        assert wait.sum() / 1000 == pytest.approx(job.wait_us[r] * scale, rel=0.01, abs=0.01 * most_us)
+
+
+def test_rank_that_comes_last_waits_for_nobody(tmp_path: Path) -> None:
+    run = Job(late_us=(0, 0, 6000, 0), offset_us=(0, 0, -20_000, 0)).run(tmp_path)
+    assert aligned(run).wait_ns[2].max() == 0
+
+
+def test_last_arrival_is_the_same_moment_on_all_clocks(tmp_path: Path) -> None:
+    run = Job(end_jitter_us=0, offset_us=(0, 3 * SECOND, -SECOND, 11)).run(tmp_path)
+    shared = aligned(run)
+    last = shared.last_arrival_ns()
+    assert len(last) == len(shared.matches)
+    per_match = [
+        shared.arrival_ns[a:b] for a, b in zip(shared.matches.first[:-1], shared.matches.first[1:], strict=True)
+    ]
+    assert [int(a.max()) for a in per_match] == last.tolist()
+
+
+def test_wait_is_never_more_than_the_operation_took(tmp_path: Path) -> None:
+    """Where clocks mislead, a wait beyond the kernel's own duration is cut to it."""
+    job = Job(end_jitter_us=4000, transfer_us=5000, step_us=90_000)
+    run = job.run(tmp_path)
+    for rank, wait in zip(run.ranks, aligned(run).wait_ns, strict=True):
+        assert (wait >= 0).all()
+        assert (wait <= rank.collectives.end_ns - rank.collectives.start_ns).all()
+
+
+def test_coalesced_operation_waits_for_the_latest_of_its_peers(tmp_path: Path) -> None:
+    traces = [RankTrace(r, world_size=3) for r in range(3)]
+    starts = (100.0, 400.0, 250.0)
+    for trace in traces:
+        trace.step(0, 0, 9000)
+        peers = [r for r in range(3) if r != trace.rank]
+        for k in range(3):
+            listed = [(op, peer) for peer in peers for op in ("send", "recv")]
+            start = 3000 * k + starts[trace.rank]
+            trace.messages(*listed, at=3000 * k, start=start, end=3000 * k + 900)
+    waits = aligned(built_run(tmp_path, traces)).wait_ns
+    assert [w.tolist() for w in waits] == [[300_000] * 3, [0] * 3, [150_000] * 3]
+
+
+def test_run_of_one_rank_has_nothing_to_match(tmp_path: Path) -> None:
+    trace = RankTrace(0, world_size=2)
+    trace.step(0, 0, 900)
+    trace.collective("allreduce", at=10, start=20, end=90)
+    shared = aligned(built_run(tmp_path, [trace]))
+    assert len(shared.matches) == 0
+    assert shared.wait_ns[0].tolist() == [UNMATCHED]
+    assert len(shared.last_arrival_ns()) == 0
+    assert np.array_equal(shared.clocks.offset_ns, [0])
