@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "CommunicationProfiler": "stepscope.cost.strategy_cost_profiler",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.run.load",
     "memory_snapshot": "stepscope.record.memory",
@@ -23,6 +24,7 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from stepscope.cost.strategy_cost_profiler import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
     from stepscope.record.memory import memory_snapshot as memory_snapshot
     from stepscope.record.profile import profile as profile

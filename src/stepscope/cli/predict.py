@@ -15,6 +15,9 @@ from importlib import import_module
 
 _WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
+    "flops": "FLOPs of a model per token and step",
+    "memory": "memory of a training step on each device, and whether it fits",
+    "strategy": "what fits, what is fastest, and why",
 }
 
 

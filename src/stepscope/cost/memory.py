@@ -19,7 +19,7 @@ CONTEXT_BYTES = 500_000_000
 WORKSPACE_BYTES = 2 * 32 * 2**20
 """cuBLAS workspaces inside the allocator: 32 MiB for each of the threads of forward and backward (Hopper and later)"""
 _PREFETCHED = 2
-"""layers that FSDP holds whole at a time: the one computed and the next"""
+"""layers that FSDP holds whole at a time: the one computed and the next; embedding and head stay whole throughout"""
 
 
 @dataclass(frozen=True)
@@ -163,11 +163,12 @@ class _Step:
 
     def _moment(self, when: str, kept: float, working: float, reduced: int) -> Moment:
         s, total, largest = self.states, self.counts.total, max(self.counts.layers)
+        ends = total - sum(self.counts.layers)
         accumulated = total if self.layout.micro_batches > 1 else reduced
         return Moment(
             when=when,
-            parameters=total * s.weights + _PREFETCHED * largest * s.whole_weight,
-            gradients=accumulated * s.gradients + (largest * s.whole_gradient if reduced else 0.0),
+            parameters=total * s.weights + (ends + _PREFETCHED * largest) * s.whole_weight,
+            gradients=accumulated * s.gradients + ((self.counts.head + largest) * s.whole_gradient if reduced else 0.0),
             optimizer=total * s.optimizer,
             activations=kept,
             temporary=working + self.always_temporary,

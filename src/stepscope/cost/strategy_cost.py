@@ -1,4 +1,4 @@
-"""What a strategy communicates per step: every kind of collective with its group, count and bytes, and its time.
+"""What a strategy communicates per step: every kind of collective with its group, count and bytes.
 
 Bytes are the full buffer of the operation. With weights of W bytes and gradients of G among N ranks:
 
@@ -10,7 +10,7 @@ Bytes are the full buffer of the operation. With weights of W bytes and gradient
     expert        all-to-all to the experts and back, in forward and in backward
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.cost.collective_time import bus_factor
@@ -23,9 +23,6 @@ from stepscope.errors import UsageError
 BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """DDP's defaults; the first bucket is small so that communication starts early"""
-
-CollectiveTime = Callable[[str, float, int], float]
-"""ns of (operation, full bytes, ranks)"""
 
 
 @dataclass(frozen=True)
@@ -113,11 +110,6 @@ def zero_traffic(weight_bytes: int, gradient_bytes: int, *, ranks: int) -> list[
         Traffic("reduce_scatter", "dp", ranks, 1, _padded(gradient_bytes, ranks), "backward"),
         Traffic("all_gather", "dp", ranks, 1, _padded(weight_bytes, ranks), "optimizer step"),
     ]
-
-
-def time_ns(traffic: Iterable[Traffic], collective: CollectiveTime) -> float:
-    """Return the time of the traffic one after another."""
-    return sum(t.count * collective(t.op, t.size_bytes, t.ranks) for t in traffic)
 
 
 def _data_traffic(model: Transformer, batch: Batch, layout: Layout) -> list[Traffic]:

@@ -15,7 +15,7 @@ def print_calibration(calibration: Calibration, out: Console) -> None:
         "sizes",
         "latency us",
         "GB/s",
-        "joints",
+        "pieces",
         "R2",
         "mean err",
         "max err",

@@ -1,0 +1,223 @@
+"""Which strategy for this model on these devices: what fits, what is fastest, and why.
+
+The simple rule (DDP if it fits, else shard) is one of the answers and named as such. Every layout that the devices
+allow is a candidate; for each the largest micro-batch that fits is taken.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from stepscope.cost.memory import Memory, training_memory
+from stepscope.cost.memory_activations import Batch
+from stepscope.cost.model_flops import Recompute, Transformer, training_flops_per_token, utilisation
+from stepscope.cost.model_parameters import checked, parameters
+from stepscope.cost.parallel_layout import Layout, Optimizer, Precision, Sharding
+from stepscope.cost.strategy_cost_time import CollectiveTimes
+from stepscope.errors import UsageError
+from stepscope.predict.strategy_time import Speed, StepTime, step_time
+from stepscope.units import readable_bytes
+
+CLOSE = 1.1
+"""candidates within this factor of the fastest are too close to call: test them"""
+_MOST_CLOSE = 3
+_TENSOR = (1, 2, 4, 8)
+_PIPELINE = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be trained, and on what."""
+
+    model: Transformer
+    seq_len: int
+    sequences: int
+    """of the whole job per step"""
+    devices: int
+    device_bytes: float
+    speed: Speed
+    precision: Precision = Precision.MIXED
+    optimizer: Optimizer = Optimizer.ADAM
+    per_node: int = 8
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train it."""
+
+    layout: Layout
+    batch: Batch
+    memory: Memory
+    time: StepTime
+    mfu: float | None
+    fits: bool
+
+    def __str__(self) -> str:
+        again = ", checkpointed" if self.batch.recompute is not Recompute.NONE else ""
+        accumulated = f" x {self.layout.micro_batches}" if self.layout.micro_batches > 1 else ""
+        return f"{self.layout}, micro-batch {self.batch.micro_batch}{accumulated}{again}"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Candidates that fit, the fastest first, and what to do."""
+
+    fastest: Candidate
+    close: tuple[Candidate, ...]
+    """others within a tenth of it: measure both"""
+    by_rule: Candidate
+    """DDP if it fits, else ZeRO-3"""
+    candidates: tuple[Candidate, ...]
+    not_fitting: tuple[Candidate, ...]
+    """DDP and the others that do not, with the least that they would need"""
+    reason: str
+
+
+def advise(question: Question, *, times: CollectiveTimes) -> Advice:
+    """Return what fits and what is fastest; an error where nothing fits."""
+    _check(question)
+    found = list(_candidates(question, times))
+    fitting = sorted((c for c in found if c.fits), key=lambda c: c.time.total_ns)
+    failing = [c for c in found if not c.fits]
+    if not fitting:
+        raise UsageError(_nothing_fits(question, failing))
+    rule = _by_rule(fitting)
+    best = fitting[0]
+    close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= CLOSE * best.time.total_ns)[
+        :_MOST_CLOSE
+    ]
+    return Advice(best, close, rule, tuple(fitting), tuple(failing), _reason(best, rule, fitting, failing))
+
+
+def time_band(
+    question: Question, candidate: Candidate, *, shares: tuple[float, float], times: CollectiveTimes
+) -> tuple[float, float]:
+    """Return the shortest and longest step, in ns, if the compute reaches between these shares of the peak."""
+    low, high = (
+        step_time(
+            question.model,
+            candidate.batch,
+            candidate.layout,
+            speed=replace(question.speed, share_reached=share),
+            times=times,
+            optimizer=question.optimizer,
+        ).total_ns
+        for share in (max(shares), min(shares))
+    )
+    return low, high
+
+
+def _check(q: Question) -> None:
+    checked(q.model)
+    for what, value in (("devices", q.devices), ("sequence length", q.seq_len), ("global batch", q.sequences)):
+        if value < 1:
+            raise UsageError(f"expected {what} of at least 1, found {value}")
+    if q.device_bytes <= 0:
+        raise UsageError(f"expected device memory above 0, found {q.device_bytes:g} bytes")
+
+
+def _candidates(q: Question, times: CollectiveTimes) -> Iterator[Candidate]:
+    for layout in _layouts(q):
+        for recompute in (Recompute.NONE, Recompute.BLOCKS):
+            candidate = _largest_batch(q, layout, recompute, times)
+            if candidate is not None:
+                yield candidate
+
+
+def _layouts(q: Question) -> Iterator[Layout]:
+    """Yield the layouts that the devices, heads and layers divide into."""
+    for tensor in _TENSOR:
+        for pipeline in _PIPELINE:
+            data, rest = divmod(q.devices, tensor * pipeline)
+            possible = not rest and tensor <= q.per_node and not q.model.heads % tensor
+            if not possible or q.model.layers % pipeline or q.sequences % data:
+                continue
+            kinds = tuple(Sharding) if data > 1 else (Sharding.DDP,)
+            if pipeline > 1:  # sharded weights would be gathered again for every micro-batch
+                kinds = kinds[:2]
+            for sharding in kinds:
+                yield Layout(data=data, tensor=tensor, pipeline=pipeline, sharding=sharding)
+
+
+def _largest_batch(q: Question, layout: Layout, recompute: Recompute, times: CollectiveTimes) -> Candidate | None:
+    """Return the candidate with the largest micro-batch that fits, or the smallest where none does."""
+    share = q.sequences // layout.data
+    sizes = [n for n in _powers_down(share) if not share % n and share // n >= layout.pipeline]
+    candidate = None
+    for size in sizes:
+        spread = replace(layout, micro_batches=share // size)
+        batch = Batch(size, q.seq_len, q.precision, recompute)
+        memory = training_memory(q.model, batch, layout=spread, optimizer=q.optimizer)
+        candidate = (spread, batch, memory)
+        if memory.fits(q.device_bytes):
+            break
+    return _timed(q, *candidate, times) if candidate else None
+
+
+def _timed(q: Question, layout: Layout, batch: Batch, memory: Memory, times: CollectiveTimes) -> Candidate:
+    time = step_time(q.model, batch, layout, speed=q.speed, times=times, optimizer=q.optimizer)
+    flops = training_flops_per_token(q.model, seq_len=q.seq_len).model * q.seq_len * q.sequences
+    peak = q.speed.peak_flops_per_s
+    mfu = utilisation(flops_per_step=flops, step_s=time.total_ns / 1e9, peak_flops_per_s=peak, devices=q.devices)
+    return Candidate(layout, batch, memory, time, mfu, memory.fits(q.device_bytes))
+
+
+def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
+    """Return the simple rule's choice: DDP if it fits, else ZeRO-3; splitting matrices or layers comes last."""
+    order = (Sharding.DDP, Sharding.ZERO3, Sharding.ZERO2, Sharding.ZERO1)
+
+    def effort(c: Candidate) -> tuple[int, int, bool]:
+        split = c.layout.tensor * c.layout.pipeline
+        return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE
+
+    return min(fitting, key=effort)
+
+
+def _different(others: Sequence[Candidate], best: Candidate) -> list[Candidate]:
+    """Return candidates with another layout than the best, one each."""
+    seen = {_kind(best)}
+    out = []
+    for c in others:
+        if _kind(c) not in seen:
+            seen.add(_kind(c))
+            out.append(c)
+    return out
+
+
+def _kind(c: Candidate) -> tuple[Sharding, int, int]:
+    return c.layout.sharding, c.layout.tensor, c.layout.pipeline
+
+
+def _reason(best: Candidate, rule: Candidate, fitting: Sequence[Candidate], failing: Sequence[Candidate]) -> str:
+    """Return why the fastest is the fastest, in a sentence or two."""
+    ddp = [c for c in failing if c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1]
+    plain = any(c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1 for c in fitting)
+    parts = []
+    if ddp and not plain:
+        least = min(c.memory.peak_bytes for c in ddp)
+        parts.append(f"plain DDP needs {readable_bytes(least)} per device and does not fit")
+    elif plain:
+        parts.append("plain DDP fits")
+    hidden = 1 - best.time.exposed_comm_ns / best.time.comm_ns if best.time.comm_ns else 1.0
+    parts.append(f"{best.layout} hides {100 * hidden:.0f} % of its communication")
+    slower = 100 * (rule.time.total_ns / best.time.total_ns - 1)
+    if slower >= 0.5:
+        parts.append(f"the simple rule's choice ({rule.layout}) takes {slower:.0f} % longer")
+    return "; ".join(parts)
+
+
+def _nothing_fits(q: Question, failing: Sequence[Candidate]) -> str:
+    if not failing:
+        return (
+            f"no layout divides {q.devices} devices and {q.sequences} sequences; "
+            "choose a global batch that is a multiple of the devices"
+        )
+    least = min(failing, key=lambda c: c.memory.peak_bytes)
+    total = parameters(q.model).total
+    return (
+        f"{total / 1e9:.1f} B parameters fit {q.devices} devices of {readable_bytes(q.device_bytes)} in no way: "
+        f"the least is {least} with {readable_bytes(least.memory.peak_bytes)} per device; use more devices or offload"
+    )
+
+
+def _powers_down(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length() - 1, -1, -1) if 2**k <= most]
