@@ -20,7 +20,7 @@ SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
 
-_RANK_PREFIX = re.compile(r"^rank(\d{5,})\.")
+_RANK_PREFIX = re.compile(r"^rank(\d{5,9})\.")
 
 
 def rank_file(rank: int, what: str) -> str:
