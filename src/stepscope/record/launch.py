@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 from stepscope.errors import UsageError
 from stepscope.record.claim import folders_of_launch
 from stepscope.record.config import RecordConfig
+from stepscope.record.open_run import make_scratch
 from stepscope.record.pass_signals import signals_passed_on
 from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
 
@@ -49,7 +49,7 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
     config = replace(
         config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
     )
-    seen = Path(tempfile.mkdtemp(prefix="stepscope-seen-"))
+    seen = make_scratch(None)
     try:
         env = job_environment(config, os.environ if environ is None else environ)
         exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)})
