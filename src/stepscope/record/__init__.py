@@ -1,5 +1,16 @@
-"""In the job: the profiled window, regions, steps found without code change, step log, memory, writer.
+"""In the job: steps and regions are timed, a window is profiled, and a helper process writes the run folder.
 
 Needs torch and the standard library only, works from PYTHONPATH alone, and never disturbs training: on any
-trouble it says so once and switches itself off.
+trouble it says so once and switches itself off. On the training path are `session`, `regions` and `step_log`;
+everything slow is in the helper (`writer`) or on a background thread (`open_run`).
+
+    settings      config, schedule
+    recorder      session, regions, step_log, device_timer, undisturbed
+    the window    window, kineto, cuda_range, profiler_guard, budget
+    one step      step_census, flops                        events and FLOPs, counted once outside the window
+    the way out   handover, open_run, outbox  |  writer, trace_file, step_statistics, description
+    who and where rank, strategy, groups, facts, claim, agreement, side_channel, clock_probe
+    beside steps  samplers, standard_samplers, memory*, telemetry, live_collectives, collective_*, nccl_log
+    no code       launch, inject, inject_point, hooks, seen, recorded
+    for users     profile (stepscope.profile, stepscope.region), annotate, quick_check
 """

@@ -8,7 +8,6 @@ in here is one line on stderr, after which the recorder is off and training goes
 import atexit
 import contextlib
 import os
-import tempfile
 import threading
 import time
 import weakref
@@ -25,8 +24,13 @@ import torch
 from stepscope.record.budget import UsualStep
 from stepscope.record.config import RecordConfig
 from stepscope.record.device_timer import device_timer
-from stepscope.record.facts import facts_at_start, facts_of_training
-from stepscope.record.groups import FLIGHT_RECORDER, flight_dump, process_groups
+from stepscope.record.handover import (
+    hand_over_collectives,
+    hand_over_facts,
+    hand_over_files,
+    hand_over_window,
+    introduce,
+)
 from stepscope.record.open_run import OpenRun
 from stepscope.record.profiler_guard import ProfilerGuard
 from stepscope.record.rank import initialized_distributed, place_of_process
@@ -39,7 +43,6 @@ from stepscope.record.step_log import StepLog
 from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.undisturbed import explain, say
 from stepscope.record.window import Window
-from stepscope.run_folder import SCHEMA, rank_file, trace_file
 
 _current: "Recorder | None" = None
 
@@ -214,11 +217,7 @@ class Recorder:
             on_closed=self._window_closed,
             on_trace_ready=self._on_trace_ready,
         )
-        self._run.outbox.put({"do": "facts", **facts_at_start(config, place, created_ns=self._created_ns)})
-        self._run.outbox.put_step(
-            f'{{"schema": {SCHEMA}, "rank": {place.rank}, "world_size": {place.world_size}, '
-            f'"created_ns": {self._created_ns}}}'
-        )
+        introduce(self._run, created_ns=self._created_ns)
 
     def _step_begin(self) -> None:
         now_ns = perf_counter_ns()
@@ -307,58 +306,22 @@ class Recorder:
         assert self._run is not None
         self.regions.marker = None
         self.samplers.tell("on_window_end")
-        plain = outcome.pop("plain", None)
-        number = outcome["window"]
-        if plain is not None:
-            name = trace_file(self._run.place.rank)
-            outcome["name"] = name if number == 0 else f"window{number}/{name}"
-            about = {"kind": "trace", "window": number}
-            self._run.outbox.put({"do": "trace", "plain": plain, "name": outcome["name"], "about": about})
-        self._windows.append(outcome)
-        self._keep_flight_record()
-        self._hand_over("after_window")
-        self._run.probe_clock(f"after{number}")
+        self._windows.append(hand_over_window(self._run, outcome))
+        self._because("flight_recorder", hand_over_collectives(self._run))
+        self._because("samplers", hand_over_files(self._run, self.samplers, "after_window"))
+        self._run.probe_clock(f"after{outcome['window']}")
         self._send_facts(window_complete=True)
-
-    def _hand_over(self, moment: str) -> None:
-        """Let the samplers write their files to local disk; the helper takes them to the run folder."""
-        assert self._run is not None
-        try:
-            folder = Path(tempfile.mkdtemp(prefix="files-", dir=self._run.scratch))
-        except OSError as e:
-            self._reasons["samplers"] = f"their files could not be written: {e.strerror}"
-            return
-        self.samplers.tell(moment, folder, self._run.place.rank)
-        for path in sorted(folder.iterdir()):
-            self._run.outbox.put({"do": "file", "plain": str(path), "name": path.name})
-
-    def _keep_flight_record(self) -> None:
-        assert self._run is not None
-        dump = flight_dump()
-        if dump is None:
-            return
-        raw = self._run.scratch / "flight_recorder"
-        try:
-            raw.write_bytes(dump)
-        except OSError as e:
-            self._reasons["flight_recorder"] = f"its dump could not be written: {e.strerror}"
-            return
-        name = rank_file(self._run.place.rank, FLIGHT_RECORDER)
-        self._run.outbox.put({"do": "flight", "plain": str(raw), "name": name, "process_groups": process_groups()})
 
     def _send_facts(self, *, window_complete: bool = False) -> None:
         assert self._run is not None
-        noted = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}
-        self._run.outbox.put(
-            {
-                "do": "facts",
-                **facts_of_training(noted, world_size=self._run.place.world_size),
-                "windows": self._windows,
-                "reasons": {**(noted.get("reasons") or {}), **self._reasons},
-                "lines_dropped": self._run.outbox.dropped,
-                "window_complete": window_complete,
-            }
+        hand_over_facts(
+            self._run, self._noted, windows=self._windows, reasons=self._reasons, window_complete=window_complete
         )
+
+    def _because(self, what: str, reason: str | None) -> None:
+        """Keep why something is missing."""
+        if reason is not None:
+            self._reasons[what] = reason
 
     def _stand_down(self) -> None:
         """Go off with nothing left running; the reason was said."""
@@ -389,7 +352,7 @@ class Recorder:
         self._window.finish()
         self._log.flush()
         self._send_facts()
-        self._hand_over("on_close")
+        hand_over_files(self._run, self.samplers, "on_close")
         self._run.finish()
 
     def _forget(self) -> None:
