@@ -1,0 +1,151 @@
+"""What must not change the result: order of events, clocks, names of files, numbers of ranks (X26)."""
+
+import gzip
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.run.together import Job
+
+from stepscope.analyze.collectives import collective_rows, rank_wait
+from stepscope.analyze.rank_account import rank_account
+from stepscope.analyze.stragglers import find_stragglers
+from stepscope.run.aligned import aligned
+from stepscope.run.load import load
+from stepscope.run_folder import trace_file
+
+GLOO = Path(__file__).parent.parent / "data" / "gloo-ddp"
+SECOND_NS = 1_000_000_000
+
+Document = dict[str, Any]
+Change = Callable[[Path, Document, int], None]
+"""Write one rank's changed document into the folder."""
+
+
+def conclusions(folder: Path) -> dict[str, Any]:
+    """Return what a user is told, by rank, without the clocks themselves."""
+    run = load(folder, cache=False)
+    shared = aligned(run)
+    accounts = tuple(rank_account(r) for r in run.ranks)
+    waits = [rank_wait(shared, i, a) for i, a in enumerate(accounts) if a]
+    rows = collective_rows(shared, accounts)
+    return {
+        "accounts": [
+            (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns, a.idle_ns)
+            for a in accounts
+            if a
+        ],
+        "matched": len(shared.matches),
+        "stragglers": [(s.rank, s.cause, s.steps_late) for s in find_stragglers(shared)],
+        "late": {(r.op, r.group.name): r.late_rank for r in rows},
+        "bytes": sorted((r.op, r.size_bytes, r.count) for r in rows),
+        "wait_ns": [w.wait_ns for w in waits],
+        "transfer_ns": [w.transfer_ns for w in waits],
+    }
+
+
+def shuffled(folder: Path, document: Document, rank: int) -> None:
+    random.Random(rank).shuffle(document["traceEvents"])
+    write(folder, document, rank)
+
+
+def clocks_shifted(folder: Path, document: Document, rank: int) -> None:
+    document["baseTimeNanoseconds"] += (0, 20_000_000, -10 * SECOND_NS, 3600 * SECOND_NS)[rank % 4]
+    write(folder, document, rank)
+
+
+def base_time_folded_in(folder: Path, document: Document, rank: int) -> None:
+    """Times as older versions write them: whole, without a base."""
+    base = document.pop("baseTimeNanoseconds")
+    for e in document["traceEvents"]:
+        if "ts" in e:
+            ns = base + round(e["ts"] * 1000)
+            e["ts"] = f"exactly {ns // 1000}.{ns % 1000:03d}"  # more digits than a float holds
+    text = re.sub(r'"exactly ([\d.]+)"', r"\1", json.dumps(document))
+    (folder / trace_file(rank).removesuffix(".gz")).write_text(text)
+
+
+def renamed_files(folder: Path, document: Document, rank: int) -> None:
+    (folder / f"{'dcab'[rank]}.json").write_text(json.dumps(document, indent=1))
+
+
+def other_thread_numbers(folder: Path, document: Document, rank: int) -> None:
+    for e in document["traceEvents"]:
+        if e.get("cat") in ("cpu_op", "user_annotation", "cuda_runtime"):
+            e["tid"] += 5000
+    write(folder, document, rank)
+
+
+def write(folder: Path, document: Document, rank: int) -> None:
+    (folder / trace_file(rank)).write_bytes(gzip.compress(json.dumps(document).encode(), 1))
+
+
+def documents(source: Path) -> dict[int, Document]:
+    found = [json.loads(gzip.decompress(p.read_bytes())) for p in sorted(source.glob("*.json.gz"))]
+    return {d["distributedInfo"]["rank"]: d for d in found}
+
+
+@pytest.fixture(scope="module")
+def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a job with one late rank on a device, each rank's step on its host."""
+    folder = tmp_path_factory.mktemp("nccl")
+    job = Job(late_us=(0, 0, 2500, 0), offset_us=(0, 10, 20, 30), arrival_jitter_us=50)
+    for trace in job.traces():
+        for step in range(job.steps):  # the late rank's host is busy for longer
+            begin, busy = step * job.step_us, 9000 if trace.rank == 2 else 5000
+            trace.call("cudaStreamSynchronize", begin + busy, begin + job.step_us - 100)
+        trace.write(folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["nccl", "gloo"])
+def source(request: pytest.FixtureRequest) -> Path:
+    return GLOO if request.param == "gloo" else request.getfixturevalue("nccl")
+
+
+CHANGES = (shuffled, clocks_shifted, base_time_folded_in, renamed_files, other_thread_numbers)
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+def test_conclusions_stay(source: Path, change: Change, tmp_path: Path) -> None:
+    for rank, document in documents(source).items():
+        change(tmp_path, document, rank)
+    before, after = conclusions(source), conclusions(tmp_path)
+    for name in ("wait_ns", "transfer_ns"):
+        assert np.allclose(before.pop(name), after.pop(name), rtol=1e-6, atol=2)
+    assert after == before
+
+
+def test_late_rank_is_found_in_the_first_place(source: Path) -> None:
+    found = conclusions(source)
+    late = 1 if source == GLOO else 2
+    assert [rank for rank, _, _ in found["stragglers"]] == [late]
+    assert set(found["late"].values()) == {late}
+
+
+def test_other_rank_numbers_give_the_same_of_the_renumbered_ranks(source: Path, tmp_path: Path) -> None:
+    """Conclusions follow the rank, whatever number it has and wherever it stands."""
+    last = max(documents(source))
+    new = {rank: last - rank for rank in range(last + 1)}
+    for rank, document in documents(source).items():
+        document["distributedInfo"]["rank"] = new[rank]
+        write(tmp_path, document, new[rank])
+    before, after = conclusions(source), conclusions(tmp_path)
+    assert [(new[r], cause, n) for r, cause, n in before["stragglers"]] == after["stragglers"]
+    assert {key: new[r] for key, r in before["late"].items()} == after["late"]
+    assert before["accounts"] == after["accounts"][::-1]
+    # Clocks are relative to another rank now: the same waits within what the clocks are sure of.
+    assert np.allclose(before["wait_ns"], after["wait_ns"][::-1], rtol=0.02, atol=0.01 * max(before["wait_ns"]))
+
+
+def test_copies_of_the_files_elsewhere_are_the_same_run(source: Path, tmp_path: Path) -> None:
+    for path in source.glob("*.json.gz"):
+        shutil.copy(path, tmp_path)
+        (tmp_path / f"again-{path.name}").symlink_to(tmp_path / path.name)
+    assert conclusions(tmp_path) == conclusions(source)
