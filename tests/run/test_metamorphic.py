@@ -82,6 +82,15 @@ def other_thread_numbers(folder: Path, document: Document, rank: int) -> None:
     write(folder, document, rank)
 
 
+def split(folder: Path, document: Document, rank: int) -> None:
+    """Every third event in another file; what tells that they belong together is the profiler's id of the trace."""
+    events = document["traceEvents"]
+    document.setdefault("trace_id", f"{rank:032X}")
+    for part in range(3):
+        text = json.dumps({**document, "traceEvents": events[part::3]})
+        (folder / f"rank{rank}-part{part}.json").write_text(text)
+
+
 def write(folder: Path, document: Document, rank: int) -> None:
     (folder / trace_file(rank)).write_bytes(gzip.compress(json.dumps(document).encode(), 1))
 
@@ -109,7 +118,7 @@ def source(request: pytest.FixtureRequest) -> Path:
     return GLOO if request.param == "gloo" else request.getfixturevalue("nccl")
 
 
-CHANGES = (shuffled, clocks_shifted, base_time_folded_in, renamed_files, other_thread_numbers)
+CHANGES = (shuffled, clocks_shifted, base_time_folded_in, renamed_files, other_thread_numbers, split)
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)

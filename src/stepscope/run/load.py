@@ -17,6 +17,7 @@ from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_he
 from stepscope.run.step_log import StepLog, step_logs
 from stepscope.run_folder import RUN_JSON
 from stepscope.trace.cache import read_cached
+from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
 Progress = Callable[[int, int], None]
@@ -67,6 +68,7 @@ def load(
         results = list(pool.map(read, files))
         traces, unreadable, warnings = _sort_out(results)
         traces, repeated = _without_repeats(traces)
+        traces, in_parts = _with_parts_joined(traces)
         known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: rank_of_trace(pair[0], rank=pair[1][0], rank_source=pair[1][1]),
@@ -80,7 +82,7 @@ def load(
         logs=step_logs(folder) if folder else (),
         unreadable=tuple(unreadable),
     )
-    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *damaged])
+    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged])
 
 
 def _reader(
@@ -145,6 +147,20 @@ def _digest(trace: Trace) -> bytes:
     for column in ("ts_ns", "dur_ns", "name", "tid"):
         content.update(trace[column].tobytes())
     return content.digest()
+
+
+def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
+    """Return traces that lie in several files as one, and a line for each."""
+    parts: dict[object, list[Trace]] = {}
+    for trace in traces:
+        of = trace_id(trace)
+        parts.setdefault((rank_in_header(trace.header), of) if of else id(trace), []).append(trace)
+    lines = [
+        f"{', '.join(Path(t.path).name for t in several)} hold parts of one trace and are read as one"
+        for several in parts.values()
+        if len(several) > 1
+    ]
+    return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
 
 
 def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:

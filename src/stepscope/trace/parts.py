@@ -1,0 +1,86 @@
+"""One trace that lies in several files: its parts joined back into one table.
+
+The profiler gives every trace an id of its own, so files that share it hold parts of the same trace, and files of
+two windows or two runs never do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
+from stepscope.trace.table import Int64s, Quality, Sparse, Trace
+
+_STRING_COLUMNS = ("cat", "name")
+_ID_COLUMNS = ("pid", "tid")
+_ELSEWHERE = -1
+"""as `offset`: the event is not in the file that the joined trace names"""
+
+
+def trace_id(trace: Trace) -> str | None:
+    """Return the id that the profiler gave the trace, None where there is none."""
+    found = trace.header.get("trace_id")
+    return found if isinstance(found, str) and found else None
+
+
+def joined(parts: Sequence[Trace]) -> Trace:
+    """Return the events of all parts as one trace, part after part."""
+    strings: dict[str, int] = {}
+    ids = [np.array([strings.setdefault(s, len(strings)) for s in p.strings], np.int64) for p in parts]
+    return Trace(
+        path=parts[0].path,
+        raw_bytes=sum(p.raw_bytes for p in parts),
+        header={key: value for p in reversed(parts) for key, value in p.header.items()},
+        strings=list(strings),
+        columns={c.name: _column(c.name, c.dtype, parts, ids) for c in DENSE},
+        args={a.name: _sparse(a.name, a.kind, parts, ids) for a in ARGS if any(a.name in p.args for p in parts)},
+        quality=_quality([p.quality for p in parts]),
+    )
+
+
+def _column(name: str, dtype: str, parts: Sequence[Trace], ids: Sequence[Int64s]) -> npt.NDArray[Any]:
+    columns = [p[name] for p in parts]
+    if name in _STRING_COLUMNS:
+        columns = [_renumbered(column, new) for column, new in zip(columns, ids, strict=True)]
+    elif name in _ID_COLUMNS:
+        columns = [_id_renumbered(column, new) for column, new in zip(columns, ids, strict=True)]
+    elif name == "offset":
+        columns[1:] = [np.full_like(column, _ELSEWHERE) for column in columns[1:]]
+    return np.concatenate(columns).astype(dtype)
+
+
+def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int64s]) -> Sparse:
+    rows, values, first = [], [], 0
+    for part, new in zip(parts, ids, strict=True):
+        column = part.arg(name)
+        rows.append(column.rows + first)
+        values.append(_renumbered(column.values, new) if kind is ArgKind.TEXT else column.values)
+        first += part.num_events
+    return Sparse(np.concatenate(rows), np.concatenate(values))
+
+
+def _renumbered(column: npt.NDArray[Any], new: Int64s) -> Int64s:
+    has = column != NO_STRING
+    out = np.full(len(column), NO_STRING, np.int64)
+    out[has] = new[column[has]]
+    return out
+
+
+def _id_renumbered(column: Int64s, new: Int64s) -> Int64s:
+    text = column < STRING_ID_BASE // 2
+    out = column.copy()
+    out[text] = STRING_ID_BASE + new[column[text] - STRING_ID_BASE]
+    return out
+
+
+def _quality(parts: Sequence[Quality]) -> Quality:
+    counts = {f.name: sum(getattr(q, f.name) for q in parts) for f in fields(Quality) if f.type is int}
+    return Quality(
+        truncated=any(q.truncated for q in parts),
+        first_bad_offset=parts[0].first_bad_offset,
+        notes=tuple(note for q in parts for note in q.notes),
+        **counts,
+    )
