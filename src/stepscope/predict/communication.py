@@ -27,8 +27,12 @@ Transfers = Callable[[Program, Int64s, Int64s, Int64s], npt.NDArray[np.float64]]
 """`(program, operations, sizes, items) -> transfer times` of those items"""
 
 
-def transfer_lines(replay: Replay) -> dict[int, Fit]:
-    """Return the fitted line of each operation the run used, by operation code."""
+def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]:
+    """Return the fitted line of each operation the run used, by operation code.
+
+    `bulk_only` leaves out the small messages that together carry 5 % of the bytes: they travel by another protocol
+    and say nothing about large ones.
+    """
     sizes: dict[int, list[float]] = {}
     times: dict[int, list[float]] = {}
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
@@ -39,7 +43,18 @@ def transfer_lines(replay: Replay) -> dict[int, Fit]:
             mine = (rank.collectives.op[rows] == op) & (size > 0) & (program.duration_ns[items] > 0)
             sizes.setdefault(int(op), []).extend(size[mine].tolist())
             times.setdefault(int(op), []).extend(program.duration_ns[items][mine].tolist())
-    return {op: fit(sizes[op], times[op]) for op in sizes if sizes[op]}
+    lines = {}
+    for op in (op for op in sizes if sizes[op]):
+        x, y = np.array(sizes[op]), np.array(times[op])
+        keep = x >= _bulk_size(x) if bulk_only else np.ones(len(x), bool)
+        lines[op] = fit(x[keep], y[keep])
+    return lines
+
+
+def _bulk_size(sizes: npt.NDArray[np.float64]) -> float:
+    """Return the size from which on messages carry 95 % of the bytes."""
+    ordered = np.sort(sizes)
+    return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])
 
 
 def fewer_bytes(replay: Replay, share: float) -> Replay:
@@ -59,20 +74,48 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
 
     Each keeps its bytes and its share of one message's latency, on the network and on the host.
     """
-    lines = transfer_lines(replay)
-
-    def changed(program: Program, op: Int64s, size: Int64s, items: Int64s) -> npt.NDArray[np.float64]:
-        share = np.clip(size / message_bytes, 0, 1)
-        saved = np.array([lines[int(o)].alpha_ns if int(o) in lines else 0.0 for o in op]) * (1 - share)
-        return np.asarray(np.maximum(program.duration_ns[items] - saved, 0.05 * program.duration_ns[items]))
-
-    merged = _with_transfers(replay, changed)
+    lines = transfer_lines(replay, bulk_only=True)
     programs = []
-    for rank, program in zip(replay.shared.run.ranks, merged.programs, strict=True):
+    for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
         items = _group_items(rank.collectives.op, program)
-        size = rank.collectives.full_bytes[program.collective[items]]
-        programs.append(_spare_calls(program, items, 1 - np.clip(size / message_bytes, 0, 1)))
-    return rebuilt(merged, programs)
+        rows = program.collective[items]
+        size = rank.collectives.full_bytes[rows]
+        recorded = (rank.collectives.end_ns - rank.collectives.start_ns - np.maximum(replay.shared.wait_ns[index], 0))[
+            rows
+        ]
+        share = _merged(lines, rank.collectives.op[rows], size, recorded, message_bytes) / np.maximum(recorded, 1)
+        merged = _with_transfer_share(program, items, np.where(size > 0, share, 1.0), recorded)
+        programs.append(_spare_calls(merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
+    return rebuilt(replay, programs)
+
+
+def _merged(
+    lines: dict[int, Fit],
+    op: npt.NDArray[np.uint8],
+    size: Int64s,
+    now: Int64s,
+    message_bytes: int,
+) -> npt.NDArray[np.float64]:
+    """Return what each transfer takes as part of a message of the given size; no more than it takes now."""
+    share = np.clip(size / message_bytes, 0, 1)
+    alpha = np.array([lines[o].alpha_ns if o in lines else 0.0 for o in op.tolist()])
+    slope = np.array([lines[o].ns_per_byte if o in lines else np.inf for o in op.tolist()])
+    return np.minimum(now, np.where(share < 1, alpha * share + slope * np.maximum(size, 0), now))
+
+
+def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.float64], recorded: Int64s) -> Program:
+    """Return a program whose transfers take a share of what they take now.
+
+    Where an earlier change laid the transfers of a step together, they shrink together.
+    """
+    duration = program.duration_ns.astype(float)
+    if not program.also_after:
+        duration[items] *= share
+        return replace(program, duration_ns=np.rint(duration).astype(np.int64))
+    together = float((recorded * share).sum() / max(recorded.sum(), 1))
+    duration[items] *= together
+    after = tuple((item, other, round(lag_ns * together)) for item, other, lag_ns in program.also_after)
+    return replace(program, duration_ns=np.rint(duration).astype(np.int64), also_after=after)
 
 
 def _spare_calls(program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
