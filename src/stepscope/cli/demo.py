@@ -29,6 +29,7 @@ from stepscope.run.step_log import StepLog, step_logs
 SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
 SLOW_MS = 60.0
 STEPS = 30
+HTML = "report.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +90,7 @@ def _reported(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
     with tempfile.TemporaryDirectory() as elsewhere:
         report = Path(elsewhere, "report.json")
-        exit_code = stepscope(["report", str(folder), "--json", str(report)])
+        exit_code = stepscope(["report", str(folder), "--json", str(report), "--html", str(folder / HTML), "--force"])
         return (json.loads(report.read_text())["stragglers"] if report.exists() else []), exit_code
 
 
@@ -116,6 +117,7 @@ def _own_ms(log: StepLog) -> float:
 def _next(folder: Path) -> list[str]:
     return [
         "",
+        f"Open {shown(folder / HTML)} in a browser: the whole report, no network needed.",
         f"The run is in {shown(folder)}. Look at it again with: stepscope report {shown(folder)}",
         "Record your own job, unchanged, with: stepscope record -- torchrun train.py",
     ]

@@ -4,6 +4,7 @@ examples:
   stepscope report run-folder/
   stepscope report 'traces/*.json.gz' --json report.json
   stepscope report trace.json --json - | jq .ranks
+  stepscope report run-folder/ --html report.html
 
 Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
 """
@@ -19,6 +20,7 @@ from stepscope.cli.output import write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cost.chip_table import Chip, load_chips
 from stepscope.diagnose.findings import diagnose
+from stepscope.report.html import render_html
 from stepscope.report.json_report import report_json
 from stepscope.report.terminal import console
 from stepscope.report.text import print_summary
@@ -29,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("run", metavar="RUN", nargs="+", help="run folder, trace, folder of traces, or glob")
     parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
+    parser.add_argument("--html", metavar="PATH", help="write the report as one HTML file that needs no network")
     parser.add_argument(
         "--unprofiled-step-ms", type=_above_zero, metavar="X", help="the step's time without the profiler"
     )
@@ -57,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     diagnosis = diagnose(account)
     if args.json:
         write_output(args.json, json.dumps(report_json(account, diagnosis), indent=1) + "\n", force=args.force)
-    if args.json != "-":
+    if args.html:
+        write_output(args.html, render_html(account, diagnosis), force=args.force)
+    if "-" not in (args.json, args.html):
         print_summary(account, diagnosis, console(sys.stdout))
     return 3 if recorded.unreadable else 0
 

@@ -1,0 +1,35 @@
+"""The report as one HTML file that needs no network.
+
+data.py         what the page shows, as plain columns
+grid.py         ranks x steps            one_step.py, rank_slices.py    the slices of one step
+trust.py        how far to trust it
+pack.py         columns to text          page.py     template, styles, scripts and data to one file
+template.html, report.css, js/           the page itself
+"""
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.report.html.data import ReportData
+from stepscope.report.html.grid import grid_of
+from stepscope.report.html.one_step import slices_of
+from stepscope.report.html.page import page
+from stepscope.report.html.trust import trust_lines
+from stepscope.report.json_report import report_json
+
+__all__ = ["render_html", "report_data"]
+
+
+def render_html(account: Account, diagnosis: Diagnosis) -> str:
+    """Return the report as the text of one HTML file."""
+    return page(report_data(account, diagnosis))
+
+
+def report_data(account: Account, diagnosis: Diagnosis) -> ReportData:
+    """Return what the page of a run shows."""
+    report = report_json(account, diagnosis)
+    trust = trust_lines(report)
+    for rank in report["ranks"]:
+        del rank["step_ms"]  # the grid holds it
+    grid = grid_of(account)
+    wanted = [r for f in diagnosis.findings for r in f.ranks] + [s.rank for s in account.stragglers]
+    return ReportData(report=report, grid=grid, slices=slices_of(account, grid, wanted=wanted), trust=trust)

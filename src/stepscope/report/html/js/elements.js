@@ -1,0 +1,79 @@
+// Elements made without any markup text: whatever a name holds, it is shown and never read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, attributes, children) {
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key === "on") for (const [event, run] of Object.entries(value)) node.addEventListener(event, run);
+    else if (key === "style") for (const [name, text] of Object.entries(value)) node.style.setProperty(name, text);
+    else node.setAttribute(key, value === true ? "" : String(value));
+  }
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined && child !== false) node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+function panel(id, title, ...children) {
+  return el("section", { id, class: "panel", "aria-labelledby": `${id}-title` },
+    el("h2", { id: `${id}-title` }, title), ...children);
+}
+
+function legend(entries) {
+  return el("ul", { class: "legend" }, entries.map(([name, text]) =>
+    el("li", {}, el("span", { class: "swatch", style: { background: `var(--${name})` } }), text)));
+}
+
+function select(label, options, change) {
+  const box = el("select", { on: { change: () => change(box.value) } },
+    options.map(([value, text]) => el("option", { value }, text)));
+  return el("label", {}, label, " ", box);
+}
+
+function folded(summary, ...children) {
+  return el("details", {}, el("summary", {}, summary), ...children);
+}
+
+// The tooltip that follows the pointer over a canvas or a chart; screen readers get the live regions instead.
+const tip = (() => {
+  const box = el("div", { class: "tip", "aria-hidden": "true", hidden: true });
+  const hide = () => (box.hidden = true);
+  const show = (event, title, lines) => {
+    if (!box.isConnected) document.body.append(box);
+    box.replaceChildren(el("strong", {}, title), ...lines.map((line) => el("div", {}, line)));
+    box.hidden = false;
+    const { innerWidth: w, innerHeight: h } = window;
+    box.style.left = `${Math.max(4, Math.min(event.clientX + 14, w - box.offsetWidth - 8))}px`;
+    box.style.top = `${event.clientY + 18 + box.offsetHeight > h ? event.clientY - box.offsetHeight - 12 : event.clientY + 18}px`;
+  };
+  return { show, hide };
+})();
+
+function jump(id) {
+  const target = document.getElementById(id);
+  if (!target) return;
+  target.scrollIntoView({ behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+}
+
+// A canvas as sharp as the screen; returns its context in CSS pixels and the scale.
+function sharp(canvas, width, height) {
+  const scale = Math.min(window.devicePixelRatio || 1, 2);
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  return { context, scale };
+}
+
+// What must be drawn again when the width or the colours change.
+const redraws = [];
+function redrawn(draw) {
+  redraws.push(draw);
+  return draw;
+}

@@ -1,0 +1,148 @@
+// Ranks x steps: one pixel per cell, scaled up without smoothing, so that a million cells cost as much as one image.
+
+const METRICS = [
+  ["step", "step time"], ["own", "own work (without waiting and communication)"], ["compute", "compute"],
+  ["wait", "waiting for others"], ["transfer", "exposed communication"], ["host", "host (gaps, syncs, stalls)"],
+  ["input", "input"], ["copy", "copies"],
+];
+const ORDERS = [["rank", "by rank"], ["value", "largest first"], ["spread", "most uneven first"]];
+// cividis: even in lightness, and the same for people who do not tell red from green
+const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].map(rgb);
+
+function heatmap(grid) {
+  const state = { metric: "own", order: "rank", cell: null };
+  const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline" });
+  const said = el("p", { class: "said", "aria-live": "polite" });
+  const scale = el("div", { class: "scale", "aria-hidden": "true" });
+  const num = { ranks: grid.ranks.length, steps: grid.steps.length };
+  const frame = { left: 52, top: 4, width: 0, height: Math.max(60, Math.min(480, num.ranks * (num.ranks <= 16 ? 22 : 7.5))) };
+  let values, rows, low, high, image;
+
+  function compute() {
+    values = metricOf(grid, state.metric);
+    rows = orderOf(values, num, state.order);
+    [low, high] = rangeOf(values);
+    image = imageOf(values, rows, num, low, high);
+    const step = state.metric === "step" || state.metric === "own";
+    scale.replaceChildren(el("span", {}, timeText(low)), el("span", { class: "ramp" }), el("span", {}, timeText(high)), el("span", { class: "quiet" }, step ? "lighter is slower" : "lighter is more"));
+  }
+  function draw() {
+    frame.width = Math.max(100, canvas.parentElement.clientWidth - frame.left - 2);
+    const { context } = sharp(canvas, frame.left + frame.width + 2, frame.top + frame.height + 22);
+    context.imageSmoothingEnabled = num.steps > frame.width || num.ranks > frame.height;
+    context.drawImage(image, frame.left, frame.top, frame.width, frame.height);
+    heatmapLabels(context, grid, rows, frame, num);
+    if (state.cell) {
+      const [r, s] = state.cell, [w, h] = [frame.width / num.steps, frame.height / num.ranks];
+      context.strokeStyle = colour("selected");
+      context.lineWidth = 2;
+      context.strokeRect(frame.left + s * w, frame.top + r * h, Math.max(w, 3), Math.max(h, 3));
+    }
+  }
+  function at(event) {
+    const box = canvas.getBoundingClientRect();
+    const s = Math.floor(((event.clientX - box.left - frame.left) / frame.width) * num.steps);
+    const r = Math.floor(((event.clientY - box.top - frame.top) / frame.height) * num.ranks);
+    return r >= 0 && r < num.ranks && s >= 0 && s < num.steps ? [r, s] : null;
+  }
+  function linesOf([r, s]) {
+    const i = rows[r] * num.steps + s;
+    const parts = GROUPS.filter((g) => grid.groups[g][i] > 0).map((g) => `${GROUP_TEXT[g]} ${timeText(grid.groups[g][i])}`);
+    return known(grid.step[i]) ? [`step time ${timeText(grid.step[i])}`, ...parts] : ["not recorded"];
+  }
+  const titleOfCell = ([r, s]) => `rank ${grid.ranks[rows[r]]}, step ${grid.steps[s]}`;
+  function choose(cell) {
+    state.cell = cell;
+    said.textContent = `${titleOfCell(cell)}: ${linesOf(cell).join(", ")}`;
+    draw();
+  }
+  const showRank = () => state.cell && document.dispatchEvent(new CustomEvent("show-rank", { detail: grid.ranks[rows[state.cell[0]]] }));
+  canvas.addEventListener("mousemove", (e) => { const cell = at(e); cell ? tip.show(e, titleOfCell(cell), linesOf(cell)) : tip.hide(); });
+  canvas.addEventListener("mouseleave", tip.hide);
+  canvas.addEventListener("click", (e) => { const cell = at(e); if (cell) choose(cell); });
+  canvas.addEventListener("keydown", (e) => {
+    const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[e.key];
+    if (e.key === "Enter") showRank();
+    if (!move) return;
+    e.preventDefault();
+    const [r, s] = state.cell || [0, 0];
+    choose([Math.min(num.ranks - 1, Math.max(0, r + move[0])), Math.min(num.steps - 1, Math.max(0, s + move[1]))]);
+  });
+  const change = (key) => (value) => { state[key] = value; state.cell = null; compute(); draw(); };
+  const used = METRICS.filter(([id]) => id === "step" || id === "own" || grid.groups[id].some((v) => v > 0));
+  const metrics = select("colour by", used, change("metric"));
+  metrics.querySelector("select").value = state.metric;
+  const box = panel("heatmap", "Ranks × steps",
+    el("div", { class: "controls" }, metrics, select("order", ORDERS, change("order")),
+      el("span", { class: "quiet" }, "click a cell, or focus and use the arrow keys")),
+    el("div", { class: "canvas-box" }, canvas), scale, said,
+    grid.quantum > 0.01 ? el("p", { class: "quiet" }, `Times rounded to at most ${timeText(grid.quantum)}.`) : null);
+  compute();
+  redrawn(() => { compute(); draw(); });
+  return box;
+}
+
+function metricOf(grid, id) {
+  if (id === "step") return grid.step;
+  if (id !== "own") return grid.groups[id];
+  return grid.step.map((v, i) => v - grid.groups.wait[i] - grid.groups.transfer[i]);
+}
+
+function orderOf(values, num, order) {
+  const rows = Array.from({ length: num.ranks }, (_, r) => r);
+  if (order === "rank") return rows;
+  const key = rows.map((r) => {
+    const mine = values.subarray(r * num.steps, (r + 1) * num.steps);
+    const middle = median(mine);
+    return order === "value" ? middle : Math.max(...mine.filter(known)) - middle;
+  });
+  return rows.sort((a, b) => key[b] - key[a]);
+}
+
+// Between the 1st and the 99th percentile, so that one outlier does not hide the rest; from a sample if large.
+function rangeOf(values) {
+  const every = Math.max(1, Math.floor(values.length / 50000));
+  const sample = values.filter((v, i) => i % every === 0 && v === v).sort();
+  if (!sample.length) return [0, 1];
+  const low = sample[Math.floor(sample.length * 0.01)], high = sample[Math.min(sample.length - 1, Math.ceil(sample.length * 0.99))];
+  // Differences below 5 % are noise to the eye: they must not fill the whole ramp.
+  return [Math.min(low, high * 0.95), high || 1];
+}
+
+function imageOf(values, rows, num, low, high) {
+  const image = new OffscreenCanvas(num.steps, num.ranks);
+  const context = image.getContext("2d");
+  const data = context.createImageData(num.steps, num.ranks);
+  const pixels = new Uint32Array(data.data.buffer);
+  const ramp = rampColours();
+  const scale = (ramp.length - 1) / (high - low || 1);
+  for (let r = 0, at = 0; r < num.ranks; r++) {
+    for (let s = 0, i = rows[r] * num.steps; s < num.steps; s++, i++, at++) {
+      const v = values[i];
+      pixels[at] = v === v ? ramp[Math.max(0, Math.min(ramp.length - 1, Math.round((v - low) * scale)))] : 0;
+    }
+  }
+  context.putImageData(data, 0, 0);
+  return image;
+}
+
+function rampColours() {
+  return Uint32Array.from({ length: 256 }, (_, i) => {
+    const x = (i / 255) * (RAMP.length - 1), k = Math.min(RAMP.length - 2, Math.floor(x)), f = x - k;
+    const [r, g, b] = RAMP[k].map((c, j) => Math.round(c + (RAMP[k + 1][j] - c) * f));
+    return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+  });
+}
+
+function heatmapLabels(context, grid, rows, frame, num) {
+  context.fillStyle = colour("quiet");
+  context.font = "11px system-ui, sans-serif";
+  context.textAlign = "right";
+  context.textBaseline = "middle";
+  const each = Math.max(1, Math.ceil((num.ranks * 14) / frame.height));
+  for (let r = 0; r < num.ranks; r += each) context.fillText(`r${grid.ranks[rows[r]]}`, frame.left - 6, frame.top + ((r + 0.5) * frame.height) / num.ranks);
+  context.textAlign = "center";
+  context.textBaseline = "top";
+  const every = Math.max(1, Math.ceil((num.steps * 48) / frame.width));
+  for (let s = 0; s < num.steps; s += every) context.fillText(String(grid.steps[s]), frame.left + ((s + 0.5) * frame.width) / num.steps, frame.top + frame.height + 6);
+}

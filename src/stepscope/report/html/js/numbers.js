@@ -1,0 +1,78 @@
+// Words and colours that every part of the page shares, and numbers as people read them.
+
+const GROUPS = ["compute", "transfer", "wait", "copy", "input", "host", "unknown"];
+const GROUP_TEXT = {
+  compute: "compute", transfer: "communication", wait: "waiting for others", copy: "copies",
+  input: "input", host: "host (gaps, syncs, stalls)", unknown: "unknown",
+};
+const GROUP_OF_PART = {
+  forward: "compute", backward: "compute", optimizer: "compute", other_compute: "compute",
+  exposed_transfer: "transfer", wait: "wait", pipeline_bubble: "wait", copy: "copy", data_loading: "input",
+  launch_gap: "host", host_sync: "host", allocator: "host", host_stall: "host", unknown: "unknown",
+};
+const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "host", "wait"];
+const KIND_TEXT = {
+  forward: "forward", backward: "backward", optimizer: "optimizer", other: "other compute", transfer: "transfer",
+  unmatched: "unmatched communication", copy: "copy", host: "host range", wait: "waiting for the last rank",
+};
+const LANES = ["compute", "comm", "copy", "host"];
+const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 1];
+const NONE = "–";
+
+const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
+const words = (id) => String(id).replaceAll("_", " ");
+
+function digits(x, significant = 3) {
+  const places = Math.max(0, significant - 1 - Math.floor(Math.log10(Math.abs(x) || 1)));
+  return x.toLocaleString("en", { minimumFractionDigits: Math.min(places, 2), maximumFractionDigits: Math.min(places, 2) });
+}
+
+function timeText(ms) {
+  if (!known(ms)) return NONE;
+  const size = Math.abs(ms);
+  if (size === 0) return "0 ms";
+  if (size >= 10000) return `${digits(ms / 1000)} s`;
+  if (size >= 0.9995) return `${digits(ms)} ms`;
+  return size >= 0.0009995 ? `${digits(ms * 1000)} µs` : `${Math.round(ms * 1e6)} ns`;
+}
+
+function bytesText(bytes) {
+  if (!known(bytes)) return NONE;
+  let size = bytes;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (Math.abs(size) < 999.95) return unit === "B" ? `${Math.round(size)} B` : `${size.toFixed(1)} ${unit}`;
+    size /= 1000;
+  }
+  return `${size.toFixed(1)} TB`;
+}
+
+const pctText = (x, places = 1) => (known(x) ? `${x.toFixed(places)} %` : NONE);
+const countText = (x) => (known(x) ? x.toLocaleString("en", { maximumFractionDigits: 1 }) : NONE);
+
+// A value by the ending of its name, the way the report's JSON names its units.
+function valueText(name, value) {
+  if (!known(value)) return NONE;
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return String(value);
+  if (/_ms$|_ms_per_step$/.test(name)) return timeText(value);
+  if (/bytes(_per_step)?$/.test(name)) return bytesText(value);
+  if (/_pct$/.test(name)) return pctText(value);
+  if (/_gb_per_s$/.test(name)) return `${digits(value)} GB/s`;
+  return countText(value);
+}
+
+// A column's or row's title, without the unit that its values show.
+const titleOf = (name) => words(name.replace(/_ms$|_bytes$|_pct$|_gb_per_s$/, "")) + (/_pct$/.test(name) ? " share" : "");
+
+const pageStyle = () => getComputedStyle(document.documentElement);
+const colour = (name) => pageStyle().getPropertyValue(`--${name}`).trim();
+
+function rgb(text) {
+  const n = parseInt(text.slice(1), 16);
+  return [(n >> 16) & 255, (n >> 8) & 255, n & 255];
+}
+
+function median(values) {
+  const sorted = Array.from(values).filter((x) => !Number.isNaN(x)).sort((a, b) => a - b);
+  return sorted.length ? sorted[sorted.length >> 1] : NaN;
+}

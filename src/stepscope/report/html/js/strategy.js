@@ -1,0 +1,56 @@
+// What each parallel strategy did: any nested values as lists and tables, named and measured by their own names.
+
+function strategyView(report) {
+  const view = report.by_strategy;
+  if (!view || !view.name) return null;
+  const box = panel("strategy", `Strategy: ${view.name}`);
+  if (view.sure) box.append(el("p", { class: "quiet" }, `known from: ${words(view.sure)}`));
+  for (const [name, value] of Object.entries(view)) {
+    if (["name", "sure"].includes(name) || isEmpty(value)) continue;
+    box.append(folded(words(name), anyValue(name, value)));
+  }
+  const first = box.querySelectorAll("details");
+  if (first.length > 1) first[1].open = true;
+  else if (first.length) first[0].open = true;
+  return box;
+}
+
+const isEmpty = (v) => !known(v) || (Array.isArray(v) && !v.length) || (typeof v === "object" && !Object.keys(v).length);
+const isPlain = (v) => v === null || typeof v !== "object";
+const isSpread = (v) => v && typeof v === "object" && "mean" in v && "min" in v && "max" in v;
+
+function anyValue(name, value) {
+  if (isPlain(value)) return el("span", {}, valueText(name, value));
+  if (Array.isArray(value)) return value.every(isPlain) ? el("span", {}, value.map((v) => valueText(name, v)).join(", ")) : rowsTable(name, value);
+  if (Object.values(value).every(isSpread)) return spreads(value);
+  const plain = Object.entries(value).filter(([, v]) => isPlain(v) || (Array.isArray(v) && v.every(isPlain) && v.length));
+  const deep = Object.entries(value).filter(([k, v]) => !plain.some(([p]) => p === k) && !isEmpty(v));
+  return el("div", {},
+    plain.length > 0 && el("dl", { class: "facts" }, plain.flatMap(([k, v]) => [el("dt", {}, titleOf(k)), el("dd", {}, Array.isArray(v) ? v.map((x) => valueText(k, x)).join(", ") : valueText(k, v))])),
+    deep.map(([k, v]) => el("div", { class: "deep" }, el("h3", {}, words(k)), anyValue(k, v))));
+}
+
+function rowsTable(name, list) {
+  if (list.every(Array.isArray)) return el("span", {}, list.map((v) => `[${v.join(", ")}]`).join(" "));
+  const rows = list.filter((r) => r && typeof r === "object");
+  const keys = [...new Set(rows.flatMap((r) => Object.keys(r)))].filter((k) => rows.some((r) => !isEmpty(r[k]) || isPlain(r[k])));
+  const show = (k) => (v) => (isPlain(v) ? valueText(k, v) : shortText(k, v));
+  return sortedTable(words(name), rows, keys.map((k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number") })));
+}
+
+function shortText(name, value) {
+  if (isSpread(value)) return valueText(name, value.mean);
+  if (Array.isArray(value)) return value.map((v) => shortText(name, v)).join("; ");
+  if (isPlain(value)) return valueText(name, value);
+  return Object.entries(value).filter(([, v]) => known(v)).map(([k, v]) => (isPlain(v) ? `${titleOf(k)} ${valueText(k, v)}` : shortText(k, v))).join(", ");
+}
+
+const spreads = (value) => plainTable(["over ranks", "mean", "min", "max", "std"],
+  Object.entries(value).map(([k, s]) => [titleOf(k), ...[s.mean, s.min, s.max, s.std].map((v) => valueText(k, v))]));
+
+function trust(data) {
+  const { report, slices } = data;
+  const drawn = slices ? [`timeline: step ${slices.step ?? "unknown"}, ${slices.ranks.length} ranks, times rounded to ${slices.rounded} ns`, ...slices.notes] : [];
+  return panel("trust", "How far to trust this report", el("ul", {},
+    [...data.trust, ...drawn].map((line) => el("li", {}, line)), report.warnings.map((line) => el("li", { class: "warning" }, line))));
+}

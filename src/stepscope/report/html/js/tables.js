@@ -1,0 +1,111 @@
+// Tables that sort by a click on a column and filter as one types.
+
+const SHOWN_ROWS = 12;
+
+function plainTable(titles, rows) {
+  return el("div", { class: "scroll" }, el("table", {},
+    el("thead", {}, el("tr", {}, titles.map((t, i) => el("th", { scope: "col", class: i ? "number" : null }, t)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: i ? "number" : null }, cell)))))));
+}
+
+// columns: { title, get(row), show(value, row), number, bar }
+function sortedTable(name, rows, columns, { filter = null, sort = null } = {}) {
+  const state = { column: sort, down: true, text: "", all: false };
+  const body = el("tbody");
+  const more = el("button", { type: "button", class: "more", on: { click: () => { state.all = !state.all; draw(); } } });
+  const heads = columns.map((column, i) => el("th", { scope: "col", class: column.number ? "number" : null },
+    el("button", { type: "button", on: { click: () => { state.down = state.column === i ? !state.down : true; state.column = i; draw(); } } }, column.title)));
+  const most = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
+  function chosen() {
+    const text = state.text.toLowerCase();
+    const list = text ? rows.filter((r) => filter(r).toLowerCase().includes(text)) : [...rows];
+    if (state.column === null) return list;
+    const { get } = columns[state.column];
+    const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a ?? "").localeCompare(String(b ?? "")));
+    return list.sort((a, b) => (known(get(a)) ? (known(get(b)) ? order(get(a), get(b)) * (state.down ? -1 : 1) : -1) : 1));
+  }
+  function draw() {
+    const list = chosen();
+    const shown = state.all ? list : list.slice(0, SHOWN_ROWS);
+    body.replaceChildren(...shown.map((row) => el("tr", {}, columns.map((c, i) => cell(c, row, most[i])))));
+    more.hidden = list.length <= SHOWN_ROWS;
+    more.textContent = state.all ? "show fewer" : `show all ${list.length}`;
+    heads.forEach((head, i) => head.setAttribute("aria-sort", state.column !== i ? "none" : state.down ? "descending" : "ascending"));
+  }
+  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", on: { input: (e) => { state.text = e.target.value; draw(); } } }));
+  draw();
+  return el("div", {}, rows.length > 6 ? input : null,
+    el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
+      el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
+}
+
+function cell(column, row, most) {
+  const value = column.get(row);
+  const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
+  const bar = column.bar && known(value) && most > 0 ? el("span", { class: "cellbar", style: { width: `${(100 * value) / most}%` } }) : null;
+  return el("td", { class: [column.number ? "number" : "", column.name ? "name" : ""].join(" ").trim() || null, title: column.name && text.length > 60 ? text : null }, bar, el("span", {}, text));
+}
+
+const timeColumn = (title, key, more) => ({ title, get: (r) => r[key], show: timeText, number: true, ...more });
+const textColumn = (title, key, show = words) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? show(v) : NONE) });
+const nameColumn = (title, get) => ({ title, get, name: true });
+
+function collectives(report) {
+  if (!report.collectives.length) return null;
+  const total = (r) => (known(r.wait_ms) ? r.wait_ms + r.transfer_ms : null);
+  return panel("collectives", "Collectives",
+    el("p", { class: "quiet" }, "Per rank over the window. Waiting lasts until the last rank arrives; transfer is the rest."),
+    sortedTable("collectives", report.collectives, [
+      textColumn("collective", "op"), { title: "group", get: (r) => r.group, show: (v, r) => (known(r.group_size) ? `${v} (${r.group_size})` : v) },
+      { title: "bytes", get: (r) => r.bytes, show: bytesText, number: true }, { title: "count", get: (r) => r.count, show: countText, number: true },
+      { title: "total", get: total, show: timeText, number: true, bar: true }, timeColumn("transfer", "transfer_ms"), timeColumn("wait", "wait_ms", { bar: true }),
+      timeColumn("exposed", "exposed_ms"), { title: "bus GB/s", get: (r) => r.busbw_gb_per_s, show: (v) => (known(v) ? digits(v) : NONE), number: true },
+      { title: "last to arrive", get: (r) => r.late_rank, show: (v) => (known(v) ? `rank ${v}` : NONE) },
+    ], { filter: (r) => `${r.op} ${r.group}`, sort: 4 }));
+}
+
+function kernels(report) {
+  if (!report.kernels.length) return null;
+  return panel("kernels", "Kernels",
+    el("p", { class: "quiet" }, "Mean over ranks, over the whole window."),
+    sortedTable("kernels", report.kernels, [
+      nameColumn("kernel", (r) => r.name), textColumn("family", "family"), { title: "count", get: (r) => r.count, show: countText, number: true },
+      timeColumn("total", "total_ms", { bar: true }), { title: "share", get: (r) => r.share, show: (v) => pctText(100 * v), number: true },
+      timeColumn("mean", "mean_ms"), textColumn("precision", "precision"), { title: "TFLOP/s", get: (r) => r.tflops, show: (v) => (known(v) ? digits(v) : NONE), number: true },
+      { title: "GB/s", get: (r) => r.gb_per_s, show: (v) => (known(v) ? digits(v) : NONE), number: true }, textColumn("bound", "bound"),
+    ], { filter: (r) => `${r.name} ${r.family}`, sort: 3 }));
+}
+
+function operators(report) {
+  if (!report.operators.length) return null;
+  const device = report.operators.some((r) => r.device_self_ms > 0);
+  return panel("operators", "Operators", sortedTable("operators", report.operators, [
+    nameColumn("operator", (r) => r.name), { ...nameColumn("shapes", (r) => r.shapes) }, { title: "calls", get: (r) => r.calls, show: countText, number: true },
+    timeColumn("host self", "host_self_ms", { bar: true }), timeColumn("host total", "host_total_ms"),
+    ...(device ? [timeColumn("device self", "device_self_ms", { bar: true }), timeColumn("device total", "device_total_ms")] : []),
+  ], { filter: (r) => `${r.name} ${r.shapes ?? ""}`, sort: device ? 5 : 3 }));
+}
+
+function idle(report) {
+  const rows = report.idle.filter((r) => r.ms_per_step > 0);
+  if (!rows.length) return null;
+  return panel("idle", "Why the device was idle", sortedTable("idle causes", rows, [textColumn("cause", "cause"), timeColumn("per step", "ms_per_step", { bar: true })], { sort: 1 }));
+}
+
+function criticalPath(report) {
+  if (!report.critical_path.length) return null;
+  return panel("critical-path", "Critical path", el("p", { class: "quiet" }, "What a step's length consists of, followed back from its end over all ranks."),
+    sortedTable("critical path", report.critical_path, [
+      { title: "rank", get: (r) => r.rank, number: true }, textColumn("what", "what"), nameColumn("name", (r) => r.name), timeColumn("per step", "ms_per_step", { bar: true }),
+      { title: "share", get: (r) => r.pct, show: (v) => pctText(v), number: true },
+    ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3 }));
+}
+
+function checks(report) {
+  if (!report.checks.length) return null;
+  return panel("checks", "Checks", sortedTable("checks", report.checks, [
+    { title: "", get: (r) => ({ fail: "✗ fail", pass: "✓ pass" })[r.status] ?? "– not measured" }, textColumn("check", "id"),
+    { title: "value", get: (r) => r.value, show: (v) => (known(v) ? digits(v) : NONE), number: true },
+    textColumn("good", "good", String), textColumn("bad", "bad", String), nameColumn("why", (r) => r.reason),
+  ]));
+}

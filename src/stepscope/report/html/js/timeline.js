@@ -1,0 +1,160 @@
+// One step over all ranks: zoom, pan, search, and the arrivals of a collective.
+
+const TALLEST = 620;
+const ZOOM = 1.35;
+
+function timeline(slices) {
+  const rows = timelineRows(slices);
+  const members = membersOf(slices);
+  const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
+  const view = {
+    t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
+    hits: null, match: null, rank: null, arrows: false,
+  };
+  const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": timelineLabel(slices), "aria-describedby": "timeline-help" });
+  const spacer = el("div", { class: "spacer" });
+  const box = el("div", { class: "canvas-box scroller" }, canvas, spacer);
+  const said = el("p", { class: "said", "aria-live": "polite" });
+  const arrivals = el("div", { class: "arrivals" });
+  let waiting = false;
+
+  function draw() {
+    const begin = performance.now();
+    const whole = rows.length * rowHeight(view) + AXIS;
+    view.width = Math.max(200, box.clientWidth);
+    view.height = Math.min(TALLEST, whole);
+    box.style.height = `${view.height}px`;
+    spacer.style.height = `${Math.max(0, whole - view.height)}px`;
+    view.top = box.scrollTop;
+    drawTimeline(canvas, slices, rows, members, view);
+    canvas.dataset.drawMs = (performance.now() - begin).toFixed(1);
+  }
+  function soon() {
+    if (waiting) return;
+    waiting = true;
+    requestAnimationFrame(() => { waiting = false; draw(); });
+  }
+  function show(t0, t1) {
+    const least = slices.rounded / 1e5, span = Math.min(Math.max(t1 - t0, least), slices.span * 1.2);
+    const middle = (t0 + t1) / 2, edge = slices.span * 0.1;
+    view.t0 = Math.min(Math.max(middle - span / 2, -edge), slices.span + edge - span);
+    view.t1 = view.t0 + span;
+    canvas.dataset.shownMs = span.toFixed(6);
+    soon();
+  }
+  const zoom = (factor, at = (view.t0 + view.t1) / 2) => show(at - (at - view.t0) * factor, at + (view.t1 - at) * factor);
+  const pan = (share) => show(view.t0 + (view.t1 - view.t0) * share, view.t1 + (view.t1 - view.t0) * share);
+  const timeAt = (event) => view.t0 + ((event.clientX - canvas.getBoundingClientRect().left - GUTTER) / (view.width - GUTTER)) * (view.t1 - view.t0);
+
+  function sliceAt(event) {
+    const y = event.clientY - canvas.getBoundingClientRect().top + view.top, high = rowHeight(view);
+    const row = rows[Math.floor(y / high)], lane = row && row.lanes[lanes[Math.floor((y % high) / view.laneHeight)]];
+    if (!lane || !lane.until) return null;
+    const t = timeAt(event), slack = (2 * (view.t1 - view.t0)) / view.width;
+    let best = null;
+    for (let i = firstVisible(slices, lane, t - slack); i < lane.to && slices.start[i] <= t + slack; i++) {
+      if (best === null || Math.abs(slices.start[i] + slices.dur[i] / 2 - t) < Math.abs(slices.start[best] + slices.dur[best] / 2 - t)) best = i;
+    }
+    return best;
+  }
+  function choose(i) {
+    view.match = i !== null && slices.match[i] >= 0 ? slices.match[i] : null;
+    said.textContent = i === null ? "" : [slices.names[slices.name[i]], ...sliceLines(slices, i)].join(" · ");
+    arrivals.replaceChildren(...(view.match === null ? [] : [arrivalTable(slices, members.get(view.match), view.match)]));
+    soon();
+  }
+  function search(text) {
+    const wanted = text.trim().toLowerCase();
+    view.hits = wanted ? slices.names.map((name) => name.toLowerCase().includes(wanted)) : null;
+    let count = 0, total = 0;
+    if (view.hits) for (let i = 0; i < slices.name.length; i++) if (view.hits[slices.name[i]]) { count++; total += slices.dur[i]; }
+    found.textContent = view.hits ? `${count.toLocaleString("en")} slices, ${timeText(total / slices.ranks.length)} per rank` : "";
+    soon();
+  }
+  function showRank(rank) {
+    view.rank = rank;
+    const row = rows.find((r) => r.rank === rank);
+    said.textContent = row ? `rank ${rank} is marked` : `rank ${rank} is not among the ranks drawn here`;
+    if (row) box.scrollTop = row.index * rowHeight(view) - view.height / 2;
+    jump("timeline");
+    soon();
+  }
+  const found = el("output", { class: "quiet", id: "found" });
+  const rowSlider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight, on: { input: () => { view.laneHeight = Number(rowSlider.value); soon(); } } });
+  const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
+  listen(canvas, box, { zoom, pan, show, sliceAt, choose, timeAt, view, slices, soon });
+  document.addEventListener("show-rank", (e) => showRank(e.detail));
+  redrawn(draw);
+  return panel("timeline", `${slices.step === null ? "The window" : `Step ${slices.step}`}, ${slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`}: ${slices.start.length.toLocaleString("en")} slices`,
+    el("div", { class: "controls" },
+      el("label", {}, "find ", el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", on: { input: (e) => search(e.target.value) } })), found,
+      el("label", {}, "row height ", rowSlider), button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
+      members.size ? el("label", {}, el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } }), " all arrows") : null),
+    el("p", { class: "quiet", id: "timeline-help" }, "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. Click a collective for its arrivals; Escape clears."),
+    box, legend(KINDS.map((k, code) => [k, KIND_TEXT[k], code]).filter(([k, , code]) => (k === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code)))), said, arrivals);
+}
+
+const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one step of ${timeText(s.span)}: ${s.start.length} slices. The tables below hold the same times in sum.`;
+
+function sliceLines(slices, i) {
+  const lines = [`rank ${slices.ranks[slices.rank[i]]} · ${KIND_TEXT[KINDS[slices.kind[i]]]}`, `start ${timeText(slices.start[i])} · duration ${timeText(slices.dur[i])}`];
+  if (slices.wait[i] > 0) lines.push(`waited ${timeText(slices.wait[i])}, moved data ${timeText(slices.dur[i] - slices.wait[i])}`);
+  const m = slices.match[i];
+  if (m >= 0) lines.push(slices.matched.what[m], `last to arrive: rank ${slices.matched.last[m]}`);
+  return lines;
+}
+
+function arrivalTable(slices, list, match) {
+  const first = Math.min(...list.map((i) => slices.start[i]));
+  return el("div", {}, el("h3", {}, `Arrivals at ${slices.matched.what[match]}`),
+    sortedTable("arrivals", list, [
+      { title: "rank", get: (i) => slices.ranks[slices.rank[i]], number: true },
+      { title: "arrived after the first", get: (i) => slices.start[i] - first, show: timeText, number: true, bar: true },
+      { title: "waited", get: (i) => slices.wait[i], show: timeText, number: true },
+      { title: "transfer", get: (i) => slices.dur[i] - slices.wait[i], show: timeText, number: true },
+    ], { sort: 1 }));
+}
+
+function listen(canvas, box, { zoom, pan, show, sliceAt, choose, timeAt, view, slices, soon }) {
+  let drag = null;
+  canvas.addEventListener("wheel", (e) => {
+    if (!e.ctrlKey && !e.metaKey) return;
+    e.preventDefault();
+    zoom(e.deltaY > 0 ? ZOOM : 1 / ZOOM, timeAt(e));
+  }, { passive: false });
+  canvas.addEventListener("pointerdown", (e) => {
+    drag = { x: e.clientX, t0: view.t0, t1: view.t1, from: timeAt(e), range: e.shiftKey, moved: false };
+    canvas.setPointerCapture(e.pointerId);
+  });
+  canvas.addEventListener("pointermove", (e) => {
+    if (!drag) {
+      const i = sliceAt(e);
+      return i === null ? tip.hide() : tip.show(e, slices.names[slices.name[i]], sliceLines(slices, i));
+    }
+    tip.hide();
+    const by = e.clientX - drag.x;
+    drag.moved ||= Math.abs(by) > 3;
+    if (!drag.range && drag.moved) {
+      const shift = (by / (view.width - GUTTER)) * (drag.t1 - drag.t0);
+      show(drag.t0 - shift, drag.t1 - shift);
+    }
+  });
+  canvas.addEventListener("pointerup", (e) => {
+    if (drag && drag.range && drag.moved) show(Math.min(drag.from, timeAt(e)), Math.max(drag.from, timeAt(e)));
+    else if (drag && !drag.moved) choose(sliceAt(e));
+    drag = null;
+  });
+  canvas.addEventListener("pointercancel", () => (drag = null));
+  canvas.addEventListener("pointerleave", tip.hide);
+  canvas.addEventListener("keydown", (e) => {
+    const run = {
+      w: () => zoom(1 / ZOOM), "+": () => zoom(1 / ZOOM), s: () => zoom(ZOOM), "-": () => zoom(ZOOM), a: () => pan(-0.2), d: () => pan(0.2),
+      ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => (box.scrollTop -= 40), ArrowDown: () => (box.scrollTop += 40),
+      Home: () => show(0, slices.span), Escape: () => { view.rank = null; choose(null); },
+    }[e.key.length === 1 ? e.key.toLowerCase() : e.key];
+    if (!run || e.ctrlKey || e.metaKey || e.altKey) return;
+    e.preventDefault();
+    run();
+  });
+  box.addEventListener("scroll", soon);
+}

@@ -1,0 +1,186 @@
+// One picture of the timeline: bars as pixels, then labels, arrows and the axis on top.
+
+const GUTTER = 74;
+const AXIS = 22;
+const ROW_GAP = 4;
+const DIMMED = 0.25;
+
+// view: { t0, t1, top, laneHeight, width, height, lanes, query, hits, match, rank }
+function drawTimeline(canvas, slices, rows, members, view) {
+  const { context, scale } = sharp(canvas, view.width, view.height);
+  const palette = KINDS.map((kind) => rgb(colour(kind)));
+  const look = { palette, back: rgb(colour("panel")), selected: colour("selected"), text: colour("text"), quiet: colour("quiet"), font: "11px system-ui, sans-serif" };
+  const image = context.createImageData(canvas.width, canvas.height);
+  const pixels = new Uint32Array(image.data.buffer);
+  pixels.fill(packedColour(look.back));
+  const shown = visibleRows(rows, view);
+  for (const place of shown) drawBars(pixels, canvas, slices, place, view, look, scale);
+  context.putImageData(image, 0, 0);
+  for (const place of shown) drawLabels(context, slices, place, view, look);
+  drawSelected(context, slices, members, view, look, shown);
+  drawAxis(context, view, look);
+}
+
+const packedColour = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+const rowHeight = (view) => view.lanes.length * view.laneHeight + ROW_GAP;
+const timeX = (view, t) => GUTTER + ((t - view.t0) / (view.t1 - view.t0)) * (view.width - GUTTER);
+
+// Rows and lanes inside the picture, with their places.
+function visibleRows(rows, view) {
+  const places = [];
+  const high = rowHeight(view);
+  const first = Math.max(0, Math.floor(view.top / high));
+  for (let r = first; r < rows.length && r * high - view.top < view.height - AXIS; r++) {
+    const y = r * high - view.top;
+    places.push({ row: rows[r], y, lanes: view.lanes.map((lane, k) => ({ ...rows[r].lanes[lane], y: y + k * view.laneHeight })) });
+  }
+  return places;
+}
+
+function drawBars(pixels, canvas, slices, place, view, look, scale) {
+  const left = Math.round(GUTTER * scale), width = canvas.width - left;
+  const perPixel = (view.t1 - view.t0) / width;
+  const bottom = Math.round((view.height - AXIS) * scale);
+  for (const lane of place.lanes) {
+    const from = Math.max(0, Math.round(lane.y * scale)), to = Math.min(bottom, Math.round((lane.y + view.laneHeight - (view.laneHeight > 5 ? 1 : 0)) * scale));
+    if (to <= from || lane.from === lane.to) continue;
+    const line = lineOf(slices, lane, view, look, width, perPixel);
+    for (let y = from; y < to; y++) pixels.set(line, y * canvas.width + left);
+  }
+}
+
+// One line of pixels of a lane, the same for all its height.
+function lineOf(slices, lane, view, look, width, perPixel) {
+  const line = { red: new Float32Array(width), green: new Float32Array(width), blue: new Float32Array(width), full: new Float32Array(width), shown: new Float32Array(width) };
+  const strength = view.hits || view.match !== null ? DIMMED : 1;
+  for (const series of lane.series) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
+  const out = new Uint32Array(width);
+  const [br, bg, bb] = look.back;
+  for (let x = 0; x < width; x++) {
+    const full = line.full[x];
+    if (full <= 0) { out[x] = packedColour(look.back); continue; }
+    // A trace of a slice stays visible, however small its share of the pixel.
+    const a = (0.15 + 0.85 * Math.min(1, full)) * line.shown[x];
+    out[x] = packedColour([br + (line.red[x] / full - br) * a, bg + (line.green[x] / full - bg) * a, bb + (line.blue[x] / full - bb) * a]);
+  }
+  markSlices(out, slices, lane, view, look, perPixel);
+  return out;
+}
+
+// Edges between wide slices, and whatever search or selection highlights.
+function markSlices(out, slices, lane, view, look, perPixel) {
+  const strong = packedColour(rgb(look.selected)), edge = packedColour(look.back);
+  for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
+    const from = (slices.start[i] - view.t0) / perPixel, to = from + slices.dur[i] / perPixel;
+    if (isMarked(slices, i, view)) out.fill(strong, Math.max(0, Math.floor(from)), Math.max(1, Math.ceil(to)));
+    if (to - from > 5 && to >= 1 && to < out.length) out[Math.floor(to) - 1] = edge;
+  }
+}
+
+const isMarked = (slices, i, view) => (view.hits ? view.hits[slices.name[i]] : view.match !== null && slices.match[i] === view.match);
+
+function firstVisible(slices, lane, t0) {
+  return lane.until ? lane.from + lastAtMost(lane.until, t0) + 1 : lane.to;
+}
+
+function drawLabels(context, slices, place, view, look) {
+  const [r, g, b] = look.back;
+  const high = rowHeight(view);
+  context.font = look.font;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  const chosen = view.rank === place.row.rank;
+  context.fillStyle = chosen ? look.selected : look.quiet;
+  if (high >= 11 || place.row.index % Math.ceil(11 / high) === 0) context.fillText(`rank ${place.row.rank}`, GUTTER - 8, place.y + (high - ROW_GAP) / 2);
+  if (chosen) {
+    context.strokeStyle = look.selected;
+    context.lineWidth = 1.5;
+    context.strokeRect(GUTTER - 1, place.y - 1.5, view.width - GUTTER, high - 1);
+  }
+  if (view.laneHeight < 11) return;
+  context.textAlign = "left";
+  for (const lane of place.lanes) {
+    for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
+      const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, timeX(view, slices.start[i] + slices.dur[i]));
+      if (to - from < 30) continue;
+      const dim = (view.hits || view.match !== null) && !isMarked(slices, i, view);
+      context.fillStyle = dim ? look.quiet : inkOn(isMarked(slices, i, view) ? rgb(look.selected) : look.palette[slices.wait[i] > slices.dur[i] / 2 ? 8 : slices.kind[i]]);
+      context.fillText(shortName(slices.names[slices.name[i]]).slice(0, Math.floor((to - from - 6) / 6)), from + 3, lane.y + view.laneHeight / 2);
+    }
+  }
+}
+
+const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 150 ? "#10151a" : "#ffffff");
+const shortName = (name) => name.replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
+
+// The selected collective: its members joined, from the last to arrive to those who waited.
+function drawSelected(context, slices, members, view, look, shown) {
+  const chosen = view.match !== null ? [view.match] : view.arrows ? visibleMatches(slices, shown, view) : [];
+  if (!chosen.length) return;
+  context.save();
+  context.beginPath();
+  context.rect(GUTTER, 0, view.width - GUTTER, view.height - AXIS);
+  context.clip();
+  context.strokeStyle = context.fillStyle = view.match !== null ? look.selected : look.text;
+  context.globalAlpha = view.match !== null ? 1 : 0.45;
+  context.lineWidth = view.match !== null ? 1.5 : 1;
+  const high = rowHeight(view), lane = view.lanes.indexOf(1);
+  const point = (i) => [timeX(view, slices.start[i]), slices.rank[i] * high - view.top + (lane + 0.5) * view.laneHeight];
+  for (const m of chosen) {
+    const list = members.get(m);
+    const last = list.reduce((a, b) => (slices.start[b] > slices.start[a] ? b : a));
+    for (const i of list) if (i !== last) arrow(context, point(last), [timeX(view, slices.start[i] + slices.wait[i]), point(i)[1]]);
+  }
+  context.restore();
+}
+
+const MOST_ARROWS = 400;
+
+function visibleMatches(slices, shown, view) {
+  const found = new Set();
+  for (const place of shown) {
+    for (const lane of place.lanes) {
+      for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) if (slices.match[i] >= 0) found.add(slices.match[i]);
+    }
+  }
+  return [...found].slice(0, MOST_ARROWS);
+}
+
+function arrow(context, [x0, y0], [x1, y1]) {
+  const angle = Math.atan2(y1 - y0, x1 - x0);
+  context.beginPath();
+  context.moveTo(x0, y0);
+  context.lineTo(x1, y1);
+  context.stroke();
+  context.beginPath();
+  context.moveTo(x1, y1);
+  for (const turn of [-0.4, 0.4]) context.lineTo(x1 - 7 * Math.cos(angle + turn), y1 - 7 * Math.sin(angle + turn));
+  context.fill();
+}
+
+function drawAxis(context, view, look) {
+  const y = view.height - AXIS;
+  context.fillStyle = colour("panel");
+  context.fillRect(0, y, view.width, AXIS);
+  context.fillStyle = look.quiet;
+  context.strokeStyle = colour("line");
+  context.font = look.font;
+  context.textBaseline = "top";
+  context.textAlign = "center";
+  const step = niceStep((view.t1 - view.t0) / Math.max(2, (view.width - GUTTER) / 130));
+  for (let t = Math.ceil(view.t0 / step) * step; t <= view.t1; t += step) {
+    const x = timeX(view, t);
+    context.beginPath();
+    context.moveTo(x, 0);
+    context.lineTo(x, y + 3);
+    context.globalAlpha = 0.5;
+    context.stroke();
+    context.globalAlpha = 1;
+    if (x > GUTTER + 14 && x < view.width - 24) context.fillText(timeText(Math.abs(t) < step / 1e6 ? 0 : t), x, y + 6);
+  }
+}
+
+function niceStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return power * (rough / power > 5 ? 10 : rough / power > 2 ? 5 : rough / power > 1 ? 2 : 1);
+}

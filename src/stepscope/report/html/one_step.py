@@ -1,0 +1,142 @@
+"""What ran on each rank during one step, on one clock, within a budget of slices?
+
+The step is the one nearest to the median. Everything that overlaps it is shown, whichever step launched it, because
+that is what the device did at the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.report.html.data import NO_MATCH, Grid, Matched, Slices
+from stepscope.report.html.rank_slices import RankSlices, rank_slices
+from stepscope.run.collective_names import OPS
+from stepscope.trace.table import Int64s
+from stepscope.units import readable_bytes
+
+MOST_SLICES = 60_000
+MOST_RANKS = 128
+LONGEST_NAME = 160
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The step on each rank's own clock, and what to subtract to put it on the page."""
+
+    step: int | None
+    start_ns: Int64s
+    end_ns: Int64s
+    origin_ns: Int64s
+
+
+def slices_of(
+    account: Account, grid: Grid | None, *, wanted: Sequence[int] = (), most: int = MOST_SLICES
+) -> Slices | None:
+    """Return the slices of one step; ranks in `wanted` come first where not all fit. None where nothing ran."""
+    window = _window(account, grid)
+    if window is None:
+        return None
+    chosen = _chosen(account, wanted)
+    taken: list[tuple[int, RankSlices]] = []
+    total = 0
+    for index in chosen:
+        found = rank_slices(account, index, start_ns=int(window.start_ns[index]), end_ns=int(window.end_ns[index]))
+        if taken and total + len(found) > most:
+            continue
+        taken.append((index, found))
+        total += len(found)
+    taken.sort(key=lambda pair: pair[0])
+    return _joined(account, window, taken, most=most)
+
+
+def typical_step(grid: Grid) -> int:
+    """Return the number of the step nearest to the median, of those that the most ranks have."""
+    step_ns = grid.group_ns.sum(axis=0)
+    ranks = (~np.isnan(step_ns)).sum(axis=0)
+    mean = np.nansum(step_ns, axis=0) / np.maximum(ranks, 1)
+    whole = np.flatnonzero(ranks == ranks.max())
+    return grid.steps[int(whole[np.argmin(np.abs(mean[whole] - np.median(mean[whole])))])]
+
+
+def _window(account: Account, grid: Grid | None) -> _Window | None:
+    """Return the span of the step over all ranks: from its first beginning to its last end on the shared clock."""
+    number = typical_step(grid) if grid else None
+    clocks, num = account.shared.clocks, len(account.run.ranks)
+    start, end, has = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, bool)
+    for i, (rank, budget) in enumerate(zip(account.run.ranks, account.budgets, strict=True)):
+        periods = budget.periods if budget else None
+        at = np.arange(len(periods)) if periods else np.empty(0, int)
+        if periods and number is not None:
+            at = np.flatnonzero(rank.steps.number[periods.step] == number) if len(rank.steps) else at[:0]
+        if periods and len(at):
+            start[i], end[i], has[i] = periods.start_ns[at[0]], periods.end_ns[at[0]], True
+    if not has.any():
+        return None
+    each = np.arange(num)
+    shared_start, shared_end = clocks.shared(each, start), clocks.shared(each, end)
+    tied = has & clocks.known if (has & clocks.known).any() else has & (each == np.flatnonzero(has)[0])
+    first, last = int(shared_start[tied].min()), int(shared_end[tied].max())
+    # A rank whose clock nothing ties to the others' begins its step where they begin theirs.
+    shift = np.where(tied, shared_start - start, first - start)
+    return _Window(number, np.where(has, first - shift, 0), np.where(has, last - shift, 0), first - shift)
+
+
+def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
+    """Return which ranks to show, most wanted first, then spread evenly over the job."""
+    ranks = account.run.ranks
+    first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
+    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MOST_RANKS)).round().astype(int).tolist()
+    return list(dict.fromkeys([*first, *spread]))[:MOST_RANKS]
+
+
+def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
+    names: dict[str, int] = {}
+    parts = [found.kept(most) for _, found in taken]
+    matches = np.concatenate([p.match for p in parts])
+    used = np.unique(matches[matches != NO_MATCH])
+    span = max(int(window.end_ns[i] - window.start_ns[i]) for i, _ in taken)
+    return Slices(
+        step=window.step,
+        ranks=tuple(account.run.ranks[i].rank for i, _ in taken),
+        span_ns=span,
+        rank=np.repeat(np.arange(len(parts)), [len(p) for p in parts]),
+        kind=np.concatenate([p.kind for p in parts]),
+        start_ns=np.concatenate([p.start_ns - window.origin_ns[i] for (i, _), p in zip(taken, parts, strict=True)]),
+        dur_ns=np.concatenate([p.end_ns - p.start_ns for p in parts]),
+        wait_ns=np.concatenate([p.wait_ns for p in parts]),
+        name=np.array([names.setdefault(_short(n), len(names)) for p in parts for n in p.name], np.int64),
+        match=np.where(matches == NO_MATCH, NO_MATCH, np.searchsorted(used, matches)),
+        names=tuple(names),
+        matched=_matched(account, used),
+        notes=tuple(_notes(account, parts, [f for _, f in taken])),
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def _matched(account: Account, used: Int64s) -> Matched:
+    matches, arrival = account.shared.matches, account.shared.arrival_ns
+    what, last = [], []
+    for m in used.tolist():
+        group = matches.groups[matches.group[m]]
+        size = int(matches.size_bytes[m])
+        words = [OPS[matches.op[m]], group.desc or group.name, readable_bytes(size) if size >= 0 else "size unknown"]
+        what.append(" · ".join(words))
+        first, end = int(matches.first[m]), int(matches.first[m + 1])
+        latest = first + int(np.argmax(arrival[first:end]))
+        last.append(account.run.ranks[int(matches.rank_index[latest])].rank)
+    return Matched(tuple(what), np.array(last, np.int64))
+
+
+def _notes(account: Account, parts: list[RankSlices], whole: list[RankSlices]) -> list[str]:
+    notes = []
+    if len(parts) < len(account.run.ranks):
+        notes.append(f"{len(parts)} of {len(account.run.ranks)} ranks are drawn, those that findings name first")
+    left_out = sum(len(w) - len(p) for w, p in zip(whole, parts, strict=True))
+    if left_out:
+        notes.append(f"the {left_out:,} shortest slices are left out")
+    return notes

@@ -1,0 +1,64 @@
+"""One file: template, styles, scripts and data, with a policy that lets nothing else run or load.
+
+Names in traces are untrusted. The data is base64, which cannot close an element; the page shows names as text only;
+and the policy names the one script and the one style sheet by their hashes.
+"""
+
+import base64
+import hashlib
+import html
+from functools import cache
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from stepscope.report.html.data import ReportData
+from stepscope.report.html.pack import packed
+from stepscope.units import printable
+
+_SCRIPTS = (
+    "unpack", "numbers", "elements", "summary", "charts", "heatmap", "tables", "strategy",
+    "timeline_data", "timeline_draw", "timeline", "main",
+)  # fmt: skip
+
+
+def page(data: ReportData) -> str:
+    """Return the page's text."""
+    script, style = _script(), _source("report.css")
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return Template(_source("template.html")).substitute(
+        policy=policy,
+        title=html.escape(printable(str(data.report["run"]["name"]))),
+        style=style,
+        script=script,
+        data=packed(data),
+        plain=html.escape(_in_words(data.report)),
+    )
+
+
+@cache
+def _source(name: str) -> str:
+    text = files(__package__).joinpath(name).read_text(encoding="utf-8")
+    return text.strip() + "\n"
+
+
+@cache
+def _script() -> str:
+    """Return all scripts as one, in a scope of their own."""
+    parts = "\n".join(_source(f"js/{name}.js") for name in _SCRIPTS)
+    return f'"use strict";\n(() => {{\n{parts}}})();\n'
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _in_words(report: dict[str, Any]) -> str:
+    """Return the essence for a reader without scripts."""
+    step = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
+    lines = [f"Verdict: {report['verdict']}. Step: {'unknown' if step is None else f'{step:.2f} ms'}."]
+    lines += [f"{printable(f['title'])}: saves {f['saving_ms_per_step']:.2f} ms per step." for f in report["findings"]]
+    return " ".join(lines)
