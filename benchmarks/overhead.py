@@ -19,14 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 TARGET_PCT = 0.5
-SETTLING = 6  # steps at the start of a block in which the hooks look for the model
+SETTLING = 60  # steps at the start of a block: the hooks look for the model and watch each of the first steps closely
 
 
 def main() -> int:
@@ -146,27 +146,27 @@ class Job:
             torch.cuda.synchronize()
 
     def calibrated(self, step_ms: float) -> "Job":
-        """Set the batch so that a step takes about `step_ms` on the slowest rank."""
+        """Set the batch so that a step takes about `step_ms` on the slowest rank; of CPU time, which load leaves alone."""
         import torch
         import torch.distributed as dist
 
         for _ in range(6):
-            took_ms = self.time_ms(5)
+            took_ms = self.time_ms(5, clock=time.thread_time if self.device == "cpu" else time.perf_counter)
             wanted = torch.tensor([self.batch * step_ms / took_ms])
             wanted = wanted.to(self.device)
             dist.all_reduce(wanted, op=dist.ReduceOp.MIN)
             self.set_batch(max(1, round(wanted.item())))
         return self
 
-    def time_ms(self, steps: int) -> float:
-        """Return the mean time of a step."""
+    def time_ms(self, steps: int, *, clock: Callable[[], float] = time.perf_counter) -> float:
+        """Return the mean time of a step, by `clock`."""
         self.step()
         self.wait()
-        since = time.perf_counter()
+        since = clock()
         for _ in range(steps):
             self.step()
         self.wait()
-        return (time.perf_counter() - since) / steps * 1000
+        return (clock() - since) / steps * 1000
 
 
 class Light:

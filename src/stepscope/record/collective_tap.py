@@ -133,7 +133,12 @@ class CollectiveTap:
         return bool(self._passing or self._calls)
 
     def read_events(self) -> None:
-        """Hand on the times of the calls whose events have passed, at the end of a step; asks, never waits."""
+        """Hand on the times of the calls whose events have passed, at the end of a step; asks, never waits.
+
+        Nothing is asked while a graph is captured: the question would end the capture.
+        """
+        if self._passing and torch.cuda.is_current_stream_capturing():
+            return
         while self._passing and self._passing[0].end.query():
             call = self._passing.popleft()
             self._timed(call, round(call.begin.elapsed_time(call.end) * 1e6))

@@ -1,0 +1,126 @@
+"""Memory, telemetry and live collectives on a GPU, recorded by two NCCL ranks that share it."""
+
+import gzip
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from stepscope.record.memory import memory_snapshot
+from stepscope.record.quick_check import quick_check
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.job,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+JOB = Path(__file__).with_name("gpu_samplers_job.py")
+WEIGHTS_BYTES = 4 * 1024 * 1024 * 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("samplers")
+    subprocess.run([sys.executable, str(JOB), str(folder)], check=True, timeout=240)
+    return folder / "run"
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_memory_at_the_peak_is_the_sum_of_its_categories(run):
+    for rank in (0, 1):
+        found = rows(run / f"rank0000{rank}.memory.jsonl")
+        (peak,) = [row for row in found if row["kind"] == "peak"]
+        parts = [value for name, value in peak.items() if name.endswith("_bytes") and name != "peak_bytes"]
+        assert sum(parts) == peak["peak_bytes"]
+        assert peak["parameters_bytes"] == WEIGHTS_BYTES
+        assert peak["optimizer_bytes"] >= 2 * WEIGHTS_BYTES
+        after_backward = [row for row in found if row.get("label") == "end backward_pass"]
+        assert {row["gradients_bytes"] for row in after_backward} == {WEIGHTS_BYTES}
+        assert all(row["reserved_bytes"] >= row["allocated_bytes"] > 0 for row in after_backward)
+        assert all(row["largest_free_block_bytes"] <= row["free_in_segments_bytes"] for row in after_backward)
+
+
+def test_memory_history_has_allocations_with_stacks_and_names_our_storages(run):
+    snapshot = pickle.loads((run / "rank00000.memory.pickle").read_bytes())
+    traces = [entry for device in snapshot["device_traces"] for entry in device]
+    assert {"alloc", "free_completed"} <= {entry["action"] for entry in traces}
+    assert any("gpu_samplers_job.py" in frame["filename"] for entry in traces for frame in entry.get("frames", []))
+    held = {block["address"] for segment in snapshot["segments"] for block in segment["blocks"]}
+    weights = [
+        row
+        for row in rows(run / "rank00000.memory.jsonl")
+        if row["kind"] == "storage" and row["category"] == "parameters"
+    ]
+    assert len(weights) == 4
+    assert {row["address"] for row in weights} <= held
+
+
+def test_step_lines_have_device_memory(run):
+    lines = [row for row in rows(run / "rank00001.steps.jsonl")[1:] if "memory" in row]
+    assert lines
+    assert all(row["memory"]["peak_allocated_bytes"] >= row["memory"]["allocated_bytes"] > 0 for row in lines)
+
+
+def test_telemetry_says_what_the_device_did(run):
+    device, *states = rows(run / "rank00000.telemetry.jsonl")
+    assert device["max_sm_clock_mhz"] > 0
+    assert states
+    assert all(state["sm_clock_mhz"] > 0 and state["power_w"] > 0 for state in states)
+    assert all(0 <= state["utilization_pct"] <= 100 for state in states)
+    assert all(isinstance(state["throttle_reasons"], list) for state in states)
+
+
+def test_live_collectives_have_bytes_and_device_times(run):
+    for rank in (0, 1):
+        found = json.loads((run / f"rank0000{rank}.collectives.json").read_text())
+        operations = {row["operation"]: row for row in found["operations"]}
+        reduced, gathered = operations["all_reduce"], operations["all_gather"]
+        assert reduced["bytes"] >= 24 * WEIGHTS_BYTES
+        assert gathered["count"] >= 23
+        for row in (reduced, gathered):
+            assert 0 < row["timed_count"] <= row["count"]
+            assert 0 < row["busbw_gb_per_s"] <= row["best_busbw_gb_per_s"] < 5_000
+
+
+def test_a_late_step_knows_its_collectives_and_bytes(run):
+    lines = [row["collectives"] for row in rows(run / "rank00000.steps.jsonl")[1:] if "collectives" in row]
+    assert lines[-1]["bytes"] == WEIGHTS_BYTES + 2 * 1024 * 4
+    assert lines[-1]["count"] >= 3  # at least two buckets and one gather
+
+
+def test_nccl_log_of_each_rank_is_kept(run):
+    for rank in (0, 1):
+        assert "NCCL INFO" in (run / f"rank0000{rank}.nccl.log").read_text()
+
+
+def test_modules_are_in_the_trace(run):
+    with gzip.open(run / "rank00000.pt.trace.json.gz") as f:
+        names = {event["name"] for event in json.load(f)["traceEvents"] if event.get("cat") == "user_annotation"}
+    assert {"module: Sequential", "module: 0", "module: 3"} <= names
+
+
+def test_snapshot_sees_what_is_held():
+    before = memory_snapshot("before")
+    held = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
+    after = memory_snapshot("after")
+    assert after.allocated_bytes - (before.allocated_bytes or 0) == held.nbytes
+    assert after.device_total_bytes > after.reserved_bytes >= after.allocated_bytes
+
+
+def test_quick_check_waits_for_the_device():
+    model = torch.nn.Linear(2048, 2048, device="cuda")
+    data = [(torch.randn(4096, 2048), torch.randn(4096, 2048)) for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.detach().clone()
+    found = quick_check(model, data, torch.nn.functional.mse_loss, optimizer, steps=5)
+    assert found.device == "cuda:0"
+    assert all(phase.ms > 0 for phase in found.phases)
+    assert torch.equal(model.weight, weight)
