@@ -146,7 +146,7 @@ class Job:
             torch.cuda.synchronize()
 
     def calibrated(self, step_ms: float) -> "Job":
-        """Set the batch so that a step takes about `step_ms` on the slowest rank; of CPU time, which load leaves alone."""
+        """Set the batch so that a step takes about `step_ms` on the slowest rank; on a CPU, of its own time."""
         import torch
         import torch.distributed as dist
 
