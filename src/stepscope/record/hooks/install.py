@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
-from stepscope.record.hooks import amp, backward, data, forward, groups, optimizer, pipeline
+from stepscope.record.hooks import amp, backward, compiler, data, forward, groups, optimizer, pipeline
 from stepscope.record.hooks.after_import import after_import
 from stepscope.record.hooks.batch_size import BatchSize
+from stepscope.record.hooks.compiler import CompilerWatch
 from stepscope.record.hooks.gradient_sync import GradientSync
 from stepscope.record.hooks.learned import Learned
 from stepscope.record.hooks.loop import Loop
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.seen import FOLDERS, leave_word
 from stepscope.record.undisturbed import explain, say
-
-_COMPILER = "torch._dynamo"
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class Hooks:
     patches: Patches
     optimizers: optimizer.OptimizerHooks | None
     forwards: forward.ForwardHooks | None
+    compiler: CompilerWatch
     learned: Learned
 
     def finish(self) -> None:
@@ -55,9 +55,8 @@ class Hooks:
         if folder is not None:
             leave_word(f"{FOLDERS}{os.getpid()}", f"{folder}\n")
 
-    def hide_from_compiler(self) -> None:
-        """Keep torch.compile from tracing us, now that it is loaded."""
-        disable = sys.modules[_COMPILER].disable
+    def hide_from_compiler(self, disable: Callable[[Any], Any]) -> None:
+        """Keep torch.compile from tracing us, now that it is used."""
         self.patches.hide_from_compiler(disable)
         if self.optimizers is not None:
             self.optimizers.hide_from_compiler(disable)
@@ -68,6 +67,7 @@ class Hooks:
         if self.forwards is not None:
             self.forwards.stop()
         self.patches.undo()
+        self.compiler.remove()
         if self.optimizers is not None:
             self.optimizers.remove()
 
@@ -83,6 +83,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
         patches,
         optimizers=_put_in("optimizer steps", lambda: optimizer.install(loop, patches)),
         forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
+        compiler=CompilerWatch(lambda disable: hooks.hide_from_compiler(disable)),
         learned=learned,
     )
     _put_in("mixed precision", lambda: amp.install(loop, patches))
@@ -91,7 +92,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     _put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
     loop.on_step += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
-    after_import(_COMPILER, lambda: _put_in("torch.compile", hooks.hide_from_compiler))
+    after_import(compiler.MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
     os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 

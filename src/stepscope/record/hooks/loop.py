@@ -134,7 +134,8 @@ class Loop:
         self._adopt_thread()
         if not self._enters(BACKWARD):
             return False
-        self.start()
+        if self.recorder is None:
+            self.start()
         if not self._inside & OPTIMIZER:
             self._finder.backward_begins()
         self.backwards += 1

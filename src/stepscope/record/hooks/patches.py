@@ -1,7 +1,7 @@
 """Our replacements of torch's functions: put in once, kept out of torch.compile's sight, taken out again.
 
-A replacement must never be traced into a user's graph. Once torch.compile is loaded (and not before: it takes
-seconds to import) every replacement is wrapped by `torch._dynamo.disable`, which runs it as plain Python.
+A replacement must never be traced into a user's graph. Once torch.compile is used (see `compiler`) every replacement
+is wrapped by `torch._dynamo.disable`, which runs it as plain Python.
 """
 
 import functools
