@@ -14,10 +14,10 @@ Codes = npt.NDArray[np.uint8]
 GROUPS = ("compute", "transfer", "wait", "copy", "input", "host", "unknown")
 """what a step's time is coloured by: the parts of the budget in seven groups"""
 
-LANES = ("compute", "comm", "copy", "host")
-KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "host")
+KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range")
 """what a slice is; the first part of a transfer is waiting, as long as `wait_ns` says"""
 LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3)
+"""compute, communication, copies, host: the lanes of a rank from top to bottom"""
 
 NO_MATCH = -1
 

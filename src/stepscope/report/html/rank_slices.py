@@ -149,7 +149,7 @@ def _ranges(rank: Rank) -> RankSlices:
     pieces = innermost(start, start + trace["dur_ns"][rows])
     at = np.array([p[0] for p in pieces], np.int64)
     begin, end = (np.array([p[k] for p in pieces], np.int64) for k in (1, 2))
-    return _plain(rank, np.full(len(at), _CODE["host"], np.uint8), begin, end, trace["name"][rows[at]])
+    return _plain(rank, np.full(len(at), _CODE["range"], np.uint8), begin, end, trace["name"][rows[at]])
 
 
 def _plain(rank: Rank, kind: Codes, start: Int64s, end: Int64s, name: npt.NDArray[np.int32]) -> RankSlices:

@@ -10,10 +10,10 @@ const GROUP_OF_PART = {
   exposed_transfer: "transfer", wait: "wait", pipeline_bubble: "wait", copy: "copy", data_loading: "input",
   launch_gap: "host", host_sync: "host", allocator: "host", host_stall: "host", unknown: "unknown",
 };
-const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "host", "wait"];
+const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "wait"];
 const KIND_TEXT = {
   forward: "forward", backward: "backward", optimizer: "optimizer", other: "other compute", transfer: "transfer",
-  unmatched: "unmatched communication", copy: "copy", host: "host range", wait: "waiting for the last rank",
+  unmatched: "unmatched communication", copy: "copy", range: "host range", wait: "waiting for the last rank",
 };
 const LANES = ["compute", "comm", "copy", "host"];
 const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 1];

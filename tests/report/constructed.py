@@ -1,0 +1,215 @@
+"""A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
+
+from typing import Any
+
+import numpy as np
+
+from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, Matched, ReportData, Slices
+from stepscope.report.html.one_step import MOST_RANKS, MOST_SLICES
+
+SLICES_PER_RANK = 672
+KERNELS = (
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+    "flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>",
+    "flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
+    "rms_norm_fwd",
+    "rms_norm_bwd",
+    "silu_mul_fwd",
+    "rotary_kernel",
+    "split_k_reduce",
+)
+COLLECTIVES = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL")
+STEP_NS = 250e6
+
+
+def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> ReportData:
+    """Return the data of a page with the findings, the grid and the slices of such a run."""
+    noise = np.random.default_rng(ranks)
+    return ReportData(
+        report=report(ranks=ranks, steps=steps),
+        grid=_grid(noise, ranks, steps),
+        slices=_slices(noise, ranks, min(slices_per_rank, MOST_SLICES // min(ranks, MOST_RANKS))),
+        trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
+    )
+
+
+def report(*, ranks: int, steps: int) -> dict[str, Any]:
+    """Return a report's JSON with something in every field."""
+    rank = {"host": "node0", "num_events": 90_000, "num_steps": steps, "window_ms": 12_500.0, "overlap_pct": 71.0}
+    parts = (
+        ("forward", 24),
+        ("backward", 46),
+        ("exposed_transfer", 9),
+        ("wait", 9),
+        ("launch_gap", 2),
+        ("unknown", 10),
+    )
+    losses = (
+        ("wait_for_stragglers", 9),
+        ("exposed_transfer", 9),
+        ("non_matmul_kernels", 14),
+        ("matmul_below_peak", 26),
+    )
+    return {
+        "schema": 1,
+        "run": {
+            "name": "llama-8b",
+            "world_size": ranks,
+            "num_ranks": ranks,
+            "num_steps": steps,
+            "device": "NVIDIA H100",
+            "backend": "nccl",
+            "strategy": "fsdp",
+            "torch": "2.9.0",
+            "sources": [],
+        },
+        "ranks": [{"rank": r, **rank, "clock_uncertainty_us": 18.0} for r in range(ranks)],
+        "step": {
+            "profiled_ms": 267.0,
+            "unprofiled_ms": 261.0,
+            "profiler_overhead_pct": 2.3,
+            "overlap_efficiency": 0.8,
+            "budget": [{"part": p, "ms_per_step": 2.61 * pct, "pct": float(pct)} for p, pct in parts],
+        },
+        "efficiency": {"mfu": 0.42, "peak_tflops": 989.0, "precision": "bf16", "flops_source": "recorded shapes"},
+        "waterfall": [
+            {"loss": name, "pct_of_peak": float(pct), "ms_per_step": 2.6 * pct, "plus_minus": 0.5}
+            for name, pct in losses
+        ]
+        + [{"loss": "achieved", "pct_of_peak": 42.0, "ms_per_step": 110.0, "plus_minus": 0.5}],
+        "collectives": [
+            {
+                "op": op,
+                "group": "fsdp",
+                "group_size": ranks,
+                "count": 64,
+                "bytes": 218_000_000,
+                "wait_ms": 8.9,
+                "transfer_ms": 46.1,
+                "exposed_ms": 9.0,
+                "busbw_gb_per_s": 330.4,
+                "late_rank": 37 % ranks,
+            }
+            for op in ("all_gather", "reduce_scatter")
+        ],
+        "kernels": [
+            {
+                "name": k,
+                "family": "gemm",
+                "count": 64.0,
+                "total_ms": 40.0 - i,
+                "mean_ms": 0.4,
+                "share": 0.1,
+                "bound": "compute-bound",
+            }
+            for i, k in enumerate(KERNELS)
+        ],
+        "operators": [
+            {
+                "name": "aten::mm",
+                "shapes": "[[2048, 4096]]",
+                "calls": 64.0,
+                "host_self_ms": 9.0,
+                "host_total_ms": 9.0,
+                "device_self_ms": 90.0,
+                "device_total_ms": 90.0,
+            }
+        ],
+        "idle": [{"cause": "launch", "ms_per_step": 4.0}],
+        "critical_path": [{"rank": 37 % ranks, "what": "kernel", "name": KERNELS[0], "ms_per_step": 90.0, "pct": 34.0}],
+        "checks": [
+            {
+                "id": "device_utilisation_pct",
+                "value": 91.0,
+                "good": "> 80",
+                "bad": "< 50",
+                "status": "pass",
+                "reason": "busy",
+            }
+        ],
+        "stragglers": [],
+        "memory": {
+            "ranks": [{"rank": 0, "peak_allocated_bytes": 71_000_000_000, "timeline": _memory()}],
+            "fullest_rank": 0,
+        },
+        "by_strategy": {
+            "name": "fsdp",
+            "sure": "stated",
+            "sharding": {"gathers": 64, "ranks": [{"rank": 0, "time_ms": 3.0}]},
+        },
+        "verdict": "compute-bound",
+        "findings": [
+            {
+                "id": "straggler",
+                "title": f"Rank {37 % ranks}: every step waits for it",
+                "ranks": [37 % ranks],
+                "cost_ms_per_step": 24.0,
+                "saving_ms_per_step": 23.3,
+                "saving_low_ms": 18.0,
+                "saving_high_ms": 28.0,
+                "saving_pct": 8.7,
+                "confidence": 0.9,
+                "cause": "device: the same kernels take 1.11 times as long",
+                "remedy": "check clocks and power of that device",
+                "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
+            }
+        ],
+        "findings_combined": [{"ids": ["straggler"], "saving_ms_per_step": 23.3}],
+        "warnings": ["cut off: the trace of rank 51"],
+    }
+
+
+def _memory() -> dict[str, Any]:
+    return {
+        "time_ms": [0.0, 100.0, 260.0],
+        "allocated_bytes": [40_000_000_000, 71_000_000_000, 42_000_000_000],
+        "reserved_bytes": [75_000_000_000] * 3,
+        "by_category": {"kept": [40_000_000_000] * 3, "activations": [0, 31_000_000_000, 2_000_000_000]},
+    }
+
+
+def _grid(noise: np.random.Generator, ranks: int, steps: int) -> Grid:
+    group_ns = np.zeros((len(GROUPS), ranks, steps))
+    own = 0.85 * STEP_NS * (1 + 0.01 * noise.standard_normal((ranks, steps)))
+    own[37 % ranks, steps // 3 :] *= 1.11
+    stall = np.zeros((ranks, steps))
+    stall[12 % ranks, ::10] = 0.4 * STEP_NS
+    wait = (own + stall).max(axis=0) - own - stall
+    transfer = 0.1 * STEP_NS * (1 + 0.05 * noise.standard_normal((ranks, steps)))
+    for name, values in (("compute", own), ("input", stall), ("wait", wait), ("transfer", transfer)):
+        group_ns[GROUPS.index(name)] = values
+    return Grid(tuple(range(ranks)), tuple(range(100, 100 + steps)), group_ns)
+
+
+def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
+    """Return the slices: two in three compute, the rest collectives of all ranks, each waiting for the last."""
+    drawn = min(ranks, MOST_RANKS)
+    num_comm = per_rank // 3
+    num = per_rank - num_comm
+    lengths = noise.lognormal(0, 0.8, (drawn, num))
+    start = np.cumsum(lengths, axis=1) / lengths.sum(axis=1, keepdims=True) * 0.9 * STEP_NS
+    dur = lengths * 0.85 * STEP_NS / lengths.sum(axis=1, keepdims=True)
+    begin = np.linspace(0.02, 0.95, num_comm) * STEP_NS + noise.uniform(0, 0.5e6, (drawn, num_comm))
+    last = begin.max(axis=0)
+    end = last + noise.uniform(0.3e6, 0.7e6, num_comm)
+    kinds = np.where(np.arange(num) < num // 3, KINDS.index("forward"), KINDS.index("backward"))
+    each = [np.tile(np.concatenate(pair), drawn) for pair in (
+        (kinds, np.full(num_comm, KINDS.index("transfer"))),
+        (noise.integers(0, len(KERNELS), num), len(KERNELS) + noise.integers(0, 2, num_comm)),
+        (np.full(num, NO_MATCH), np.arange(num_comm)),
+    )]  # fmt: skip
+    return Slices(
+        step=100,
+        ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()),
+        span_ns=int(STEP_NS),
+        rank=np.repeat(np.arange(drawn), per_rank),
+        kind=each[0].astype(np.uint8),
+        start_ns=np.hstack((start, begin)).reshape(-1).astype(np.int64),
+        dur_ns=np.hstack((dur, end - begin)).reshape(-1).astype(np.int64),
+        wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64),
+        name=each[1],
+        match=each[2],
+        names=(*KERNELS, *COLLECTIVES),
+        matched=Matched(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
+    )

@@ -1,0 +1,193 @@
+"""The page's data: what goes in comes out again, and nothing in a name can become markup."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.analyze.build import RankTrace, built_run
+from tests.report.constructed import constructed
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.cli.main import main
+from stepscope.diagnose.findings import diagnose
+from stepscope.report.html import report_data
+from stepscope.report.html.data import KINDS, Slices
+from stepscope.report.html.grid import grid_of
+from stepscope.report.html.one_step import slices_of
+from stepscope.report.html.pack import packed, varints, zigzag
+from stepscope.report.html.page import page
+from stepscope.report.html.rank_slices import innermost
+
+STEP = 2000
+LATE_US = 500
+
+
+def two_ranks(*, name: str = "gemm") -> list[RankTrace]:
+    """Return ranks with 800 of compute per step and an all-reduce of 400 that rank 1 joins 500 late."""
+    ranks = []
+    for k in range(2):
+        r = RankTrace(k, world_size=2, clock_offset_us=123.0 * k)
+        r.kernel("older", at=None, start=-100, end=0)
+        for n in range(3):
+            t = STEP * n
+            r.step(n, t - 100, t + STEP - 100)
+            r.annotation("forward_pass", t - 95, t - 60)
+            with r.op("aten::mm", t - 90, t - 80):
+                r.kernel(name, at=t - 88, start=t, end=t + 800)
+            r.collective("allreduce", at=t - 40, start=t + 800 + LATE_US * k, end=t + 1700)
+            r.copy(at=t - 30, start=t + 1700, end=t + STEP)
+        ranks.append(r)
+    return ranks
+
+
+@pytest.fixture(scope="module")
+def account(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    return account_of(built_run(tmp_path_factory.mktemp("run"), two_ranks()))
+
+
+@pytest.fixture(scope="module")
+def slices(account: Account) -> Slices:
+    found = slices_of(account, grid_of(account))
+    assert found is not None
+    return found
+
+
+def time_us(slices: Slices, kind: str) -> float:
+    return float(slices.dur_ns[slices.kind == KINDS.index(kind)].sum() / 1000)
+
+
+def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:
+    grid = grid_of(account)
+    assert grid is not None
+    assert (grid.ranks, grid.steps) == ((0, 1), (0, 1, 2))
+    np.testing.assert_allclose(grid.group_ns.sum(axis=0), STEP * 1000)
+
+
+def test_slices_of_one_step_last_as_long_as_in_the_trace(slices: Slices) -> None:
+    compute = sum(time_us(slices, kind) for kind in ("forward", "backward", "optimizer", "other"))
+    assert compute == pytest.approx(2 * 800)
+    assert time_us(slices, "copy") == pytest.approx(2 * 300)
+    assert time_us(slices, "transfer") == pytest.approx(900 + 400)
+    assert slices.span_ns == pytest.approx(STEP * 1000, abs=2000)
+
+
+def test_waiting_for_the_late_rank_is_the_first_part_of_a_transfer(slices: Slices) -> None:
+    comm = slices.kind == KINDS.index("transfer")
+    np.testing.assert_allclose(slices.wait_ns[comm], [LATE_US * 1000, 0], atol=2000)
+    assert len(set(slices.match[comm].tolist())) == 1
+    assert slices.matched.last_rank.tolist() == [1]
+    assert slices.matched.what == ("all_reduce · default_pg · 4.1 kB",)
+
+
+def test_ranks_share_one_clock(slices: Slices) -> None:
+    ends = (slices.start_ns + slices.dur_ns)[slices.kind == KINDS.index("transfer")]
+    assert abs(int(ends[0] - ends[1])) < 2000
+
+
+def test_named_ranks_come_first_where_not_all_fit(account: Account) -> None:
+    few = slices_of(account, grid_of(account), wanted=[1], most=2)
+    assert few is not None
+    assert few.ranks == (1,)
+    assert len(few) == 2
+    assert "1 of 2 ranks are drawn, those that findings name first" in few.notes
+    assert any("shortest slices are left out" in note for note in few.notes)
+
+
+def test_innermost_ranges_cover_each_instant_once() -> None:
+    start, end = np.array([0, 2, 3, 20]), np.array([10, 5, 4, 30])
+    pieces = innermost(start, end)
+    assert pieces == [(0, 0, 2), (1, 2, 3), (2, 3, 4), (1, 4, 5), (0, 5, 10), (3, 20, 30)]
+
+
+@given(st.lists(st.integers(-(2**52), 2**52), max_size=50))
+def test_numbers_survive_packing(values: list[int]) -> None:
+    assert unpacked_varints(varints(zigzag(values))) == [2 * v if v >= 0 else -2 * v - 1 for v in values]
+
+
+def test_packed_page_holds_report_and_columns() -> None:
+    data = constructed(ranks=3, steps=4, slices_per_rank=30)
+    header, columns = unpacked(packed(data))
+    assert header["report"] == data.report
+    assert header["grid"]["steps"] == [100, 101, 102, 103]
+    assert data.slices is not None
+    assert unpacked_varints(columns["name"]) == data.slices.name.tolist()
+
+
+def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
+    text = page(constructed(ranks=2, steps=2, slices_per_rank=30))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    for kind, tag in (("script-src", "script"), ("style-src", "style")):
+        inline = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert inline is not None
+        digest = base64.b64encode(hashlib.sha256(inline[1].encode()).digest()).decode()
+        assert f"{kind} 'sha256-{digest}'" in policy[1]
+
+
+def test_page_refers_to_nothing_outside_and_writes_no_markup() -> None:
+    text = page(constructed(ranks=2, steps=2, slices_per_rank=30))
+    assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+
+
+@pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 600), (1024, 1000, 5000)])
+def test_page_of_a_large_run_stays_small(ranks: int, steps: int, most_kb: int) -> None:
+    assert len(page(constructed(ranks=ranks, steps=steps)).encode()) < 1000 * most_kb
+
+
+def test_name_of_the_run_is_escaped() -> None:
+    data = constructed(ranks=2, steps=2, slices_per_rank=30)
+    hostile = "</title><script>alert(1)</script>\u2028"
+    data = replace(data, report={**data.report, "run": {**data.report["run"], "name": hostile}})
+    assert text_between(page(data), "<title>", "</title>").startswith("&lt;/title&gt;&lt;script&gt;")
+
+
+def test_report_says_how_far_to_trust_it(account: Account) -> None:
+    trust = report_data(account, diagnose(account)).trust
+    assert trust[0].startswith("2 of 2 ranks read")
+    assert any(line.startswith("clocks aligned by matched collectives") for line in trust)
+    assert "what the profiler itself costs is unknown: no step without it was recorded" in trust
+
+
+def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank in two_ranks():
+        rank.write(tmp_path)
+    out = tmp_path / "report.html"
+    assert main(["report", str(tmp_path), "--html", str(out)]) == 0
+    assert out.read_text().startswith("<!doctype html>")
+    assert main(["report", str(tmp_path), "--html", str(out)]) == 2
+    assert "use --force to overwrite" in capsys.readouterr().err
+
+
+def text_between(text: str, begin: str, end: str) -> str:
+    return text.split(begin, 1)[1].split(end, 1)[0]
+
+
+def unpacked(text: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    body = gzip.decompress(base64.b64decode(text))
+    (length,) = struct.unpack("<I", body[:4])
+    header = json.loads(body[4 : 4 + length])
+    rest = body[4 + length :]
+    return header, {name: rest[at : at + size] for name, (at, size) in header["columns"].items()}
+
+
+def unpacked_varints(data: bytes) -> list[int]:
+    out, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            out.append(value)
+            value = shift = 0
+    return out
