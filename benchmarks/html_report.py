@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.report.browser import Browser
 from tests.report.constructed import constructed
 
-from stepscope.report.html.page import page
+from stepscope.report.html.page import page_of
 
 
 def main() -> None:
@@ -28,12 +28,12 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="write the page of 64 ranks there and stop")
     args = parser.parse_args()
     if args.write:
-        args.write.write_text(page(constructed(ranks=64, steps=50)))
+        args.write.write_text(page_of(constructed(ranks=64, steps=50)))
         return
     with tempfile.TemporaryDirectory() as folder:
         for ranks, steps in ((64, 50), (1024, 1000)):
             begin = time.process_time()
-            text = page(constructed(ranks=ranks, steps=steps))
+            text = page_of(constructed(ranks=ranks, steps=steps))
             made_s = time.process_time() - begin
             path = Path(folder, f"{ranks}.html")
             path.write_text(text)

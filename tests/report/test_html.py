@@ -25,7 +25,7 @@ from stepscope.report.html.data import KINDS, Slices
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
 from stepscope.report.html.pack import packed, varints, zigzag
-from stepscope.report.html.page import page
+from stepscope.report.html.page import page_of
 from stepscope.report.html.rank_slices import innermost
 
 STEP = 2000
@@ -124,7 +124,7 @@ def test_packed_page_holds_report_and_columns() -> None:
 
 
 def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
-    text = page(constructed(ranks=2, steps=2, slices_per_rank=30))
+    text = page_of(constructed(ranks=2, steps=2, slices_per_rank=30))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
     assert "default-src 'none'" in policy[1]
@@ -136,21 +136,21 @@ def test_policy_allows_exactly_the_script_and_style_of_the_page() -> None:
 
 
 def test_page_refers_to_nothing_outside_and_writes_no_markup() -> None:
-    text = page(constructed(ranks=2, steps=2, slices_per_rank=30))
+    text = page_of(constructed(ranks=2, steps=2, slices_per_rank=30))
     assert set(re.findall(r"https?://[^\"' )]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
 
 
 @pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 600), (1024, 1000, 5000)])
 def test_page_of_a_large_run_stays_small(ranks: int, steps: int, most_kb: int) -> None:
-    assert len(page(constructed(ranks=ranks, steps=steps)).encode()) < 1000 * most_kb
+    assert len(page_of(constructed(ranks=ranks, steps=steps)).encode()) < 1000 * most_kb
 
 
 def test_name_of_the_run_is_escaped() -> None:
     data = constructed(ranks=2, steps=2, slices_per_rank=30)
     hostile = "</title><script>alert(1)</script>\u2028"
     data = replace(data, report={**data.report, "run": {**data.report["run"], "name": hostile}})
-    assert text_between(page(data), "<title>", "</title>").startswith("&lt;/title&gt;&lt;script&gt;")
+    assert text_between(page_of(data), "<title>", "</title>").startswith("&lt;/title&gt;&lt;script&gt;")
 
 
 def test_report_says_how_far_to_trust_it(account: Account) -> None:

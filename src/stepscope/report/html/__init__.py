@@ -12,7 +12,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
-from stepscope.report.html.page import page
+from stepscope.report.html.page import page_of
 from stepscope.report.html.trust import trust_lines
 from stepscope.report.json_report import report_json
 
@@ -21,7 +21,7 @@ __all__ = ["render_html", "report_data"]
 
 def render_html(account: Account, diagnosis: Diagnosis) -> str:
     """Return the report as the text of one HTML file."""
-    return page(report_data(account, diagnosis))
+    return page_of(report_data(account, diagnosis))
 
 
 def report_data(account: Account, diagnosis: Diagnosis) -> ReportData:

@@ -22,7 +22,7 @@ _SCRIPTS = (
 )  # fmt: skip
 
 
-def page(data: ReportData) -> str:
+def page_of(data: ReportData) -> str:
     """Return the page's text."""
     script, style = _script(), _source("report.css")
     policy = (

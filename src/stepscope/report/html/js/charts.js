@@ -70,7 +70,7 @@ function stepTimes(grid) {
     if (path) chart.append(svg("path", { d: path, fill: `var(--${group})` }));
   }
   const marks = Math.max(1, Math.ceil(num / 8));
-  for (let s = 0; s < num; s += marks) chart.append(svg("text", { x: from + s * wide + Math.min(wide, 60) / 2, y: base + 18, class: "axis middle" }, grid.steps[s]));
+  for (let s = 0; s < num; s += marks) chart.append(svg("text", { x: Math.min(from + s * wide + Math.min(wide, 60) / 2, width - 14), y: base + 18, class: "axis middle" }, grid.steps[s]));
   chart.addEventListener("mousemove", (e) => {
     const box = chart.getBoundingClientRect();
     const s = Math.floor((((e.clientX - box.left) / box.width) * width - from) / wide);

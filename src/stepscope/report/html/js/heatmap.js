@@ -78,7 +78,7 @@ function heatmap(grid) {
     el("div", { class: "canvas-box" }, canvas), scale, said,
     grid.quantum > 0.01 ? el("p", { class: "quiet" }, `Times rounded to at most ${timeText(grid.quantum)}.`) : null);
   compute();
-  redrawn(() => { compute(); draw(); });
+  redrawn(draw);
   return box;
 }
 

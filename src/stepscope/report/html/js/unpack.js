@@ -58,7 +58,8 @@ function gridOf(head, column) {
   const groups = {};
   const step = new Float32Array(cells);
   GROUPS.forEach((name, k) => {
-    const levels = varints(column(`grid${k}`));
+    const bytes = column(`grid${k}`);
+    const levels = bytes.length === cells ? bytes : varints(bytes); // all below 128: the bytes are the numbers
     const group = new Float32Array(cells);
     for (let i = 0; i < cells; i++) {
       group[i] = levels[i] ? ((levels[i] - 1) * head.quantum_ns[k]) / 1e6 : NaN;
