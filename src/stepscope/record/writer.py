@@ -52,6 +52,7 @@ def main() -> None:
     writer = Writer(settings)
     try:
         writer.read_to_the_end(sys.stdin.fileno())
+        _end_after(settings["write_timeout_s"], writer.remove_scratch)
         writer.finish()
     finally:
         writer.remove_scratch()
@@ -108,7 +109,6 @@ class Writer:
 
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
-        _end_after(self.settings["write_timeout_s"], self.remove_scratch)
         self.ending = True
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
