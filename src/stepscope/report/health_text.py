@@ -38,9 +38,9 @@ def print_checks(checks: Sequence[Check], out: Console) -> None:
     for c in checks:
         if c.status == FAIL:
             out.print(Text(f"{c.id}: {c.reason}"))
-    unknown = [c.id for c in checks if c.status == NOT_MEASURED]
-    if unknown:
-        out.print(Text(f"not measured: {', '.join(unknown)} (--json says why)", style="bright_black"))
+    for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
+        same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
+        out.print(Text(f"{same}: not measured, {reason}", style="bright_black"))
 
 
 def _heading(account: Account, out: Console) -> None:
