@@ -320,7 +320,10 @@ def test_trace_without_events_is_an_empty_table(tmp_path: Path) -> None:
         '{"ph":"X","name":"',
         '},{"ph":',
         '],"a":',
+        '"a":[1],',
+        "]}" * 500 + '"ph":',
         '{"ph":{"',
+        '{"a":' * 60 + "1" + "}" * 60,
         "{\t" * 8 + '"',
     ],
 )

@@ -20,7 +20,7 @@ from stepscope.trace.schema import NONE_NS
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 18
 
 
 def read(path: str | Path, *, threads: int = 1, progress: Callable[[int], None] | None = None) -> Trace:
