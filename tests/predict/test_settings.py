@@ -116,6 +116,12 @@ def test_nothing_to_change_is_said(tmp_path: Path) -> None:
         assert why in answer.notes[0]
 
 
+def test_a_replay_far_from_the_measured_step_is_told(tmp_path: Path) -> None:
+    account = account_of(late_run(tmp_path, late_us=0), unprofiled_ms=0.5)
+    assert any("% off the measured step" in note for note in what_if(account, ["network=2x"]).notes)
+    assert not what_if(account_of(late_run(tmp_path, late_us=0)), ["network=2x"]).notes
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -120,7 +120,9 @@ def network(asked: Asked) -> Made:
 def fewer(asked: Asked) -> Made:
     """Return every collective with a share of its bytes."""
     share = _times(asked)
-    return Made(lambda replay: fewer_bytes(replay, share), doubt=0.2)
+    known = any((rank.collectives.full_bytes > 0).any() for rank in asked.account.run.ranks)
+    note = None if known else f"{asked}: no collective's size was recorded (--shapes on gloo), so nothing changes"
+    return Made(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
 
 
 def overlap(asked: Asked) -> Made:

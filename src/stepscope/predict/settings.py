@@ -27,6 +27,7 @@ from stepscope.predict.setting_changes import Asked, Made, Maker, fix, only
 from stepscope.predict.whatif import Prediction, predict
 
 _FAMILY = "kernel:FAMILY"
+_FAR_OFF = 0.15
 _MODEL_ERROR = 0.05
 """of the step: what a replay is wrong by, about, however good its inputs"""
 
@@ -93,7 +94,8 @@ def what_if(account: Account, texts: Sequence[str], *, fixes: Mapping[str, Chang
     step_ns = account.step.step_ns if account.step else None
     saving_ns = sum(m.saving_ns for m in made)
     found = _less(_dearer(found, doubt), saving_ns, doubt * abs(saving_ns))
-    return Answer(found, step_ns, tuple(m.note for m in made if m.note))
+    notes = [m.note for m in made if m.note] + _far_off(found, step_ns)
+    return Answer(found, step_ns, tuple(notes))
 
 
 def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | None = None) -> Made:
@@ -105,6 +107,14 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | Non
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
     return setting.maker(Asked(account, key, value, fixes))
+
+
+def _far_off(found: Prediction, step_ns: float | None) -> list[str]:
+    """Return a warning where the replay without any change is far from the measured step."""
+    off = found.baseline_ns / step_ns - 1 if step_ns else 0.0
+    if abs(off) < _FAR_OFF:
+        return []
+    return [f"the replay as recorded is {100 * off:+.0f} % off the measured step: trust the direction, not the number"]
 
 
 def _dearer(found: Prediction, doubt: float) -> Prediction:
