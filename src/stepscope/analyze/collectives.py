@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analyze.rank_account import RankAccount
 from stepscope.cost.collective_time import bus_factor
-from stepscope.intervals import clip, covered_ns, union
+from stepscope.intervals import clip, covered_ns, subtract, union
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.collective_names import OPS
 from stepscope.run.groups import Group
@@ -49,7 +49,9 @@ def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
     unmatched = wait == UNMATCHED
     waits = clip(union(c.start_ns, c.start_ns + np.maximum(wait, 0)), account.start_ns, account.end_ns)
-    lost = clip(union(c.start_ns[unmatched], c.end_ns[unmatched]), account.start_ns, account.end_ns)
+    # Where both run at once, what is known counts.
+    known = union(c.start_ns[~unmatched], c.end_ns[~unmatched])
+    lost = clip(subtract(union(c.start_ns[unmatched], c.end_ns[unmatched]), known), account.start_ns, account.end_ns)
     if len(c) and unmatched.all():
         return RankWait(None, None, lost.total_ns)
     return RankWait(waits.total_ns, account.comm.total_ns - waits.total_ns - lost.total_ns, lost.total_ns)

@@ -15,11 +15,11 @@ from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
 PROFILER_STEP = "ProfilerStep"
-_PROFILER_STEP = re.compile(r"^(ProfilerStep)#(\d+)")
+_PROFILER_STEP = re.compile(r"^(ProfilerStep)#(\d{1,18})$")
 # A bare `step` may be the optimizer's: it needs a number, or to say whose step it is.
 _LOOP_STEP = re.compile(
     r"^(?:\[\w+\])*[#\s]*((?:train(?:ing)?|ddp|fsdp|tp|pp|global)[_ ]step|run_training_batch"
-    r"|(?:step|iteration|iter)(?=[_ #:-]*\d))[_ #:-]*(\d+)?[#\s]*$",
+    r"|(?:step|iteration|iter)(?=[_ #:-]*\d))[_ #:-]*(\d{1,18})?[#\s]*$",
     re.IGNORECASE,
 )
 _AUTOGRAD = "autograd::engine::evaluate_function"
