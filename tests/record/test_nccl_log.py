@@ -3,6 +3,8 @@ import os
 import pytest
 
 from stepscope.errors import UsageError
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch import job_environment
 from stepscope.record.nccl_log import NcclLog, debug_environment, log_of_process
 
 
@@ -53,3 +55,11 @@ def test_switches_add_variables_and_leave_set_ones():
 def test_an_unknown_switch_is_refused():
     with pytest.raises(UsageError, match="expected one of nccl, distributed"):
         debug_environment(["everything"], environ={})
+
+
+def test_switches_reach_the_job_through_its_environment():
+    config = RecordConfig(debug=("distributed", "compile"))
+    environment = job_environment(config, {"PATH": "/bin", "TORCH_LOGS": "+inductor"})
+    assert environment["TORCH_DISTRIBUTED_DEBUG"] == "INFO"
+    assert environment["TORCH_LOGS"] == "+inductor"
+    assert "NCCL_DEBUG" not in environment

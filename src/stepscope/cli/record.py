@@ -19,6 +19,7 @@ from pathlib import Path
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.launch import Launched, deaf_option, launch, why_not_writable
+from stepscope.record.nccl_log import SWITCHES, debug_environment
 from stepscope.record.recorded import Recorded, recorded_in
 
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stacks", action="store_true", help="record Python stacks")
     parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
     parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
+    parser.add_argument("--debug", metavar="SWITCH,...", help=f"debug output of torch: {', '.join(SWITCHES)}")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
 
 
@@ -63,13 +65,14 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         memory=args.memory,
         memory_history=args.memory,
         nccl_log=args.nccl_log,
+        debug=tuple(args.debug.split(",")) if args.debug else (),
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config
 
 
 def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
-    """Return what will keep this job from being recorded; it runs all the same."""
-    lines = []
+    """Return what will keep this job from being recorded, or from the debug output asked for; it runs all the same."""
+    lines = list(debug_environment(config.debug, environ=os.environ).remarks)
     deaf = deaf_option(command)
     if deaf:
         lines.append(f"python {deaf} does not look at PYTHONPATH, so it will not be recorded; start it without {deaf}")

@@ -58,6 +58,7 @@ class RecordConfig:
     telemetry: bool = True
     collectives: bool = True
     nccl_log: bool = False
+    debug: tuple[str, ...] = ()  # debug switches of torch and NCCL, by their names in `nccl_log`
     nvtx: bool = True  # where CUDA is
 
     # How long anything of ours may take once training is over.

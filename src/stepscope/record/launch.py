@@ -21,6 +21,7 @@ from pathlib import Path
 from stepscope.errors import UsageError
 from stepscope.record.claim import folders_of_launch
 from stepscope.record.config import RecordConfig
+from stepscope.record.nccl_log import debug_environment
 from stepscope.record.open_run import make_scratch
 from stepscope.record.pass_signals import signals_passed_on
 from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
@@ -66,7 +67,8 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
 def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which every Python process records itself."""
     path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {**_QUIET, **environ, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+    debug = debug_environment(config.debug, environ=environ).variables
+    return {**_QUIET, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def deaf_option(command: Sequence[str]) -> str | None:
