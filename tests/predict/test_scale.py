@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from tests.analyze.build import RankTrace, built_run
+from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
@@ -13,7 +13,6 @@ from stepscope.errors import InputError, UsageError
 from stepscope.predict.scale import _expected_largest, scaled
 from stepscope.predict.scale_transfers import growing_rows
 
-NS = 1_000
 FABRIC = Fabric(Link(1_000, 1 / 10))
 
 
@@ -56,7 +55,10 @@ def test_hidden_communication_stays_hidden_until_it_is_longer_than_compute(tmp_p
             r.step(n, at, at + 4000)
             with r.op("aten::mm", at + 10, at + 60):
                 r.kernel("gemm", at=at + 20, start=at + 200, end=at + 3800)
-            r.collective("allreduce", at=at + 70, start=at + 300, end=at + 1300, elements=1_000_000, stream=20)
+            r.backward("MmBackward0", at + 65, at + 100)
+            r.collective(
+                "allreduce", at=at + 70, start=at + 300, end=at + 1300, elements=1_000_000, thread=AUTOGRAD, stream=20
+            )
         ranks.append(r)
     account = account_of(built_run(tmp_path, ranks))
     hidden, shown = (scaled(account, [2, 64], source=Fabric(Link(0, slow))).curve[1] for slow in (0.1, 5.0))

@@ -17,6 +17,7 @@ _WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
     "flops": "FLOPs of a model per token and step",
     "memory": "memory of a training step on each device, and whether it fits",
+    "scale": "a recorded run's step on more devices",
     "strategy": "what fits, what is fastest, and why",
 }
 

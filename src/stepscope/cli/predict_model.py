@@ -69,7 +69,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the device, by name or by its numbers."""
     device = parser.add_argument_group("device")
     device.add_argument("--device", metavar="NAME", help="a chip of the hardware table, such as H200")
-    device.add_argument("--chips", metavar="FILE", help="your own rows of the hardware table")
+    device.add_argument("--hardware", metavar="FILE", help="TOML file with chips of your own")
     device.add_argument("--memory-gib", type=above_zero, metavar="N", help="memory of a device")
 
 
@@ -77,7 +77,7 @@ def chip_of(args: argparse.Namespace) -> Chip | None:
     """Return the chip that was named, None where none was."""
     if args.device is None:
         return None
-    extra = load_chips(args.chips) if args.chips else ()
+    extra = load_chips(args.hardware) if args.hardware else ()
     found = look_up(args.device, extra=extra)
     if found.chip is None:  # as people write it, without the vendor
         found = max(found, look_up(f"NVIDIA {args.device}", extra=extra), key=lambda f: f.chip is not None)

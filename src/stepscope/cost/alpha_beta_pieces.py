@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.cost.alpha_beta import Floats, by_size, checked_points
+from stepscope.cost.alpha_beta import Floats, by_size, checked_points, fit
 
 MOST_PIECES = 4
 _MOST_SIZES = 32
@@ -69,9 +69,12 @@ class LeftOut:
 def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pieces, LeftOut]:
     """Return the joined lines whose number predicts left-out sizes best, and the errors on those.
 
-    Sizes may repeat (their median counts). Few sizes get one line; a single size gives a time per byte without latency.
+    Sizes may repeat (their median counts). Few sizes get one line, a single size the usual latency (see `alpha_beta`).
     """
     x, y, _ = by_size(*checked_points(sizes_bytes, times_ns), most=_MOST_SIZES)
+    if len(x) == 1:
+        latency = fit(x, y).alpha_ns
+        return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOut(x, np.full(1, np.nan))
     most = MOST_PIECES if len(x) >= _FEWEST_FOR_PIECES else 1
     errors = _left_out(x, y, most)
     inner = slice(1, -1) if len(x) > 2 else slice(None)
@@ -80,12 +83,9 @@ def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pie
 
 
 def _left_out(x: Floats, y: Floats, most: int) -> Floats:
-    """Return log(measured / predicted) of each size from fits to the others, a row per number of pieces.
-
-    Not a number for an only size.
-    """
-    out = np.full((most, len(x)), np.nan)
-    for i in range(len(x) if len(x) > 1 else 0):
+    """Return log(measured / predicted) of each size from fits to the others, a row per number of pieces."""
+    out = np.empty((most, len(x)))
+    for i in range(len(x)):
         others = np.arange(len(x)) != i
         fits = _fits(x[others], y[others], most)
         out[:, i] = [np.log(y[i] / pieces.time_ns(x[i])) for pieces in fits]

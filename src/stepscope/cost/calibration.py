@@ -94,8 +94,8 @@ class Calibration:
 
     @cached_property
     def _latencies(self) -> dict[tuple[str, int], float]:
-        """Return what each operation and world size takes at its smallest measured size."""
-        return {(c.op, c.world_size): float(c.pieces.time_ns(c.points[0][0])) for c in self.curves}
+        """Return what each operation and world size takes before the first byte."""
+        return {(c.op, c.world_size): float(c.pieces.time_ns(0)) for c in self.curves}
 
     def _half_width(self, curve: Curve, size_bytes: float) -> float:
         return self._factor * float(_local_error(curve.left_out, np.array([size_bytes]), self._mean_error)[0])

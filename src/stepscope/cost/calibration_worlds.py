@@ -6,15 +6,15 @@ measured time among P0 at the size that has the same chunk, times the number of 
     t_P(n) = fixed + (t_P0(n P0 / P) - fixed) steps(P) / steps(P0)
 
 `fixed` is what a call costs however many ranks take part: the latency less `steps` times the latency of a hop. The hop
-shows in the difference between operations or world sizes: an all-reduce has twice the hops of an all-gather. For small
-messages among more ranks than measured a tree is the other candidate; the faster of the two counts.
+shows in the difference between operations or world sizes: an all-reduce has twice the hops of an all-gather. Among more
+ranks than measured a tree is the other candidate (for gathers and scatters only among many); the faster one counts.
 
 Where several world sizes were measured, what the law misses between them (ranks that share a machine or a link) goes
 on as the same power of the world size, up to twice the range that was measured.
 """
 
 from collections.abc import Mapping, Sequence
-from math import ceil, log, log2
+from math import ceil, log, log2, sqrt
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
     from stepscope.cost.calibration import Curve
 
 _USUAL_DOUBT = 0.25
-"""log error per doubling of the world size, where a single one was measured"""
+"""log error at twice the world size, where a single one was measured; it grows with the root of the doublings"""
 _LEAST_DOUBT = 0.1
 _HOP_SHARE = 0.5
 """of the latency, where no other measurement tells"""
 _CHUNKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_TREES = {"all_reduce": 2, "broadcast": 1, "reduce": 1}
+_TREES = {"all_reduce": 2, "broadcast": 1, "reduce": 1, "all_gather": 1, "reduce_scatter": 1}
 """passes over the tree"""
+_MANY = 32
+"""beyond so many ranks libraries gather and scatter in log2(P) steps as well"""
 
 
 class WorldSizes:
@@ -56,10 +58,10 @@ class WorldSizes:
         if near.op == "send_recv":  # a message between two ranks does not know how many others there are
             octaves = min(octaves, 1.0)
         how = f"from world size {near.world_size} by the steps of a ring or tree"
-        return time * ratio**power, doubt * octaves, how
+        return time * ratio**power, doubt * sqrt(octaves), how
 
     def _missed(self, near: "Curve") -> tuple[float, float]:
-        """Return the power of the world size that the law misses, and the error left per doubling."""
+        """Return the power of the world size that the law misses, and the error left at twice the size."""
         others = [c for c in self._curves if c is not near]
         if not others:
             return 0.0, _USUAL_DOUBT
@@ -68,7 +70,7 @@ class WorldSizes:
         distance = log(near.world_size / other.world_size)
         missed = np.log(times / self._carried(other, sizes, near.world_size))
         power = float(np.clip(np.median(missed) / distance, -1, 1))
-        rest = float(np.quantile(np.abs(missed - power * distance), 0.9)) / abs(distance / log(2))
+        rest = float(np.quantile(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
         return power, max(rest, _LEAST_DOUBT, 0.5 * abs(power) * log(2))
 
     def _carried(self, curve: "Curve", sizes: Floats, world_size: int) -> Floats:
@@ -84,11 +86,12 @@ class WorldSizes:
         else:
             here = curve.pieces.time_ns(sizes)
             ring = np.maximum(here + (world_size - measured) * hop, 0.5 * here)
-        if op not in _TREES or world_size <= measured:
+        scattered = op in ("all_gather", "reduce_scatter")
+        if op not in _TREES or world_size <= max(measured, _MANY if scattered else 0):
             return ring
-        passes = _TREES[op]
-        moving = np.maximum(curve.pieces.time_ns(sizes) - latency, 0) * passes / bus_factor(op, measured)
-        tree = fixed + passes * ceil(log2(world_size)) * hop + moving
+        volume = bus_factor(op, world_size) if scattered else _TREES[op]
+        moving = np.maximum(curve.pieces.time_ns(sizes) - latency, 0) * volume / bus_factor(op, measured)
+        tree = fixed + _TREES[op] * ceil(log2(world_size)) * hop + moving
         return np.minimum(ring, tree)
 
     def _hop_ns(self, curve: "Curve") -> float:

@@ -1,0 +1,212 @@
+"""What would the recorded step take on more devices? Same work per rank, communication among more ranks.
+
+The replay keeps the run's compute and its dependencies, so overlap is what it would be: transfers grow as
+`scale_transfers` says and show where nothing is left to hide them behind. More ranks also wait for a later last one:
+with own times that spread by sigma, the last of N is about sigma z(N) late, z(N) the expected largest of N normal
+values; what the recorded ranks waited already is in the replay, the rest is added.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.program import NOTHING, Program
+from stepscope.analyze.replay import Replay, rebuilt
+from stepscope.analyze.stragglers import own_times
+from stepscope.cost.calibration import Calibration, calibrate
+from stepscope.cost.calibration_run import points_from_run
+from stepscope.cost.collective_time import Fabric
+from stepscope.errors import InputError, UsageError
+from stepscope.predict.scale_transfers import Floats, Transfers, growing_rows, scaled_transfers
+
+MODEL_ERROR = 0.05
+"""of the step: what a replay is wrong by, about, however good its inputs"""
+_SPREAD_DOUBT = 0.5
+"""of the waiting that more ranks add: a few steps tell their spread roughly"""
+_LARGEST = 2**20
+
+
+@dataclass(frozen=True)
+class ScaledStep:
+    """The step at one world size."""
+
+    world_size: int
+    step_ns: float
+    low_ns: float
+    high_ns: float
+    comm_ns: float
+    """what communication adds to the step"""
+    straggler_ns: float
+    """what waiting for the last of more ranks adds"""
+    mfu: float | None
+    weak_efficiency: float
+    """recorded step / this step"""
+
+    @property
+    def comm_share(self) -> float:
+        """Return the share of the step that communication adds."""
+        return self.comm_ns / self.step_ns
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The curve, and what it is made of."""
+
+    recorded_world_size: int
+    recorded_ns: float
+    without_comm_ns: float
+    """the step if the growing groups' transfers took no time"""
+    spread_ns: float
+    """standard deviation of the ranks' own times"""
+    curve: tuple[ScaledStep, ...]
+    source: str
+    notes: tuple[str, ...]
+
+
+def scaled(
+    account: Account,
+    world_sizes: Sequence[int],
+    *,
+    source: Calibration | Fabric | None = None,
+    compute_factor: float = 1.0,
+) -> Scaling:
+    """Return the step at these world sizes; without a source the run's own transfers are the calibration.
+
+    `compute_factor` is what compute takes longer where more ranks share a device or its cores.
+    """
+    replay, recorded_world = _checked(account, world_sizes)
+    rows = growing_rows(account)
+    if not any(len(r) for r in rows):
+        raise InputError(f"expected collectives of data-parallel ranks, found none in {account.run.name}")
+    base = source if source is not None else calibrate(points_from_run(account.shared))
+    recorded = account.step.step_ns if account.step else replay.period_ns
+    computing = _slower_compute(replay, compute_factor)
+    without = recorded + _with_transfers(computing, _no_time(account, rows)).period_ns - replay.period_ns
+    job = _Job(account, computing, recorded, recorded - replay.period_ns, without, _spread_ns(account))
+    curve = []
+    for world in sorted(set(world_sizes)):
+        transfers = scaled_transfers(account, rows, factor=world / recorded_world, source=base)
+        curve.append(_step(job, world, recorded_world, transfers))
+    said = "the run's own transfers" if source is None else _said(source)
+    return Scaling(recorded_world, recorded, without, job.spread_ns, tuple(curve), said, tuple(_notes(source)))
+
+
+@dataclass(frozen=True)
+class _Job:
+    account: Account
+    replay: Replay
+    recorded_ns: float
+    offset_ns: float
+    """measured step less the replay's"""
+    without_ns: float
+    spread_ns: float
+
+
+def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]:
+    for world in world_sizes:
+        if not 1 < world <= _LARGEST:
+            raise UsageError(f"expected world sizes from 2 to {_LARGEST:,}, found {world}")
+    recorded = account.run.world_size
+    if account.replay is None or recorded is None or recorded < 2:
+        raise InputError(
+            f"expected a run of 2 ranks or more with steps that can be replayed, found {account.run.name} with "
+            f"{recorded or 'unknown'}; record more ranks"
+        )
+    return account.replay, recorded
+
+
+def _step(job: _Job, world: int, recorded_world: int, transfers: list[Transfers]) -> ScaledStep:
+    later = _expected_largest(world) - _expected_largest(recorded_world)
+    straggler = job.spread_ns * later
+    periods = [
+        _with_transfers(job.replay, [getattr(t, name) for t in transfers]).period_ns + job.offset_ns
+        for name in ("time_ns", "low_ns", "high_ns")
+    ]
+    step = max(periods[0] + straggler, 1.0)
+    doubt = MODEL_ERROR * step + _SPREAD_DOUBT * abs(straggler)
+    efficiency = job.account.efficiency
+    return ScaledStep(
+        world_size=world,
+        step_ns=step,
+        low_ns=max(min(periods[1] + straggler, step) - doubt, 0.0),
+        high_ns=max(periods[2] + straggler, step) + doubt,
+        comm_ns=max(periods[0] - job.without_ns, 0.0),
+        straggler_ns=straggler,
+        mfu=None if efficiency.mfu is None else efficiency.mfu * job.recorded_ns / step,
+        weak_efficiency=job.recorded_ns / step,
+    )
+
+
+def _with_transfers(replay: Replay, times: Sequence[Floats]) -> Replay:
+    """Return the replay with other times where there are any (0 or more)."""
+    programs = []
+    for program, times_ns in zip(replay.programs, times, strict=True):
+        duration = program.duration_ns.copy()
+        items = np.flatnonzero(program.collective != NOTHING)
+        new = times_ns[program.collective[items]]
+        duration[items[new >= 0]] = np.rint(new[new >= 0]).astype(np.int64)
+        programs.append(replace(program, duration_ns=duration))
+    return rebuilt(replay, programs)
+
+
+def _no_time(account: Account, rows: Sequence[np.ndarray]) -> list[Floats]:
+    out = []
+    for rank, mine in zip(account.run.ranks, rows, strict=True):
+        times = np.full(len(rank.collectives), -1.0)
+        times[mine] = 0.0
+        out.append(times)
+    return out
+
+
+def _slower_compute(replay: Replay, factor: float) -> Replay:
+    """Return the replay with host and device work taking `factor` of its time, communication as it was."""
+    if factor <= 0:
+        raise UsageError(f"expected a compute factor above 0, found {factor:g}")
+    return replay if factor == 1 else rebuilt(replay, [_slower(p, factor) for p in replay.programs])
+
+
+def _slower(program: Program, factor: float) -> Program:
+    is_compute = program.collective == NOTHING
+    duration = np.where(is_compute, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
+    host, tail = (
+        replace(parts, own_ns=np.rint(parts.own_ns * factor).astype(np.int64)) for parts in (program.host, program.tail)
+    )
+    return replace(program, duration_ns=duration, host=host, tail=tail)
+
+
+def _spread_ns(account: Account) -> float:
+    """Return the standard deviation of own times within a step, over the ranks that are not stragglers."""
+    own = own_times(account.shared)
+    if own is None:
+        return 0.0
+    late = {s.rank for s in account.stragglers}
+    usual = own[[r.rank not in late for r in account.run.ranks]]
+    usual = usual[np.isfinite(usual).all(axis=1)] if len(usual) else usual
+    if len(usual) < 2:
+        return 0.0
+    return float(np.sqrt(usual.var(axis=0, ddof=1).mean()))
+
+
+def _expected_largest(count: int) -> float:
+    """Return the expected largest of so many standard normal values (Blom's approximation).
+
+    >>> round(_expected_largest(2), 2), round(_expected_largest(1024), 1)
+    (0.59, 3.2)
+    """
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def _said(source: Calibration | Fabric) -> str:
+    return "calibration" if isinstance(source, Calibration) else "given links"
+
+
+def _notes(source: Calibration | Fabric | None) -> list[str]:
+    notes = ["weak scaling: every rank does the same work as in the recorded run"]
+    if source is None:
+        notes.append("links as in the recorded run; give --link or --calibration for another fabric")
+    if isinstance(source, Fabric):
+        notes.append("times from links alone are taken as right within 30 %")
+    return notes
