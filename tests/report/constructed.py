@@ -188,7 +188,7 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
     num_comm = per_rank // 3
     num = per_rank - num_comm
     lengths = noise.lognormal(0, 0.8, (drawn, num))
-    start = np.cumsum(lengths, axis=1) / lengths.sum(axis=1, keepdims=True) * 0.9 * STEP_NS
+    start = (np.cumsum(lengths, axis=1) - lengths) / lengths.sum(axis=1, keepdims=True) * 0.9 * STEP_NS
     dur = lengths * 0.85 * STEP_NS / lengths.sum(axis=1, keepdims=True)
     begin = np.linspace(0.02, 0.95, num_comm) * STEP_NS + noise.uniform(0, 0.5e6, (drawn, num_comm))
     last = begin.max(axis=0)

@@ -59,18 +59,19 @@ function stepTimes(grid) {
       svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, part ? timeText(most * part) : "0"));
   }
   const below = new Float64Array(num);
-  const gap = wide > 4 ? 1 : 0;
+  const bar = Math.min(wide > 4 ? wide - 1 : wide, 60);
+  const left = (s) => from + s * wide + (wide - bar) / 2;
   for (const group of GROUPS) {
     let path = "";
     for (let s = 0; s < num; s++) {
       const ms = means[group][s];
-      if (ms > 0) path += `M${(from + s * wide).toFixed(2)} ${y(below[s]).toFixed(2)}h${Math.min(wide - gap, 60).toFixed(2)}V${y(below[s] + ms).toFixed(2)}h-${Math.min(wide - gap, 60).toFixed(2)}z`;
+      if (ms > 0) path += `M${left(s).toFixed(2)} ${y(below[s]).toFixed(2)}h${bar.toFixed(2)}V${y(below[s] + ms).toFixed(2)}h-${bar.toFixed(2)}z`;
       below[s] += ms;
     }
     if (path) chart.append(svg("path", { d: path, fill: `var(--${group})` }));
   }
   const marks = Math.max(1, Math.ceil(num / 8));
-  for (let s = 0; s < num; s += marks) chart.append(svg("text", { x: Math.min(from + s * wide + Math.min(wide, 60) / 2, width - 14), y: base + 18, class: "axis middle" }, grid.steps[s]));
+  for (let s = 0; s < num; s += marks) chart.append(svg("text", { x: Math.min(left(s) + bar / 2, width - 14), y: base + 18, class: "axis middle" }, grid.steps[s]));
   chart.addEventListener("mousemove", (e) => {
     const box = chart.getBoundingClientRect();
     const s = Math.floor((((e.clientX - box.left) / box.width) * width - from) / wide);
@@ -102,7 +103,8 @@ function memory(report) {
 
 function memoryChart(rank) {
   const line = rank.timeline;
-  const series = line.by_category ? Object.entries(line.by_category) : [["allocated", line.allocated_bytes]];
+  // What stays lies below what comes and goes.
+  const series = line.by_category ? Object.entries(line.by_category).reverse() : [["allocated", line.allocated_bytes]];
   const [width, height, from, base] = [1120, 220, 70, 190];
   const first = line.time_ms[0], last = line.time_ms.at(-1);
   const most = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);

@@ -62,7 +62,10 @@ function valueText(name, value) {
 }
 
 // A column's or row's title, without the unit that its values show.
-const titleOf = (name) => words(name.replace(/_ms$|_bytes$|_pct$|_gb_per_s$/, "")) + (/_pct$/.test(name) ? " share" : "");
+function titleOf(name) {
+  const title = words(name.replace(/_ms$|_bytes$|_pct$|_gb_per_s$/, ""));
+  return /_pct$/.test(name) && !title.includes("share") ? `${title} share` : title;
+}
 
 const pageStyle = () => getComputedStyle(document.documentElement);
 const colour = (name) => pageStyle().getPropertyValue(`--${name}`).trim();

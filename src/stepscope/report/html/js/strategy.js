@@ -9,9 +9,9 @@ function strategyView(report) {
     if (["name", "sure"].includes(name) || isEmpty(value)) continue;
     box.append(folded(words(name), anyValue(name, value)));
   }
-  const first = box.querySelectorAll("details");
-  if (first.length > 1) first[1].open = true;
-  else if (first.length) first[0].open = true;
+  const views = box.querySelectorAll(":scope > details");
+  if (!views.length) return null;
+  views[Math.min(1, views.length - 1)].open = true; // the first lists the dimensions, the second says what they did
   return box;
 }
 
@@ -27,7 +27,7 @@ function anyValue(name, value) {
   const deep = Object.entries(value).filter(([k, v]) => !plain.some(([p]) => p === k) && !isEmpty(v));
   return el("div", {},
     plain.length > 0 && el("dl", { class: "facts" }, plain.flatMap(([k, v]) => [el("dt", {}, titleOf(k)), el("dd", {}, Array.isArray(v) ? v.map((x) => valueText(k, x)).join(", ") : valueText(k, v))])),
-    deep.map(([k, v]) => el("div", { class: "deep" }, el("h3", {}, words(k)), anyValue(k, v))));
+    deep.map(([k, v]) => (k === "over_ranks" ? folded("over ranks", anyValue(k, v)) : el("div", {}, el("h3", {}, words(k)), anyValue(k, v)))));
 }
 
 function rowsTable(name, list) {

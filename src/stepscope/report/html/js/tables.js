@@ -43,7 +43,7 @@ function cell(column, row, most) {
   const value = column.get(row);
   const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
   const bar = column.bar && known(value) && most > 0 ? el("span", { class: "cellbar", style: { width: `${(100 * value) / most}%` } }) : null;
-  return el("td", { class: [column.number ? "number" : "", column.name ? "name" : ""].join(" ").trim() || null, title: column.name && text.length > 60 ? text : null }, bar, el("span", {}, text));
+  return el("td", { class: [column.number ? "number" : "", column.name ? "name" : ""].join(" ").trim() || null, title: column.name && text.length > 60 ? text : null }, bar, el("span", { class: column.tone ? column.tone(value) : null }, text));
 }
 
 const timeColumn = (title, key, more) => ({ title, get: (r) => r[key], show: timeText, number: true, ...more });
@@ -104,7 +104,8 @@ function criticalPath(report) {
 function checks(report) {
   if (!report.checks.length) return null;
   return panel("checks", "Checks", sortedTable("checks", report.checks, [
-    { title: "", get: (r) => ({ fail: "✗ fail", pass: "✓ pass" })[r.status] ?? "– not measured" }, textColumn("check", "id"),
+    { title: "status", get: (r) => r.status, show: (v) => ({ fail: "✗ fail", pass: "✓ pass" })[v] ?? "– not measured", tone: (v) => ({ fail: "high", pass: "low" })[v] },
+    textColumn("check", "id"),
     { title: "value", get: (r) => r.value, show: (v) => (known(v) ? digits(v) : NONE), number: true },
     textColumn("good", "good", String), textColumn("bad", "bad", String), nameColumn("why", (r) => r.reason),
   ]));

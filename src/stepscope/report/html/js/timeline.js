@@ -90,7 +90,7 @@ function timeline(slices) {
       el("label", {}, "find ", el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", on: { input: (e) => search(e.target.value) } })), found,
       el("label", {}, "row height ", rowSlider), button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
       members.size ? el("label", {}, el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } }), " all arrows") : null),
-    el("p", { class: "quiet", id: "timeline-help" }, "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. Click a collective for its arrivals; Escape clears."),
+    el("p", { class: "quiet", id: "timeline-help" }, "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. Click a collective for its arrivals: arrows lead from the last rank to those that waited for it. Escape clears."),
     box, legend(KINDS.map((k, code) => [k, KIND_TEXT[k], code]).filter(([k, , code]) => (k === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code)))), said, arrivals);
 }
 

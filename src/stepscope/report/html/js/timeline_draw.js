@@ -84,7 +84,6 @@ function firstVisible(slices, lane, t0) {
 }
 
 function drawLabels(context, slices, place, view, look) {
-  const [r, g, b] = look.back;
   const high = rowHeight(view);
   context.font = look.font;
   context.textBaseline = "middle";
@@ -97,17 +96,32 @@ function drawLabels(context, slices, place, view, look) {
     context.lineWidth = 1.5;
     context.strokeRect(GUTTER - 1, place.y - 1.5, view.width - GUTTER, high - 1);
   }
-  if (view.laneHeight < 11) return;
+  if (view.laneHeight >= 11) for (const lane of place.lanes) drawNames(context, slices, lane, view, look);
+}
+
+const NAME_PX = 6.3;
+
+// Names inside the slices that are wide enough, up to where the next slice begins.
+function drawNames(context, slices, lane, view, look) {
   context.textAlign = "left";
-  for (const lane of place.lanes) {
-    for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
-      const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, timeX(view, slices.start[i] + slices.dur[i]));
-      if (to - from < 30) continue;
-      const dim = (view.hits || view.match !== null) && !isMarked(slices, i, view);
-      context.fillStyle = dim ? look.quiet : inkOn(isMarked(slices, i, view) ? rgb(look.selected) : look.palette[slices.wait[i] > slices.dur[i] / 2 ? 8 : slices.kind[i]]);
-      context.fillText(shortName(slices.names[slices.name[i]]).slice(0, Math.floor((to - from - 6) / 6)), from + 3, lane.y + view.laneHeight / 2);
-    }
+  for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
+    const follows = i + 1 < lane.to ? timeX(view, slices.start[i + 1]) : view.width;
+    const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
+    if (to - from < 30) continue;
+    const marked = isMarked(slices, i, view);
+    const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
+    const dim = (view.hits || view.match !== null) && !marked;
+    context.fillStyle = dim ? look.quiet : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
+    context.fillText(labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX)), from + 3, lane.y + view.laneHeight / 2);
   }
+}
+
+// A collective by what it does and its size, anything else by its name.
+function labelOf(slices, i) {
+  const m = slices.match[i];
+  if (m < 0) return shortName(slices.names[slices.name[i]]);
+  const what = slices.matched.what[m].split(" · ");
+  return `${what[0]} ${what.at(-1)}`;
 }
 
 const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 150 ? "#10151a" : "#ffffff");
