@@ -365,3 +365,13 @@ def peak_growth_bytes(code: str, *, warm_up: Path) -> int:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     return int(done.stdout) * (1 if sys.platform == "darwin" else 1024)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not enforce the limit")
+def test_limited_address_space_is_enough() -> None:
+    program = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))\n"
+        f"from stepscope.trace.read import read; print(read({str(SAMPLE)!r}).num_events)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == read(SAMPLE).num_events

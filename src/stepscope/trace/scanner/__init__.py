@@ -124,9 +124,13 @@ class Parsed:
 
 
 @cache
-def _module() -> tuple[wasmtime.Engine, wasmtime.Module]:
+def _module(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
+    """Return the compiled module. A frugal one reserves no addresses ahead, and so has to check every access."""
     config = wasmtime.Config()
     config.parallel_compilation = False  # one small module: threads cost more than they save
+    if frugal:
+        config.memory_reservation = config.memory_guard_size = 0
+        config.memory_reservation_for_growth = 1 << 24
     engine = wasmtime.Engine(config)
     return engine, wasmtime.Module(engine, WASM.read_bytes())
 
@@ -141,10 +145,16 @@ class _Instance:
     """One instance of the module and a view of its memory."""
 
     def __init__(self) -> None:
-        engine, module = _module()
+        try:
+            self._start(frugal=False)
+        except wasmtime.WasmtimeError:  # address space is limited (ulimit -v): 4 GB of it are reserved per instance
+            self._start(frugal=True)
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    def _start(self, *, frugal: bool) -> None:
+        engine, module = _module(frugal=frugal)
         self._store = wasmtime.Store(engine)
         self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
-        self._memory: npt.NDArray[np.uint8] | None = None
 
     def call(self, name: str, *args: int) -> int:
         """Return what an exported function returns; addresses come back unsigned."""
