@@ -6,6 +6,7 @@ import numpy as np
 
 from stepscope.run.clocks import Clocks, align_clocks
 from stepscope.run.load import Run
+from stepscope.run.machines import machine_of_rank, one_clock_per_machine
 from stepscope.run.match import Matches, match_collectives
 from stepscope.trace.table import Int64s
 
@@ -32,7 +33,7 @@ class Aligned:
 def aligned(run: Run) -> Aligned:
     """Return the run on one clock."""
     matches = match_collectives(run.ranks)
-    clocks = align_clocks(run.ranks, matches)
+    clocks = one_clock_per_machine(align_clocks(run.ranks, matches), machine_of_rank(run))
     arrival = _arrivals(run, clocks, matches)
     wait = [np.full(len(r.collectives), UNMATCHED, np.int64) for r in run.ranks]
     if len(matches):

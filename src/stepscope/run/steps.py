@@ -60,10 +60,23 @@ class Steps:
 def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
     """Return the steps of a trace; of one that was cut off only those that are there as a whole, never its last."""
     ranges = np.flatnonzero(kinds == EventKind.ANNOTATION)
-    marked = rows_named(trace, ranges, lambda s: bool(_PROFILER_STEP.match(s)))
+    unfinished = _first_unfinished(trace)
+    marked = rows_named(trace, ranges, lambda s: _whole_step(s, unfinished))
     if len(marked):
         return _steps(trace, kinds, marked, _PROFILER_STEP)
     return _steps(trace, kinds, _loop_steps(trace, ranges), _LOOP_STEP)
+
+
+def _first_unfinished(trace: Trace) -> int | None:
+    """Return the number of the step that a recording by stepscope ended in, None where its header does not say."""
+    said = trace.header.get("stepscope")
+    last = said.get("last_step") if isinstance(said, dict) else None
+    return last if isinstance(last, int) else None
+
+
+def _whole_step(name: str, unfinished: int | None) -> bool:
+    found = _PROFILER_STEP.match(name)
+    return found is not None and (unfinished is None or int(found.group(2)) < unfinished)
 
 
 def _steps(trace: Trace, kinds: Kinds, rows: npt.NDArray[np.intp], pattern: re.Pattern[str]) -> Steps:
