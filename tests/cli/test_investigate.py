@@ -1,7 +1,6 @@
 """`stepscope investigate`: five steps on the terminal, a record in the run folder, a fix validated."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -52,12 +51,18 @@ def test_a_foreign_file_of_that_name_is_left_alone(folder: Path, capsys: pytest.
     assert (folder / "investigation.json").read_text() == '{"mine": 1}'
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_marked_read_only_is_left_alone_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder.chmod(0o500)
     assert main(["investigate", str(folder)]) == 0
-    assert "no record was kept" in capsys.readouterr().err
     folder.chmod(0o700)
+    assert "read-only" in capsys.readouterr().err
+    assert not list(folder.glob("investigation.*"))
+
+
+def test_beside_a_single_trace_nothing_is_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["investigate", str(folder / "rank00000.pt.trace.json.gz")]) == 0
+    assert "no run folder" in capsys.readouterr().err
+    assert not list(folder.glob("investigation.*"))
 
 
 def test_a_folder_that_vanished_is_told(

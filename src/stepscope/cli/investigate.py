@@ -6,7 +6,7 @@ examples:
   stepscope investigate -- torchrun --nproc-per-node=8 train.py
 
 A command is recorded first. What was found stays in the run folder, as investigation.json and investigation.txt;
-later investigations are added to them.
+later investigations are added to them. A single trace or a glob has no run folder: use --json.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         write_output(args.json, json.dumps({"schema": SCHEMA, **record}, indent=1) + "\n", force=args.force)
-    _keep(Path(first.run.ranks[0].trace.path).parent, record, steps)
+    _keep(args.run, record, steps)
     unreadable = [a for a in (first, second) if a is not None and a.run.unreadable]
     return 3 if unreadable or failed else 0
 
@@ -94,20 +94,31 @@ def _measured(account: Account) -> Measurement:
     return Measurement(account, diagnose(account))
 
 
-def _keep(folder: Path, record: dict[str, Any], steps: list[Step]) -> None:
+def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
     """Add the investigation to those of the run folder; say so where that cannot be done."""
-    text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
+    folder = Path(given[0])
     try:
+        _check_run_folder(given)
         kept = _kept_so_far(folder / RECORD)
         whole = {"schema": SCHEMA, "investigations": [*kept, record]}
         _write(folder / RECORD, json.dumps(whole, indent=1) + "\n")
         before = (folder / TEXT).read_text(encoding="utf-8") if kept and (folder / TEXT).is_file() else ""
+        text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
         _write(folder / TEXT, before + text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        print(f"stepscope investigate: no record was kept in {folder}: {why}", file=sys.stderr)
+        print(f"stepscope investigate: no record was kept: {why}; --json FILE writes one", file=sys.stderr)
         return
     print(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}", file=sys.stderr)
+
+
+def _check_run_folder(given: list[str]) -> None:
+    """Raise a `ValueError` unless the run is a folder that may be written, by its own marks even for a superuser."""
+    folder = Path(given[0])
+    if len(given) > 1 or not folder.is_dir():
+        raise ValueError(f"{' '.join(given)} is no run folder")
+    if not folder.stat().st_mode & 0o222:
+        raise ValueError(f"{folder} is read-only")
 
 
 def _kept_so_far(path: Path) -> list[Any]:
