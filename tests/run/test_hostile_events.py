@@ -34,7 +34,8 @@ NAMES = [
     "ncclDevKernel_AllReduce_Sum_f32", "ncclDevKernel_SendRecv", "gemm", "record_param_comms", "nccl:all_reduce",
     "nccl:coalesced", "cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize", "cudaStreamWaitEvent",
     "cudaMalloc", "gloo:all_reduce", "gloo:send", "c10d::allreduce_", "c10d::send", "c10d::_reduce_scatter_base_",
-    "aten::mm", "autograd::engine::evaluate_function: X", "enumerate(DataLoader)#_Iter.__next__", "[memory]", "", "\ud800",
+    "aten::mm", "autograd::engine::evaluate_function: X", "enumerate(DataLoader)#_Iter.__next__", "[memory]", "",
+    "\ud800",
 ]  # fmt: skip
 NUMBERS = st.one_of(
     st.integers(-5, 300),

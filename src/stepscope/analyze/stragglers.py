@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, data_loading, recorded_events
 from stepscope.analyze.rank_account import host_compute
-from stepscope.intervals import Intervals, covered_ns, subtract, union
-from stepscope.run.aligned import Aligned
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
+from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats import mad_sigma
@@ -83,7 +83,7 @@ def find_stragglers(
     for index in compared.tolist():
         peers = compared[compared != index]
         others = own[peers]
-        mine, theirs = own[index].mean(), others.mean(axis=1)
+        mine, theirs = float(own[index].mean()), others.mean(axis=1)
         late_ns = mine - float(np.median(theirs))
         noise = max(mad_sigma(theirs), _NOISE_SHARE * float(np.median(theirs)))
         score = late_ns / noise if noise else 0.0
@@ -112,9 +112,9 @@ def find_stragglers(
 def own_times(shared: Aligned) -> Floats | None:
     """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
 
-    With a device: the longer of what the host did (its span less synchronisation and full queues) and what the
-    device did (its work less waiting in collectives). Without: the host's span less exposed waiting. NaN for ranks
-    that recorded no step, or took part in nothing that could be matched: nobody is known to wait for them.
+    With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without:
+    the host's span less exposed waiting. NaN for ranks that recorded no step, or took part in nothing that could be
+    matched: nobody is known to wait for them.
     """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers) or not len(shared.matches):
@@ -128,7 +128,8 @@ def own_times(shared: Aligned) -> Floats | None:
         by_number = np.argsort(rank.steps.number)
         at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
         if rank.has_device:
-            own[index] = np.maximum(_host_ns(rank), _device_busy_ns(rank, waits))[at]
+            host = _host_ns(rank, waits, unmatched(shared, index))
+            own[index] = np.maximum(host, _device_busy_ns(rank, waits))[at]
         else:
             exposed = subtract(waits, host_compute(rank))
             spent = covered_ns(exposed, rank.steps.start_ns, rank.steps.end_ns)
@@ -146,13 +147,23 @@ def waiting(shared: Aligned, index: int) -> Intervals:
     return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
 
 
-def _host_ns(rank: Rank) -> Floats:
-    """Return per step the host's span less the time it was blocked by the device and what recording it cost.
+def unmatched(shared: Aligned, index: int) -> Intervals:
+    """Return when a rank was inside collectives that no other rank could be found for."""
+    c = shared.run.ranks[index].collectives
+    lost = shared.wait_ns[index] == UNMATCHED
+    return union(c.start_ns[lost], c.end_ns[lost])
 
-    Hosts that are equal without the profiler differ with it.
+
+def _host_ns(rank: Rank, waits: Intervals, unmatched: Intervals) -> Floats:
+    """Return per step the host's span less the time it was blocked while the device did nothing but wait for other
+    ranks, and less what recording it cost: hosts that are equal without the profiler differ with it.
+
+    Blocked by the device's own work is own time: the one cannot go on before the other. How much of an unmatched
+    collective is waiting is unknown: being blocked by one does not count.
     """
     steps = rank.steps
-    blocked = union(*blocked_host(rank))
+    busy = rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
+    blocked = intersect(union(*blocked_host(rank)), subtract(union_of(waits, unmatched), busy))
     span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
     return np.maximum(span - RECORDING_COST_NS * recorded_events(rank), 0).astype(float)
 
