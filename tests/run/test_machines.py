@@ -34,3 +34,16 @@ def test_ranks_of_the_first_machine_need_no_estimate(tmp_path: Path) -> None:
 def test_without_boot_ids_each_rank_is_estimated(tmp_path: Path) -> None:
     clocks = aligned(four_ranks(tmp_path)).clocks
     assert len(np.unique(clocks.offset_ns)) == 4
+
+
+def test_shifted_file_is_aligned_although_its_machine_has_one_clock(tmp_path: Path) -> None:
+    traces = []
+    for rank in range(4):
+        r = RankTrace(rank, world_size=4, clock_offset_us=20_000 if rank == 1 else 0)
+        r.step(0, 0, 20_000)
+        for k in range(8):
+            start = 100 + 2000 * k
+            r.collective("allreduce", at=start, start=start + 10, end=start + 500, elements=4096)
+        traces.append(r)
+    run = built_run(tmp_path, traces, description={"ranks": {str(r): {"boot_id": "a"} for r in range(4)}})
+    assert aligned(run).clocks.offset_ns.tolist() == [0, -20_000_000, 0, 0]

@@ -7,10 +7,12 @@ several ranks on each side.
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.run.clocks import Clocks
 from stepscope.run.load import Run
 
+_CONTRADICTED = 3
 _SAME_CLOCK_NS = 1_000.0
 """time stamps of two processes on one machine are not better than a microsecond"""
 
@@ -25,10 +27,14 @@ def machine_of_rank(run: Run) -> list[str | None]:
 
 
 def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
-    """Return the clocks with one offset for all ranks of a machine: the median of what each of them gave."""
+    """Return the clocks with one offset for all ranks of a machine: the median of what each of them gave.
+
+    Where their collectives contradict that (a file was shifted, a clock set), each rank keeps its own estimate.
+    """
     offset, uncertainty = clocks.offset_ns.copy(), clocks.uncertainty_ns.copy()
     drift = clocks.drift_ppm.copy()
-    for machine in {m for m in machines if m is not None}:
+    agreeing = {m for m in machines if m is not None and _agree(clocks, np.array([other == m for other in machines]))}
+    for machine in agreeing:
         mine = np.array([m == machine for m in machines])
         if mine[0]:
             offset[mine], uncertainty[mine], drift[mine] = 0, _SAME_CLOCK_NS, np.nan
@@ -36,5 +42,12 @@ def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
             there = mine & clocks.known
             offset[mine] = round(float(np.median(clocks.offset_ns[there])))
             uncertainty[mine] = np.min(clocks.uncertainty_ns[there])
-    known = clocks.known | np.array([m is not None and m == machines[0] for m in machines])
+    known = clocks.known | np.array([m in agreeing and m == machines[0] for m in machines])
     return replace(clocks, offset_ns=offset, uncertainty_ns=uncertainty, drift_ppm=drift, known=known)
+
+
+def _agree(clocks: Clocks, mine: npt.NDArray[np.bool_]) -> bool:
+    """Return whether the offsets that the ranks of a machine gave can be one: within thrice what they are sure of."""
+    there = mine & clocks.known
+    offsets, doubt = clocks.offset_ns[there], clocks.uncertainty_ns[there]
+    return not len(offsets) or bool(offsets.max() - offsets.min() <= _CONTRADICTED * doubt.max())
