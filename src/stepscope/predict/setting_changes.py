@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,12 +10,11 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.budget import host_device_copies
 from stepscope.analyze.call_costs import FAMILIES, FAMILY_CODE
-from stepscope.analyze.program import NOTHING
 from stepscope.analyze.region_names import Region
-from stepscope.analyze.replay import Replay, rebuilt
+from stepscope.analyze.replay import Replay
 from stepscope.cost.families import Family
 from stepscope.errors import UsageError
-from stepscope.predict.changes import Change, faster_work, straggler_off, without_work
+from stepscope.predict.changes import Change, faster_network, faster_work, straggler_off, without_work
 from stepscope.predict.communication import fewer_bytes, larger_messages, overlapped
 from stepscope.trace.classify import EventKind
 
@@ -104,17 +103,9 @@ def straggler(asked: Asked) -> Made:
 
 
 def network(asked: Asked) -> Made:
-    """Return every transfer faster, gloo's on ranks without a device too."""
-    share = 1 / _times(asked)
-
-    def faster(replay: Replay) -> Replay:
-        programs = []
-        for p in replay.programs:
-            duration = np.where(p.collective != NOTHING, np.rint(p.duration_ns * share), p.duration_ns)
-            programs.append(replace(p, duration_ns=duration.astype(np.int64)))
-        return rebuilt(replay, programs)
-
-    return Made(faster)
+    """Return every transfer faster."""
+    speedup = _times(asked)
+    return Made(lambda replay: faster_network(replay, speedup))
 
 
 def fewer(asked: Asked) -> Made:
