@@ -36,7 +36,14 @@ def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RAN
 
 def report(*, ranks: int, steps: int) -> dict[str, Any]:
     """Return a report's JSON with something in every field."""
-    rank = {"host": "node0", "num_events": 90_000, "num_steps": steps, "window_ms": 12_500.0, "overlap_pct": 71.0}
+    rank = {
+        "host": "node0",
+        "num_events": 90_000,
+        "num_steps": steps,
+        "window_ms": 12_500.0,
+        "overlap_pct": 71.0,
+        "compute_ms": 9000.0,
+    }
     parts = (
         ("forward", 24),
         ("backward", 46),

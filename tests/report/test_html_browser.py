@@ -15,8 +15,8 @@ from stepscope.report.html.page import page_of
 pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
 
 SECTIONS = (
-    "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "collectives", "kernels", "operators", "idle",
-    "critical-path", "memory", "strategy", "checks", "trust",
+    "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "ranks", "collectives", "kernels", "operators",
+    "idle", "critical-path", "memory", "strategy", "checks", "trust",
 )  # fmt: skip
 CANVAS = "document.querySelector('#timeline canvas')"
 HOSTILE = (

@@ -14,7 +14,7 @@ from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
 from stepscope.report.html.page import page_of
 from stepscope.report.html.trust import trust_lines
-from stepscope.report.json_report import report_json
+from stepscope.report.json_report import plain, report_json
 
 __all__ = ["render_html", "report_data"]
 
@@ -26,8 +26,9 @@ def render_html(account: Account, diagnosis: Diagnosis) -> str:
 
 def report_data(account: Account, diagnosis: Diagnosis) -> ReportData:
     """Return what the page of a run shows."""
-    report = report_json(account, diagnosis)
+    report = plain(report_json(account, diagnosis))  # a page cannot read NaN
     trust = trust_lines(report)
+    del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
     for rank in report["ranks"]:
         del rank["step_ms"]  # the grid holds it
     grid = grid_of(account)

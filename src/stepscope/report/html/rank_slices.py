@@ -53,7 +53,8 @@ def rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
     """Return what overlaps the time from `start_ns` to `end_ns` on a rank's own clock, clipped to it."""
     rank = account.run.ranks[index]
     work = _kernels(account, index) if rank.has_device else _operators(account, index)
-    found = [_overlapping(part, start_ns, end_ns) for part in (work, _collectives(account, index), _ranges(rank))]
+    found = [_overlapping(part, start_ns, end_ns) for part in (work, _collectives(account, index))]
+    found.append(_overlapping(_ranges(rank, start_ns, end_ns), start_ns, end_ns))
     joined = RankSlices(*(np.concatenate([getattr(p, column) for p in found]) for column in _COLUMNS))
     return joined.rows(np.lexsort((joined.start_ns, np.array(LANE_OF_KIND)[joined.kind])))
 
@@ -137,11 +138,12 @@ def _collectives(account: Account, index: int) -> RankSlices:
     return RankSlices(kind, c.start_ns, c.end_ns, np.where(matched, wait, 0), match, names)
 
 
-def _ranges(rank: Rank) -> RankSlices:
+def _ranges(rank: Rank, start_ns: int, end_ns: int) -> RankSlices:
     """Return the ranges of the host's busiest annotated thread, innermost first; the profiler's own steps aside."""
     trace = rank.trace
     rows = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
-    rows = rows_named(trace, rows, lambda text: not text.startswith(PROFILER_STEP))
+    inside = (trace["ts_ns"][rows] < end_ns) & (trace["ts_ns"][rows] + trace["dur_ns"][rows] > start_ns)
+    rows = rows_named(trace, rows[inside], lambda text: not text.startswith(PROFILER_STEP))
     if len(rows):
         threads, count = np.unique(trace["tid"][rows], return_counts=True)
         rows = rows[trace["tid"][rows] == threads[np.argmax(count)]]

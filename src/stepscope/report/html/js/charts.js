@@ -8,11 +8,12 @@ function waterfall(report) {
   for (const row of rows) {
     const last = row.loss === "achieved";
     if (!last) left -= row.pct_of_peak;
-    if (last || row.pct_of_peak >= 0.05) bars.push([words(row.loss), row.pct_of_peak, last ? 0 : left, last ? "bar-total" : lossClass(row.loss), row]);
+    if (!last && row.pct_of_peak < 0.05) continue;
+    bars.push([words(row.loss), row.pct_of_peak, last ? 0 : left, last ? "bar-total" : lossClass(row.loss), row]);
   }
   const [width, line, from, to] = [560, 22, 170, 480];
   const x = (pct) => from + ((to - from) * pct) / 100;
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${bars.length * line + 4}`, role: "img", "aria-label": "Waterfall from peak to achieved FLOP rate; the table below holds its numbers" });
+  const chart = picture(width, bars.length * line + 4, "Waterfall from peak to achieved FLOP rate; the table below holds its numbers");
   bars.forEach(([name, pct, start, kind, row], i) => {
     const y = i * line;
     const label = pct && kind !== "bar-total" ? `−${pct.toFixed(1)} %` : `${pct.toFixed(1)} %`;
@@ -29,7 +30,11 @@ function waterfall(report) {
 }
 
 const lossClass = (loss) => (["non_matmul_kernels", "matmul_below_peak", "precision", "recomputation"].includes(loss) ? "bar-quiet" : "bar-loss");
-const waterfallLines = (row) => [`${pctText(row.pct_of_peak, 2)} of peak${known(row.plus_minus) ? ` ± ${row.plus_minus.toFixed(2)}` : ""}`, `${timeText(row.ms_per_step)} per step`];
+
+function waterfallLines(row) {
+  const error = known(row.plus_minus) ? ` ± ${row.plus_minus.toFixed(2)}` : "";
+  return [`${pctText(row.pct_of_peak, 2)} of peak${error}`, `${timeText(row.ms_per_step)} per step`];
+}
 
 // Mean over ranks of each group at each step.
 function stepMeans(grid) {
@@ -45,7 +50,7 @@ function stepMeans(grid) {
   return means;
 }
 
-function stepTimes(grid) {
+function stepTimes(grid, steadiness) {
   const means = stepMeans(grid);
   const num = grid.steps.length;
   const totals = grid.steps.map((_, s) => GROUPS.reduce((sum, g) => sum + means[g][s], 0));
@@ -53,7 +58,7 @@ function stepTimes(grid) {
   const [width, height, from, base] = [560, 230, 66, 204];
   const wide = (width - from - 4) / num;
   const y = (ms) => base - ((base - 12) * ms) / most;
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Times of ${num} steps, median ${timeText(median(totals))}` });
+  const chart = picture(width, height, `Times of ${num} steps, median ${timeText(median(totals))}`);
   for (const part of [0, 0.25, 0.5, 0.75, 1]) {
     chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
       svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, part ? timeText(most * part) : "0"));
@@ -65,26 +70,41 @@ function stepTimes(grid) {
     let path = "";
     for (let s = 0; s < num; s++) {
       const ms = means[group][s];
-      if (ms > 0) path += `M${left(s).toFixed(2)} ${y(below[s]).toFixed(2)}h${bar.toFixed(2)}V${y(below[s] + ms).toFixed(2)}h-${bar.toFixed(2)}z`;
+      const [low, high] = [y(below[s]), y(below[s] + ms)].map((v) => v.toFixed(2));
+      if (ms > 0) path += `M${left(s).toFixed(2)} ${low}h${bar.toFixed(2)}V${high}h-${bar.toFixed(2)}z`;
       below[s] += ms;
     }
     if (path) chart.append(svg("path", { d: path, fill: `var(--${group})` }));
   }
   const marks = Math.max(1, Math.ceil(num / 8));
-  for (let s = 0; s < num; s += marks) chart.append(svg("text", { x: Math.min(left(s) + bar / 2, width - 14), y: base + 18, class: "axis middle" }, grid.steps[s]));
+  for (let s = 0; s < num; s += marks) {
+    chart.append(svg("text", { x: Math.min(left(s) + bar / 2, width - 14), y: base + 18, class: "axis middle" }, grid.steps[s]));
+  }
   chart.addEventListener("mousemove", (e) => {
     const box = chart.getBoundingClientRect();
     const s = Math.floor((((e.clientX - box.left) / box.width) * width - from) / wide);
     if (s < 0 || s >= num) return tip.hide();
-    tip.show(e, `step ${grid.steps[s]}: ${timeText(totals[s])}`, GROUPS.filter((g) => means[g][s] > 0).map((g) => `${GROUP_TEXT[g]} ${timeText(means[g][s])}`));
+    const parts = GROUPS.filter((g) => means[g][s] > 0);
+    tip.show(e, `step ${grid.steps[s]}: ${timeText(totals[s])}`, parts.map((g) => `${GROUP_TEXT[g]} ${timeText(means[g][s])}`));
   });
   chart.addEventListener("mouseleave", tip.hide);
   const used = GROUPS.filter((g) => means[g].some((v) => v > 0));
   return panel("steps", "Step time, mean over ranks", chart, legend(used.map((g) => [g, GROUP_TEXT[g]])),
+    steadiness ? el("p", { class: "quiet" }, steadyText(steadiness)) : null,
     folded("as a table", plainTable(["step", "total", ...used.map((g) => GROUP_TEXT[g])],
       grid.steps.slice(0, 200).map((n, s) => [n, timeText(totals[s]), ...used.map((g) => timeText(means[g][s]))]))));
 }
 
+function steadyText(s) {
+  const drift = s.drift && s.drift.significant ? `, drifts by ${pctText(s.drift.change_pct)}` : "";
+  const spread = `median ${timeText(s.median_ms)}, 99 % below ${timeText(s.p99_ms)}, spread ${pctText(s.robust_spread_pct)}`;
+  return `${words(s.source)}: ${spread}, ${s.num_spikes} spikes${drift}`;
+}
+
+const MEMORY_COLUMNS = [
+  "rank", "peak_allocated_bytes", "peak_reserved_bytes", "device_total_bytes", "cache_bytes", "parameter_bytes", "host_peak_bytes",
+  "allocator_calls",
+];
 const MEMORY_COLOURS = ["forward", "input", "copy", "transfer", "optimizer", "host", "wait", "unknown"];
 
 function memory(report) {
@@ -93,10 +113,10 @@ function memory(report) {
   const box = panel("memory", "Memory");
   const fullest = view.ranks.find((r) => r.rank === view.fullest_rank) || view.ranks[0];
   if (fullest.timeline) box.append(el("h3", {}, `Rank ${fullest.rank}, the fullest`), memoryChart(fullest));
-  const columns = ["rank", "peak_allocated_bytes", "peak_reserved_bytes", "device_total_bytes", "peak_pct_of_total", "cache_bytes", "parameter_bytes", "host_peak_bytes", "allocator_calls"];
-  const used = columns.filter((c) => view.ranks.some((r) => known(r[c])));
-  box.append(sortedTable("memory of ranks", view.ranks, used.map((c) => ({ title: titleOf(c), get: (r) => r[c], show: (v) => valueText(c, v), number: true }))));
-  const growing = view.ranks.filter((r) => (r.growth && r.growth.leaks) || (r.host_growth && r.host_growth.leaks)).map((r) => r.rank);
+  const used = MEMORY_COLUMNS.filter((c) => view.ranks.some((r) => known(r[c])));
+  const column = (c) => ({ title: titleOf(c), get: (r) => r[c], show: (v) => valueText(c, v), number: true });
+  box.append(sortedTable("memory of ranks", view.ranks, used.map(column)));
+  const growing = view.ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
   if (growing.length) box.append(el("p", { class: "warning" }, `Memory grows from step to step on rank ${growing.join(", ")}.`));
   return box;
 }
@@ -110,20 +130,25 @@ function memoryChart(rank) {
   const most = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);
   const x = (t) => from + ((width - from - 6) * (t - first)) / (last - first || 1);
   const y = (b) => base - ((base - 10) * b) / most;
-  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Memory of rank ${rank.rank} over the window, at most ${bytesText(most)}` });
+  const chart = picture(width, height, `Memory of rank ${rank.rank} over the window, at most ${bytesText(most)}`);
   for (const part of [0, 0.5, 1]) {
     chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
       svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, bytesText(most * part)));
   }
+  const points = (values) => values.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`);
+  const colourOf = (k) => MEMORY_COLOURS[k % MEMORY_COLOURS.length];
   let below = line.time_ms.map(() => 0);
   series.forEach(([name, values], k) => {
     const top = values.map((v, i) => below[i] + v);
-    const points = top.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`);
-    const back = below.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`).reverse();
-    chart.append(svg("polygon", { points: [...points, ...back].join(" "), fill: `var(--${MEMORY_COLOURS[k % 8]})` }, svg("title", {}, words(name))));
+    const outline = [...points(top), ...points(below).reverse()].join(" ");
+    chart.append(svg("polygon", { points: outline, fill: `var(--${colourOf(k)})` }, svg("title", {}, words(name))));
     below = top;
   });
-  if (line.reserved_bytes) chart.append(svg("polyline", { points: line.reserved_bytes.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`).join(" "), class: "dashed" }));
-  for (const part of [0, 0.5, 1]) chart.append(svg("text", { x: x(first + (last - first) * part), y: base + 18, class: `axis ${part === 1 ? "end" : part ? "middle" : ""}` }, timeText((last - first) * part)));
-  return el("div", {}, chart, legend([...series.map(([name], k) => [MEMORY_COLOURS[k % 8], words(name)]), ...(line.reserved_bytes ? [["quiet", "reserved (dashed)"]] : [])]));
+  if (line.reserved_bytes) chart.append(svg("polyline", { points: points(line.reserved_bytes).join(" "), class: "dashed" }));
+  [["", 0], ["middle", 0.5], ["end", 1]].forEach(([anchor, part]) => {
+    const text = timeText((last - first) * part);
+    chart.append(svg("text", { x: x(first + (last - first) * part), y: base + 18, class: `axis ${anchor}` }, text));
+  });
+  const entries = series.map(([name], k) => [colourOf(k), words(name)]);
+  return el("div", {}, chart, legend(line.reserved_bytes ? [...entries, ["quiet", "reserved (dashed)"]] : entries));
 }

@@ -23,6 +23,8 @@ function panel(id, title, ...children) {
     el("h2", { id: `${id}-title` }, title), ...children);
 }
 
+const picture = (width, height, label) => svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+
 function legend(entries) {
   return el("ul", { class: "legend" }, entries.map(([name, text]) =>
     el("li", {}, el("span", { class: "swatch", style: { background: `var(--${name})` } }), text)));

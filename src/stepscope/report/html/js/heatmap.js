@@ -11,7 +11,8 @@ const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", 
 
 function heatmap(grid) {
   const state = { metric: "own", order: "rank", cell: null };
-  const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline" });
+  const label = "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline";
+  const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });
   const said = el("p", { class: "said", "aria-live": "polite" });
   const scale = el("div", { class: "scale", "aria-hidden": "true" });
   const num = { ranks: grid.ranks.length, steps: grid.steps.length };
@@ -23,8 +24,9 @@ function heatmap(grid) {
     rows = orderOf(values, num, state.order);
     [low, high] = rangeOf(values);
     image = imageOf(values, rows, num, low, high);
-    const step = state.metric === "step" || state.metric === "own";
-    scale.replaceChildren(el("span", {}, timeText(low)), el("span", { class: "ramp" }), el("span", {}, timeText(high)), el("span", { class: "quiet" }, step ? "lighter is slower" : "lighter is more"));
+    const meaning = state.metric === "step" || state.metric === "own" ? "lighter is slower" : "lighter is more";
+    scale.replaceChildren(el("span", {}, timeText(low)), el("span", { class: "ramp" }), el("span", {}, timeText(high)),
+      el("span", { class: "quiet" }, meaning));
   }
   function draw() {
     frame.width = Math.max(100, canvas.parentElement.clientWidth - frame.left - 2);
@@ -140,9 +142,10 @@ function heatmapLabels(context, grid, rows, frame, num) {
   context.textAlign = "right";
   context.textBaseline = "middle";
   const each = Math.max(1, Math.ceil((num.ranks * 14) / frame.height));
-  for (let r = 0; r < num.ranks; r += each) context.fillText(`r${grid.ranks[rows[r]]}`, frame.left - 6, frame.top + ((r + 0.5) * frame.height) / num.ranks);
+  const [wide, high] = [frame.width / num.steps, frame.height / num.ranks];
+  for (let r = 0; r < num.ranks; r += each) context.fillText(`r${grid.ranks[rows[r]]}`, frame.left - 6, frame.top + (r + 0.5) * high);
   context.textAlign = "center";
   context.textBaseline = "top";
   const every = Math.max(1, Math.ceil((num.steps * 48) / frame.width));
-  for (let s = 0; s < num.steps; s += every) context.fillText(String(grid.steps[s]), frame.left + ((s + 0.5) * frame.width) / num.steps, frame.top + frame.height + 6);
+  for (let s = 0; s < num.steps; s += every) context.fillText(grid.steps[s], frame.left + (s + 0.5) * wide, frame.top + frame.height + 6);
 }

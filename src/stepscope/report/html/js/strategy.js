@@ -26,7 +26,8 @@ function anyValue(name, value) {
   const plain = Object.entries(value).filter(([, v]) => isPlain(v) || (Array.isArray(v) && v.every(isPlain) && v.length));
   const deep = Object.entries(value).filter(([k, v]) => !plain.some(([p]) => p === k) && !isEmpty(v));
   return el("div", {},
-    plain.length > 0 && el("dl", { class: "facts" }, plain.flatMap(([k, v]) => [el("dt", {}, titleOf(k)), el("dd", {}, Array.isArray(v) ? v.map((x) => valueText(k, x)).join(", ") : valueText(k, v))])),
+    plain.length > 0 && el("dl", { class: "facts" }, plain.flatMap(([k, v]) =>
+      [el("dt", {}, titleOf(k)), el("dd", {}, [v].flat().map((x) => valueText(k, x)).join(", "))])),
     deep.map(([k, v]) => (k === "over_ranks" ? folded("over ranks", anyValue(k, v)) : el("div", {}, el("h3", {}, words(k)), anyValue(k, v)))));
 }
 
@@ -35,14 +36,16 @@ function rowsTable(name, list) {
   const rows = list.filter((r) => r && typeof r === "object");
   const keys = [...new Set(rows.flatMap((r) => Object.keys(r)))].filter((k) => rows.some((r) => !isEmpty(r[k]) || isPlain(r[k])));
   const show = (k) => (v) => (isPlain(v) ? valueText(k, v) : shortText(k, v));
-  return sortedTable(words(name), rows, keys.map((k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number") })));
+  const column = (k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number") });
+  return sortedTable(words(name), rows, keys.map(column));
 }
 
 function shortText(name, value) {
   if (isSpread(value)) return valueText(name, value.mean);
   if (Array.isArray(value)) return value.map((v) => shortText(name, v)).join("; ");
   if (isPlain(value)) return valueText(name, value);
-  return Object.entries(value).filter(([, v]) => known(v)).map(([k, v]) => (isPlain(v) ? `${titleOf(k)} ${valueText(k, v)}` : shortText(k, v))).join(", ");
+  const inside = Object.entries(value).filter(([, v]) => known(v));
+  return inside.map(([k, v]) => (isPlain(v) ? `${titleOf(k)} ${valueText(k, v)}` : shortText(k, v))).join(", ");
 }
 
 const spreads = (value) => plainTable(["over ranks", "mean", "min", "max", "std"],
@@ -50,7 +53,8 @@ const spreads = (value) => plainTable(["over ranks", "mean", "min", "max", "std"
 
 function trust(data) {
   const { report, slices } = data;
-  const drawn = slices ? [`timeline: step ${slices.step ?? "unknown"}, ${slices.ranks.length} ranks, times rounded to ${slices.rounded} ns`, ...slices.notes] : [];
+  const about = (s) => `timeline: step ${s.step ?? "unknown"}, ${s.ranks.length} ranks, times rounded to ${s.rounded} ns`;
+  const drawn = slices ? [about(slices), ...slices.notes] : [];
   return panel("trust", "How far to trust this report", el("ul", {},
     [...data.trust, ...drawn].map((line) => el("li", {}, line)), report.warnings.map((line) => el("li", { class: "warning" }, line))));
 }

@@ -32,7 +32,8 @@ function sortedTable(name, rows, columns, { filter = null, sort = null } = {}) {
     more.textContent = state.all ? "show fewer" : `show all ${list.length}`;
     heads.forEach((head, i) => head.setAttribute("aria-sort", state.column !== i ? "none" : state.down ? "descending" : "ascending"));
   }
-  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", on: { input: (e) => { state.text = e.target.value; draw(); } } }));
+  const typed = (e) => { state.text = e.target.value; draw(); };
+  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", on: { input: typed } }));
   draw();
   return el("div", {}, rows.length > 6 ? input : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
@@ -42,13 +43,32 @@ function sortedTable(name, rows, columns, { filter = null, sort = null } = {}) {
 function cell(column, row, most) {
   const value = column.get(row);
   const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
-  const bar = column.bar && known(value) && most > 0 ? el("span", { class: "cellbar", style: { width: `${(100 * value) / most}%` } }) : null;
-  return el("td", { class: [column.number ? "number" : "", column.name ? "name" : ""].join(" ").trim() || null, title: column.name && text.length > 60 ? text : null }, bar, el("span", { class: column.tone ? column.tone(value) : null }, text));
+  const width = column.bar && known(value) && most > 0 ? `${(100 * value) / most}%` : null;
+  return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && text.length > 60 ? text : null },
+    width && el("span", { class: "cellbar", style: { width } }),
+    el("span", { class: column.tone ? column.tone(value) : null }, text));
 }
 
 const timeColumn = (title, key, more) => ({ title, get: (r) => r[key], show: timeText, number: true, ...more });
 const textColumn = (title, key, show = words) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? show(v) : NONE) });
+const rateColumn = (title, key) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? digits(v) : NONE), number: true });
+const countColumn = (title, key) => ({ title, get: (r) => r[key], show: countText, number: true });
 const nameColumn = (title, get) => ({ title, get, name: true });
+
+function ranks(report) {
+  const times = ["window_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "wait_ms", "transfer_ms", "memory_ms", "idle_ms"];
+  const used = times.filter((key) => report.ranks.some((r) => known(r[key])));
+  if (!used.length) return null;
+  const clock = (r) => (known(r.clock_offset_us) ? `${digits(r.clock_offset_us)} ± ${digits(r.clock_uncertainty_us)} µs` : NONE);
+  return panel("ranks", "Ranks", el("p", { class: "quiet" }, "Over the whole window of each rank."),
+    sortedTable("ranks", report.ranks, [
+      { title: "rank", get: (r) => r.rank, number: true },
+      ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
+      ...used.map((key) => timeColumn(titleOf(key.replace("memory_ms", "copies_ms")), key, { bar: key !== "window_ms" })),
+      { title: "overlap", get: (r) => r.overlap_pct, show: (v) => pctText(v), number: true },
+      { title: "clock", get: (r) => r.clock_offset_us, show: (_, r) => clock(r), number: true },
+    ], { filter: (r) => `rank ${r.rank} ${r.host ?? ""}` }));
+}
 
 function collectives(report) {
   if (!report.collectives.length) return null;
@@ -56,10 +76,15 @@ function collectives(report) {
   return panel("collectives", "Collectives",
     el("p", { class: "quiet" }, "Per rank over the window. Waiting lasts until the last rank arrives; transfer is the rest."),
     sortedTable("collectives", report.collectives, [
-      textColumn("collective", "op"), { title: "group", get: (r) => r.group, show: (v, r) => (known(r.group_size) ? `${v} (${r.group_size})` : v) },
-      { title: "bytes", get: (r) => r.bytes, show: bytesText, number: true }, { title: "count", get: (r) => r.count, show: countText, number: true },
-      { title: "total", get: total, show: timeText, number: true, bar: true }, timeColumn("transfer", "transfer_ms"), timeColumn("wait", "wait_ms", { bar: true }),
-      timeColumn("exposed", "exposed_ms"), { title: "bus GB/s", get: (r) => r.busbw_gb_per_s, show: (v) => (known(v) ? digits(v) : NONE), number: true },
+      textColumn("collective", "op"),
+      { title: "group", get: (r) => r.group, show: (v, r) => (known(r.group_size) ? `${v} (${r.group_size})` : v) },
+      { title: "bytes", get: (r) => r.bytes, show: bytesText, number: true },
+      countColumn("count", "count"),
+      { title: "total", get: total, show: timeText, number: true, bar: true },
+      timeColumn("transfer", "transfer_ms"),
+      timeColumn("wait", "wait_ms", { bar: true }),
+      timeColumn("exposed", "exposed_ms"),
+      rateColumn("bus GB/s", "busbw_gb_per_s"),
       { title: "last to arrive", get: (r) => r.late_rank, show: (v) => (known(v) ? `rank ${v}` : NONE) },
     ], { filter: (r) => `${r.op} ${r.group}`, sort: 4 }));
 }
@@ -69,10 +94,16 @@ function kernels(report) {
   return panel("kernels", "Kernels",
     el("p", { class: "quiet" }, "Mean over ranks, over the whole window."),
     sortedTable("kernels", report.kernels, [
-      nameColumn("kernel", (r) => r.name), textColumn("family", "family"), { title: "count", get: (r) => r.count, show: countText, number: true },
-      timeColumn("total", "total_ms", { bar: true }), { title: "share", get: (r) => r.share, show: (v) => pctText(100 * v), number: true },
-      timeColumn("mean", "mean_ms"), textColumn("precision", "precision"), { title: "TFLOP/s", get: (r) => r.tflops, show: (v) => (known(v) ? digits(v) : NONE), number: true },
-      { title: "GB/s", get: (r) => r.gb_per_s, show: (v) => (known(v) ? digits(v) : NONE), number: true }, textColumn("bound", "bound"),
+      nameColumn("kernel", (r) => r.name),
+      textColumn("family", "family"),
+      countColumn("count", "count"),
+      timeColumn("total", "total_ms", { bar: true }),
+      { title: "share", get: (r) => r.share, show: (v) => (known(v) ? pctText(100 * v) : NONE), number: true },
+      timeColumn("mean", "mean_ms"),
+      textColumn("precision", "precision"),
+      rateColumn("TFLOP/s", "tflops"),
+      rateColumn("GB/s", "gb_per_s"),
+      textColumn("bound", "bound"),
     ], { filter: (r) => `${r.name} ${r.family}`, sort: 3 }));
 }
 
@@ -80,8 +111,11 @@ function operators(report) {
   if (!report.operators.length) return null;
   const device = report.operators.some((r) => r.device_self_ms > 0);
   return panel("operators", "Operators", sortedTable("operators", report.operators, [
-    nameColumn("operator", (r) => r.name), { ...nameColumn("shapes", (r) => r.shapes) }, { title: "calls", get: (r) => r.calls, show: countText, number: true },
-    timeColumn("host self", "host_self_ms", { bar: true }), timeColumn("host total", "host_total_ms"),
+    nameColumn("operator", (r) => r.name),
+    nameColumn("shapes", (r) => r.shapes),
+    countColumn("calls", "calls"),
+    timeColumn("host self", "host_self_ms", { bar: true }),
+    timeColumn("host total", "host_total_ms"),
     ...(device ? [timeColumn("device self", "device_self_ms", { bar: true }), timeColumn("device total", "device_total_ms")] : []),
   ], { filter: (r) => `${r.name} ${r.shapes ?? ""}`, sort: device ? 5 : 3 }));
 }
@@ -89,24 +123,40 @@ function operators(report) {
 function idle(report) {
   const rows = report.idle.filter((r) => r.ms_per_step > 0);
   if (!rows.length) return null;
-  return panel("idle", "Why the device was idle", sortedTable("idle causes", rows, [textColumn("cause", "cause"), timeColumn("per step", "ms_per_step", { bar: true })], { sort: 1 }));
+  const columns = [textColumn("cause", "cause"), timeColumn("per step", "ms_per_step", { bar: true })];
+  return panel("idle", "Why the device was idle", sortedTable("idle causes", rows, columns, { sort: 1 }));
 }
 
 function criticalPath(report) {
   if (!report.critical_path.length) return null;
-  return panel("critical-path", "Critical path", el("p", { class: "quiet" }, "What a step's length consists of, followed back from its end over all ranks."),
+  return panel("critical-path", "Critical path",
+    el("p", { class: "quiet" }, "What a step's length consists of, followed back from its end over all ranks."),
     sortedTable("critical path", report.critical_path, [
-      { title: "rank", get: (r) => r.rank, number: true }, textColumn("what", "what"), nameColumn("name", (r) => r.name), timeColumn("per step", "ms_per_step", { bar: true }),
+      { title: "rank", get: (r) => r.rank, show: (v) => (v < 0 ? NONE : String(v)), number: true },
+      textColumn("what", "what"),
+      nameColumn("name", (r) => r.name),
+      timeColumn("per step", "ms_per_step", { bar: true }),
       { title: "share", get: (r) => r.pct, show: (v) => pctText(v), number: true },
     ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3 }));
 }
 
 function checks(report) {
   if (!report.checks.length) return null;
-  return panel("checks", "Checks", sortedTable("checks", report.checks, [
-    { title: "status", get: (r) => r.status, show: (v) => ({ fail: "✗ fail", pass: "✓ pass" })[v] ?? "– not measured", tone: (v) => ({ fail: "high", pass: "low" })[v] },
-    textColumn("check", "id"),
-    { title: "value", get: (r) => r.value, show: (v) => (known(v) ? digits(v) : NONE), number: true },
-    textColumn("good", "good", String), textColumn("bad", "bad", String), nameColumn("why", (r) => r.reason),
-  ]));
+  return panel("checks", "Checks", checkTable(report.checks.map((check) => ({ check }))),
+    (report.guides ?? []).map((guide) => folded(`${guide.title}: ${guide.why}`, checkTable(guide.items))));
+}
+
+const STATUS = { fail: ["✗ fail", "high"], pass: ["✓ pass", "low"] };
+
+// items: { check, remedy }
+function checkTable(items) {
+  return sortedTable("checks", items, [
+    { title: "status", get: (r) => r.check.status, show: (v) => (STATUS[v] ?? ["– not measured"])[0], tone: (v) => STATUS[v]?.[1] },
+    { title: "check", get: (r) => r.check.id, show: words },
+    { title: "value", get: (r) => r.check.value, show: (v) => (known(v) ? digits(v) : NONE), number: true },
+    { title: "good", get: (r) => r.check.good },
+    { title: "bad", get: (r) => r.check.bad },
+    nameColumn("why", (r) => r.check.reason),
+    ...(items.some((r) => r.remedy) ? [nameColumn("try", (r) => r.remedy)] : []),
+  ]);
 }

@@ -80,24 +80,44 @@ function timeline(slices) {
     soon();
   }
   const found = el("output", { class: "quiet", id: "found" });
-  const rowSlider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight, on: { input: () => { view.laneHeight = Number(rowSlider.value); soon(); } } });
+  const slider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight });
+  slider.addEventListener("input", () => { view.laneHeight = Number(slider.value); soon(); });
   const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
+  const allArrows = el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } });
+  const find = el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", on: { input: (e) => search(e.target.value) } });
   listen(canvas, box, { zoom, pan, show, sliceAt, choose, timeAt, view, slices, soon });
   document.addEventListener("show-rank", (e) => showRank(e.detail));
   redrawn(draw);
-  return panel("timeline", `${slices.step === null ? "The window" : `Step ${slices.step}`}, ${slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`}: ${slices.start.length.toLocaleString("en")} slices`,
+  return panel("timeline", timelineTitle(slices),
     el("div", { class: "controls" },
-      el("label", {}, "find ", el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", on: { input: (e) => search(e.target.value) } })), found,
-      el("label", {}, "row height ", rowSlider), button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
-      members.size ? el("label", {}, el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } }), " all arrows") : null),
-    el("p", { class: "quiet", id: "timeline-help" }, "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. Click a collective for its arrivals: arrows lead from the last rank to those that waited for it. Escape clears."),
-    box, legend(KINDS.map((k, code) => [k, KIND_TEXT[k], code]).filter(([k, , code]) => (k === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code)))), said, arrivals);
+      el("label", {}, "find ", find), found, el("label", {}, "row height ", slider),
+      button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
+      members.size ? el("label", {}, allArrows, " all arrows") : null),
+    el("p", { class: "quiet", id: "timeline-help" }, HELP), box, legend(usedKinds(slices)), said, arrivals);
 }
 
-const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one step of ${timeText(s.span)}: ${s.start.length} slices. The tables below hold the same times in sum.`;
+const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. " +
+  "Click a collective for its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
+
+function timelineTitle(slices) {
+  const what = slices.step === null ? "The window" : `Step ${slices.step}`;
+  const ranks = slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`;
+  return `${what}, ${ranks}: ${slices.start.length.toLocaleString("en")} slices`;
+}
+
+function usedKinds(slices) {
+  const isUsed = (kind, code) => (kind === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code));
+  return KINDS.filter(isUsed).map((kind) => [kind, KIND_TEXT[kind]]);
+}
+
+const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one step of ${timeText(s.span)}: ${s.start.length} slices. ` +
+  "The tables below hold the same times in sum.";
 
 function sliceLines(slices, i) {
-  const lines = [`rank ${slices.ranks[slices.rank[i]]} · ${KIND_TEXT[KINDS[slices.kind[i]]]}`, `start ${timeText(slices.start[i])} · duration ${timeText(slices.dur[i])}`];
+  const lines = [
+    `rank ${slices.ranks[slices.rank[i]]} · ${KIND_TEXT[KINDS[slices.kind[i]]]}`,
+    `start ${timeText(slices.start[i])} · duration ${timeText(slices.dur[i])}`,
+  ];
   if (slices.wait[i] > 0) lines.push(`waited ${timeText(slices.wait[i])}, moved data ${timeText(slices.dur[i] - slices.wait[i])}`);
   const m = slices.match[i];
   if (m >= 0) lines.push(slices.matched.what[m], `last to arrive: rank ${slices.matched.last[m]}`);

@@ -9,7 +9,10 @@ const DIMMED = 0.25;
 function drawTimeline(canvas, slices, rows, members, view) {
   const { context, scale } = sharp(canvas, view.width, view.height);
   const palette = KINDS.map((kind) => rgb(colour(kind)));
-  const look = { palette, back: rgb(colour("panel")), selected: colour("selected"), text: colour("text"), quiet: colour("quiet"), font: "11px system-ui, sans-serif" };
+  const look = {
+    palette, back: rgb(colour("panel")), selected: colour("selected"), text: colour("text"), quiet: colour("quiet"),
+    font: "11px system-ui, sans-serif",
+  };
   const image = context.createImageData(canvas.width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packedColour(look.back));
@@ -42,7 +45,8 @@ function drawBars(pixels, canvas, slices, place, view, look, scale) {
   const perPixel = (view.t1 - view.t0) / width;
   const bottom = Math.round((view.height - AXIS) * scale);
   for (const lane of place.lanes) {
-    const from = Math.max(0, Math.round(lane.y * scale)), to = Math.min(bottom, Math.round((lane.y + view.laneHeight - (view.laneHeight > 5 ? 1 : 0)) * scale));
+    const height = view.laneHeight - (view.laneHeight > 5 ? 1 : 0);
+    const from = Math.max(0, Math.round(lane.y * scale)), to = Math.min(bottom, Math.round((lane.y + height) * scale));
     if (to <= from || lane.from === lane.to) continue;
     const line = lineOf(slices, lane, view, look, width, perPixel);
     for (let y = from; y < to; y++) pixels.set(line, y * canvas.width + left);
@@ -51,7 +55,7 @@ function drawBars(pixels, canvas, slices, place, view, look, scale) {
 
 // One line of pixels of a lane, the same for all its height.
 function lineOf(slices, lane, view, look, width, perPixel) {
-  const line = { red: new Float32Array(width), green: new Float32Array(width), blue: new Float32Array(width), full: new Float32Array(width), shown: new Float32Array(width) };
+  const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
   const strength = view.hits || view.match !== null ? DIMMED : 1;
   for (const series of lane.series) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
   const out = new Uint32Array(width);
