@@ -95,7 +95,11 @@ class Regions:
                 self._close_marks(region)
             if thread == self.training_thread:
                 span_ns = now_ns - region.since_ns
-                self._add(region.name, span_ns - region.child_ns, 1 if region.steps_old == 0 else 0)
+                total = self._totals.get(region.name)
+                if total is None:
+                    total = self._totals[region.name] = [0, 0]
+                total[0] += span_ns - region.child_ns
+                total[1] += region.steps_old == 0
                 if stack:
                     stack[-1].child_ns += span_ns
             if region.name == name:

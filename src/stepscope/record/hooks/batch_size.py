@@ -23,26 +23,25 @@ _NO_TOKENS = "the loader's batches hold no integer tensor of batch x sequence"
 
 
 class BatchSize:
-    """Counts what is loaded in each of the first steps, then looks no more."""
+    """Counts what is loaded in each of the first steps, then `looks` no more."""
 
     def __init__(self) -> None:
         self._samples = self._tokens = 0
         self._seen: Counter[tuple[int, int]] = Counter()
-        self._looks = True
+        self.looks = True
 
     def loaded(self, batch: Any) -> None:
         """Count one batch that the training loop received."""
-        if self._looks:
-            samples, tokens = size_of_batch(batch)
-            self._samples += samples
-            self._tokens += tokens
+        samples, tokens = size_of_batch(batch)
+        self._samples += samples
+        self._tokens += tokens
 
     def step_ended(self, loop: Loop) -> None:
         """Close the count of one step."""
-        if self._looks:
+        if self.looks:
             self._seen[self._samples, self._tokens] += 1
             self._samples = self._tokens = 0
-            self._looks = loop.steps < _LOOK_STEPS
+            self.looks = loop.steps < _LOOK_STEPS
 
     def facts(self) -> dict[str, Any]:
         """Return samples and tokens per step of this rank, None with a reason where unknown."""

@@ -22,7 +22,8 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
                 got_batch = True
             finally:
                 loop.data_ends(got_batch=got_batch)
-            loop.safely(batch_size.loaded, batch)
+            if batch_size.looks:
+                loop.safely(batch_size.loaded, batch)
             return batch
 
         return __next__

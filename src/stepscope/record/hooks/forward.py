@@ -106,7 +106,8 @@ class ForwardHooks:
     def step_ended(self, loop: Loop) -> None:
         """End the search after the first steps; take it up again when a step showed a backward but no forward."""
         if loop.steps >= SEARCH_STEPS:
-            self._search(wanted=False)
+            if self.search.wanted:
+                self._search(wanted=False)
             if loop.backwards > 0 and loop.forwards == 0:
                 self.search_again()
 

@@ -90,7 +90,7 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
     _put_in("backward passes", lambda: backward.install(loop, patches, sync))
     _put_in("data loading", lambda: data.install(loop, patches, batch_size))
     _put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
-    loop.on_step += [batch_size.step_ended, learned.step_ended]
+    loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
     after_import(compiler.MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
     os.register_at_fork(after_in_child=loop.in_forked_child)

@@ -24,6 +24,7 @@ from stepscope.record.undisturbed import explain, say
 
 DATA, FORWARD, BACKWARD, OPTIMIZER = 1, 2, 4, 8
 _WORK = DATA | FORWARD | BACKWARD
+FIRST_STEPS = 8  # in which those who learn about the job are told of each
 _HIDDEN_INSIDE = {DATA: _WORK, FORWARD: _WORK, BACKWARD: _WORK, OPTIMIZER: OPTIMIZER}
 _REGION = {
     DATA: regions.DATA_LOADING,
@@ -58,6 +59,7 @@ class Loop:
         self.steps = 0
         self.forwards = self.backwards = 0  # that counted in this step
         self.on_step: list[Callable[[Loop], None]] = []
+        self.on_first_steps: list[Callable[[Loop], None]] = []
         self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
         self.on_unused_batch: Callable[[], None] | None = None  # a batch is asked for and the last met nothing
         self._batch_unused = False
@@ -194,6 +196,9 @@ class Loop:
             self.recorder.step_end(at_ns=at_ns)
         for tell in self.on_step:
             tell(self)
+        if self.steps <= FIRST_STEPS:
+            for tell in self.on_first_steps:
+                tell(self)
         self.forwards = self.backwards = 0
 
     def step_may_end(self) -> int:
