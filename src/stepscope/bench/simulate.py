@@ -46,7 +46,7 @@ class Job:
     expert: int = 1
     micro_batch: int = 1
     precision: str = "fp32"
-    """fp32, or amp: computation cast to bf16"""
+    """fp32; amp: computation cast to bf16; mixed: FSDP computes in bf16 and keeps fp32 shards"""
     optimizer: str = "adam"
     checkpoint: bool = False
     foreach: bool = True
@@ -59,6 +59,8 @@ class Job:
             raise UsageError(
                 f"expected expert ranks to divide the {self.data} data ranks, and no tensor ranks, found {self.expert}"
             )
+        if self.precision == "mixed" and self.strategy == "ddp":
+            raise UsageError("expected zero2 or zero3 with mixed precision, found ddp; use amp")
 
     @property
     def world_size(self) -> int:
@@ -75,7 +77,7 @@ def simulated(job: Job) -> dict[str, Any]:
             model = Transformer(job.shape, expert_group=mesh.expert_group)
         model.checkpoint = job.checkpoint
         parameters = sum(p.numel() for p in model.parameters())
-        sync = parallelized(model, mesh, job.strategy)
+        sync = parallelized(model, mesh, job.strategy, mixed=job.precision == "mixed")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             collectives, memory = one_step(model, job, mesh, sync)
@@ -129,7 +131,7 @@ def _loss(model: nn.Module, tokens: torch.Tensor, job: Job) -> torch.Tensor:
 def _optimizer(model: nn.Module, job: Job) -> torch.optim.Optimizer:
     if job.optimizer == "adam":
         return torch.optim.AdamW(model.parameters(), foreach=job.foreach, fused=not job.foreach)
-    return torch.optim.SGD(model.parameters(), foreach=job.foreach, fused=not job.foreach)
+    return torch.optim.SGD(model.parameters())  # makes no copies either way
 
 
 def _prime(optimizer: torch.optim.Optimizer) -> None:
@@ -204,7 +206,7 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Job, str]:
     parser.add_argument("--strategy", choices=STRATEGIES, default="zero3")
     for name in ("data", "tensor", "expert", "micro-batch"):
         parser.add_argument(f"--{name}", type=int, default=1)
-    parser.add_argument("--precision", choices=("fp32", "amp"), default="fp32")
+    parser.add_argument("--precision", choices=("fp32", "amp", "mixed"), default="fp32")
     parser.add_argument("--optimizer", choices=("adam", "sgd"), default="adam")
     parser.add_argument("--checkpoint", action="store_true")
     parser.add_argument("--fused", action="store_true", help="an optimizer that makes no copies")

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -52,17 +52,22 @@ def parallel_mesh(data: int, tensor: int, expert: int = 1) -> Mesh:
     return Mesh(whole["dp"], whole["tp"] if tensor > 1 else None, expert_group, names)
 
 
-def parallelized(model: Transformer, mesh: Mesh, strategy: str) -> "DdpBuckets | None":
-    """Return DDP's buckets where the strategy has them, after spreading the model in place."""
+def parallelized(model: Transformer, mesh: Mesh, strategy: str, *, mixed: bool = False) -> "DdpBuckets | None":
+    """Return DDP's buckets where the strategy has them, after spreading the model in place.
+
+    With `mixed` FSDP gathers its fp32 weights as bf16 and reduces gradients in fp32.
+    """
     if mesh.tensor is not None:
         _split_matrices(model, mesh.tensor)
     if strategy == "ddp":
         return DdpBuckets(model, mesh.data.get_group()) if mesh.data.size() > 1 else None
     ignored = {p for layer in model.layers for p in _expert_weights(layer)} if mesh.expert_group else set()
-    reshard = strategy == "zero3"
+    given: dict[str, Any] = {"mesh": mesh.data, "ignored_params": ignored}
+    if mixed:
+        given["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for layer in model.layers:
-        fully_shard(layer, mesh=mesh.data, reshard_after_forward=reshard, ignored_params=ignored)
-    fully_shard(model, mesh=mesh.data, reshard_after_forward=False, ignored_params=ignored)
+        fully_shard(layer, reshard_after_forward=strategy == "zero3", **given)
+    fully_shard(model, reshard_after_forward=False, **given)
     return None
 
 

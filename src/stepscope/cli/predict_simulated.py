@@ -54,7 +54,7 @@ def _check(args: argparse.Namespace, model: Transformer, layout: Layout) -> None
         "--head-width": model.head_width not in (None, model.d_model // model.heads),
         "--tied-head": model.tied_head,
         f"--strategy {layout.sharding.value}": layout.sharding not in _STRATEGIES,
-        f"--precision {args.precision}": args.precision not in ("fp32", "amp"),
+        f"--precision {args.precision}": args.precision not in ("fp32", "amp", "mixed"),
         f"--optimizer {args.optimizer}": args.optimizer not in ("adam", "sgd"),
         f"--recompute {args.recompute}": args.recompute not in ("none", "blocks"),
         "a position table of another length": model.learned_positions not in (0, args.seq_len),

@@ -1,8 +1,9 @@
 """Memory of a training step on one rank: weights, gradients, optimizer, activations, and when the peak is.
 
 Bytes per weight in mixed precision with Adam, N ranks: DDP 16; ZeRO-1 4 + 12 / N; ZeRO-2 2 + 14 / N; ZeRO-3 16 / N.
-To that come what the ranks hold whole for a while (the layers being computed, DDP's buckets) and the activations.
-The peak is looked for where it can be: at the loss, after each layer's backward, in the optimizer step.
+To that come DDP's buckets and the activations. ZeRO-2 and -3 are taken as PyTorch's FSDP does them: shards in fp32, and
+whole weights beside them, all from forward to their backward (ZeRO-2) or those of a few layers at a time (ZeRO-3).
+The peak is looked for where it can be: at the loss, in each layer's backward, in the optimizer step.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ CONTEXT_BYTES = 500_000_000
 WORKSPACE_BYTES = 2 * 32 * 2**20
 """cuBLAS workspaces inside the allocator: 32 MiB for each of the threads of forward and backward (Hopper and later)"""
 _PREFETCHED = 2
-"""layers that FSDP holds whole at a time: the one computed and the next; embedding and head stay whole throughout"""
+"""layers that ZeRO-3 holds whole in backward: the one computed and the next"""
 
 
 @dataclass(frozen=True)
@@ -63,10 +64,12 @@ class _States:
     weights: float
     gradients: float
     optimizer: float
-    whole_weight: float
-    """of a weight while its layer is computed, beyond `weights`"""
-    whole_gradient: float
-    """of a gradient before it is reduced, beyond `gradients`"""
+    one_moment: float
+    """of the optimizer's moments, or of a copy it makes"""
+    whole_weight: float = 0.0
+    """of a gathered weight, beside its shard"""
+    whole_gradient: float = 0.0
+    """of a gradient before it is scattered"""
 
 
 def training_memory(
@@ -87,7 +90,8 @@ def training_memory(
     if batch.micro_batch < 1 or batch.seq_len < 1:
         raise UsageError(f"expected batch and sequence of at least 1, found {batch.micro_batch} and {batch.seq_len}")
     step = _Step(checked(model), batch, layout, _states(batch.precision, optimizer, layout), workspace_bytes)
-    moments = [*step.backward(), step.optimizer_step(copies=foreach_optimizer and optimizer is Optimizer.ADAM)]
+    copies = foreach_optimizer and optimizer is Optimizer.ADAM
+    moments = [*step.backward(), step.optimizer_step(copied=step.states.one_moment if copies else 0.0)]
     return Memory(max(moments, key=lambda m: m.total), tuple(moments))
 
 
@@ -98,26 +102,34 @@ def bytes_per_parameter(precision: Precision, optimizer: Optimizer, layout: Layo
     >>> [bytes_per_parameter(Precision.MIXED, Optimizer.ADAM, layout) for layout in layouts]
     [16.0, 7.0, 5.5, 4.0]
     """
-    states = _states(precision, optimizer, layout)
-    return states.weights + states.gradients + states.optimizer
+    n, level = layout.data, _LEVELS[layout.sharding] if layout.data > 1 else 0
+    weight, kept = float(precision.weight_bytes), _kept(precision, optimizer)
+    return (
+        (weight / n if level >= 3 else weight) + (weight / n if level >= 2 else weight) + (kept / n if level else kept)
+    )
+
+
+_LEVELS = {Sharding.DDP: 0, Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}
+
+
+def _moment(precision: Precision) -> float:
+    return 2.0 if precision is Precision.BF16 else 4.0
+
+
+def _kept(precision: Precision, optimizer: Optimizer) -> float:
+    """Return what an optimizer keeps per weight: moments, and its own copy in mixed precision."""
+    return precision.master_bytes + _moment(precision) * optimizer.moments
 
 
 def _states(precision: Precision, optimizer: Optimizer, layout: Layout) -> _States:
-    n = layout.data
-    weight = float(precision.weight_bytes)
-    moment = 2 if precision is Precision.BF16 else 4
-    kept = float(precision.master_bytes + moment * optimizer.moments)
-    level = {Sharding.DDP: 0, Sharding.ZERO1: 1, Sharding.ZERO2: 2, Sharding.ZERO3: 3}[layout.sharding]
-    if n == 1:
-        level = 0
-    sharded_weight = level == 3
-    return _States(
-        weights=weight / n if sharded_weight else weight,
-        gradients=weight / n if level >= 2 else weight,
-        optimizer=kept / n if level >= 1 else kept,
-        whole_weight=weight if sharded_weight else 0.0,
-        whole_gradient=weight if level >= 2 else 0.0,
-    )
+    n, level = layout.data, _LEVELS[layout.sharding] if layout.data > 1 else 0
+    weight, kept = float(precision.weight_bytes), _kept(precision, optimizer)
+    spread = n if level else 1
+    if level < 2:
+        return _States(weight, weight, kept / spread, _moment(precision) / spread)
+    shard = max(weight, float(precision.master_bytes)) / n  # FSDP's shards are what the optimizer updates
+    moments = (kept - precision.master_bytes) / n
+    return _States(shard, shard, moments, _moment(precision) / n, weight, weight)
 
 
 class _Step:
@@ -140,43 +152,49 @@ class _Step:
         kept = [kept_bytes(self.model, self.batch, tensor=t, layer=i) * self.in_flight for i in layers]
         full = [layer_bytes(self.model, self.batch, tensor=t, layer=i) for i in layers]
         head_kept, loss = head_bytes(self.model, self.batch, tensor=t)
-        yield self._moment("loss", sum(kept) + head_kept + self._cast(len(layers), head=True), loss, 0)
+        yield self._moment("loss", sum(kept) + head_kept + self._cast(len(layers), head=True), loss, 0, len(layers))
         done = self.counts.head + self.counts.final_norm
         gradient_in = self.batch.tokens * self.batch.precision.residual_bytes * self.model.d_model
         for i in reversed(layers):
             working = gradient_in + full[i] / 2 + (full[i] if self.again else 0)
-            yield self._moment(f"backward of layer {i}", sum(kept[: i + 1]) + self._cast(i + 1), working, done)
+            yield self._moment(f"backward of layer {i}", sum(kept[: i + 1]) + self._cast(i + 1), working, done, i + 1)
             done += self.counts.layers[i]
 
-    def optimizer_step(self, *, copies: bool) -> Moment:
-        """Return what is held in the optimizer step: all gradients, and a copy of the weights where it makes one."""
+    def optimizer_step(self, *, copied: float) -> Moment:
+        """Return what is held in the optimizer step: all gradients, and the bytes per weight that it copies."""
         s, total = self.states, self.counts.total
-        temporary = total * s.optimizer / 2 if copies else 0.0
         return Moment(
             when="optimizer step",
             parameters=total * s.weights,
             gradients=total * s.gradients,
             optimizer=total * s.optimizer,
             activations=0.0,
-            temporary=temporary + self.always_temporary,
+            temporary=total * copied + self.always_temporary,
         )
 
-    def _moment(self, when: str, kept: float, working: float, reduced: int) -> Moment:
+    def _moment(self, when: str, kept: float, working: float, reduced: int, layers_left: int) -> Moment:
         s, total, largest = self.states, self.counts.total, max(self.counts.layers)
-        ends = total - sum(self.counts.layers)
         accumulated = total if self.layout.micro_batches > 1 else reduced
         return Moment(
             when=when,
-            parameters=total * s.weights + (ends + _PREFETCHED * largest) * s.whole_weight,
+            parameters=total * s.weights + self._gathered(layers_left, bool(reduced)) * s.whole_weight,
             gradients=accumulated * s.gradients + ((self.counts.head + largest) * s.whole_gradient if reduced else 0.0),
             optimizer=total * s.optimizer,
             activations=kept,
             temporary=working + self.always_temporary,
         )
 
+    def _gathered(self, layers_left: int, in_backward: bool) -> int:
+        """Return the weights that are held whole: embedding and head throughout, and some of the layers."""
+        layers = self.counts.layers
+        ends = self.counts.total - sum(layers)
+        if self.layout.sharding is Sharding.ZERO2:
+            return ends + sum(layers[:layers_left])
+        return ends + (_PREFETCHED * max(layers) if in_backward else 0)
+
     def _cast(self, layers: int, *, head: bool = False) -> float:
         """Return the 16-bit copies of matrices that autocast keeps until the backward of their layer."""
-        if self.batch.precision is not Precision.AMP or self.states.whole_weight:
+        if self.batch.precision is not Precision.AMP:
             return 0.0
         matrices = 0 if self.again else sum(self.counts.layers[:layers])
         return 2.0 * (matrices + (self.counts.head if head else 0))
