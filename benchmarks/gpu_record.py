@@ -242,7 +242,9 @@ def light_overhead(args: argparse.Namespace, left_s: float) -> dict:
         if not result.exists():
             raise RuntimeError(done.stderr[-1200:] or done.stdout[-1200:])
         found = json.loads(result.read_text())
-    return {name: found[name] for name in ("step_ms", "bottom_up", "measured", "window")} | {"text": done.stdout}
+    return {name: found[name] for name in ("step_ms", "warm", "bottom_up", "measured", "window")} | {
+        "text": done.stdout
+    }
 
 
 # ---- shown

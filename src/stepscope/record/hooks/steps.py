@@ -124,7 +124,7 @@ class StepFinder:
             self._end(None)
 
     def _work_begins(self) -> bool:
-        if not self._stepped and not self._changed_by_hand():
+        if not self._stepped and (self._seen or not self._changed_by_hand()):
             return False
         if self._complete():
             self._end(None)
