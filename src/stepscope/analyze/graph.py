@@ -261,6 +261,9 @@ def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
 def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
     """Make a repetition's host and streams follow on from those of the repetition before."""
     edges.add(nodes.host(rank, copy - 1)[-1:], nodes.host(rank, copy)[:1])
+    if program.tail_released_by != NOTHING:
+        released = nodes.device(rank, copy - 1)[program.tail_released_by :][:1]
+        edges.add(released, int(nodes.host(rank, copy)[0]))
     followed = np.zeros(len(program), bool)
     followed[program.stream_predecessor[program.stream_predecessor != NOTHING]] = True
     last = np.flatnonzero(~followed)

@@ -31,6 +31,7 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     edges = np.concatenate(([first_ns], c.issue_ns[rows], [last_ns]))
     edges = np.maximum.accumulate(edges)
     parts = _parts(rank, edges[:-1], edges[1:])
+    released_by = _released_by(rank, rows, edges)
     return Program(
         device_index=rows,
         step=np.searchsorted(numbers, rank.steps.number[c.step[rows]]).astype(np.int32),
@@ -42,11 +43,12 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         stream=np.full(len(rows), _GLOO_STREAM, np.int64),
         stream_predecessor=np.arange(-1, len(rows) - 1),
         waits_for=((),) * len(rows),
-        released_by=_released_by(rank, rows, edges),
+        released_by=released_by[:-1],
         latency_ns=0,
         queued_gap_ns={},
         begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
         backlog_ns={},
+        tail_released_by=int(released_by[-1]),
     )
 
 
@@ -60,11 +62,13 @@ def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
 
 
 def _released_by(rank: Rank, rows: Int64s, edges: Int64s) -> Int64s:
-    """Return for each item the last collective that ended while the host waited before asking for it."""
-    out = np.full(len(rows), NOTHING, np.int64)
+    """Return for each item the last collective that ended while the host waited before asking for it; one more for
+    waiting after the last item.
+    """
+    out = np.full(len(rows) + 1, NOTHING, np.int64)
     end = rank.collectives.end_ns[rows]
     waiting = subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
-    waited = covered_ns(waiting, edges[:-2], edges[1:-1])
+    waited = covered_ns(waiting, edges[:-1], edges[1:])
     for item in np.flatnonzero(waited > 0).tolist():
         done = np.flatnonzero((end[:item] > edges[item]) & (end[:item] <= edges[item + 1]))
         if len(done):

@@ -63,6 +63,8 @@ class Program:
     """`(item, other, lag_ns)`: the item cannot start before so long after the end of the other"""
     backlog_ns: dict[int, int] = field(default_factory=dict)
     """by stream: until when after `begin_ns` it was busy with work from before the window"""
+    tail_released_by: int = NOTHING
+    """operation that the host waited for after the last launch, before the last step ended"""
 
     def __len__(self) -> int:
         return len(self.device_index)
@@ -102,7 +104,7 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     rows, launched = rows[order], launched[order]
     first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
     edges = np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
-    released_by, lag = _releases(rank, launched, work.end_ns[rows])
+    released_by, lag = _releases(rank, launched, work.end_ns[rows], last_ns)
     parts = host_parts(rank, edges[:-1], edges[1:])
     stream = np.unique(np.stack((work.device[rows], work.stream[rows])), axis=1, return_inverse=True)[1].reshape(-1)
     predecessor, waits_for = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
@@ -110,19 +112,20 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     return Program(
         device_index=rows,
         step=np.searchsorted(numbers, rank.steps.number[work.step[rows]]).astype(np.int32),
-        host=parts.part(slice(0, len(rows))).plus_own(lag),
-        tail=parts.part(slice(len(rows), len(rows) + 1)),
+        host=parts.part(slice(0, len(rows))).plus_own(lag[:-1]),
+        tail=parts.part(slice(len(rows), len(rows) + 1)).plus_own(lag[-1:]),
         duration_ns=_durations(shared, index, rows),
         kind=work.kind[rows],
         collective=_collective_rows(rank, rows),
         stream=stream,
         stream_predecessor=predecessor,
         waits_for=waits_for,
-        released_by=released_by,
+        released_by=released_by[:-1],
         latency_ns=latency,
         queued_gap_ns=_queued_gaps(rank, rows, launched + latency, predecessor, waits_for),
         begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
         backlog_ns=_backlog(rank, rows, stream, first_ns),
+        tail_released_by=int(released_by[-1]),
     )
 
 
@@ -190,17 +193,18 @@ def _stream_predecessors(stream: Int64s) -> Int64s:
     return out
 
 
-def _releases(rank: Rank, launched: Int64s, end_ns: Int64s) -> tuple[Int64s, Int64s]:
-    """Return for each item the operation that the host waited for just before it, and what it took to return.
+def _releases(rank: Rank, launched: Int64s, end_ns: Int64s, last_ns: int) -> tuple[Int64s, Int64s]:
+    """Return for each item the operation that the host waited for just before it, and what it took to return; one
+    more for waiting between the last item and the end of the last step at `last_ns`.
 
     Which operation that was is read off the clock: the last one to end before the call returned.
     """
-    released_by = np.full(len(launched), NOTHING, np.int64)
-    lag = np.zeros(len(launched), np.int64)
+    released_by = np.full(len(launched) + 1, NOTHING, np.int64)
+    lag = np.zeros(len(launched) + 1, np.int64)
     for start, end in zip(*blocked_host(rank, synchronisations_only=True), strict=True):
         asked = int(np.searchsorted(launched, start, side="right"))
         following = int(np.searchsorted(launched, end, side="left"))
-        if not asked or following >= len(launched):
+        if not asked or start >= last_ns:
             continue
         low = max(0, asked - 4096)
         ends = end_ns[low:asked]

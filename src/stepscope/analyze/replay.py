@@ -120,6 +120,7 @@ def _same_waits(a: Program, b: Program) -> bool:
         a.stream_predecessor is b.stream_predecessor
         and a.waits_for is b.waits_for
         and a.released_by is b.released_by
+        and a.tail_released_by == b.tail_released_by
         and a.also_after is b.also_after
         and a.queued_gap_ns is b.queued_gap_ns
     )

@@ -41,7 +41,11 @@ def without_allocator(replay: Replay) -> Replay:
 
 def without_syncs(replay: Replay) -> Replay:
     """Return the run in which the host never waits for the device."""
-    return rebuilt(replay, [replace(p, released_by=np.full(len(p), NOTHING, np.int64)) for p in replay.programs])
+
+    def unreleased(p: Program) -> Program:
+        return replace(p, released_by=np.full(len(p), NOTHING, np.int64), tail_released_by=NOTHING)
+
+    return rebuilt(replay, [unreleased(p) for p in replay.programs])
 
 
 def without_work(replay: Replay, chosen: Chosen) -> Replay:
