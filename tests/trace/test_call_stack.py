@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.trace import scanner
-from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.scanner import call_stack, call_stack_parents
 
 Rows = list[tuple[int, int, int]]
 
@@ -44,7 +43,7 @@ def test_event_that_starts_where_another_ends_is_beside_it() -> None:
 
 
 def test_long_input_is_followed_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 3 * scanner._CHUNK_ROWS // 2
+    count = 3 * call_stack.CHUNK_ROWS // 2
     start = np.arange(count, dtype=np.int64)
     end = 10 * count - start
     found = call_stack_parents(np.zeros(count, np.int64), start, end)

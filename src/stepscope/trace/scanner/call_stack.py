@@ -1,0 +1,32 @@
+"""Call-stack parents of events, by a real stack in the scanner's module."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.scanner.wasm import Exhausted, Instance
+
+CHUNK_ROWS = 1 << 16
+"""as in call_stack.h"""
+
+
+def call_stack_parents(
+    thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return for each row the innermost row of its thread that encloses it, or -1.
+
+    Rows must be sorted by (thread, start, end descending). Of equal intervals the earlier row is the parent. An
+    interval that begins where another ends is not enclosed by it. Where A and B cross (A starts first and ends
+    inside B), neither is the other's child, and what lies in both belongs to B.
+    """
+    wasm = Instance()
+    chunk = wasm.call("stack_chunk")
+    parents = np.empty(len(thread), np.int64)
+    for first in range(0, len(thread), CHUNK_ROWS):
+        rows = slice(first, min(first + CHUNK_ROWS, len(thread)))
+        count = rows.stop - rows.start
+        for i, column in enumerate((thread, start, end)):
+            wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
+        if not wasm.call("stack_parents", count, first):
+            raise Exhausted("call stack too deep: expected less than 100 million events inside each other")
+        parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
+    return parents

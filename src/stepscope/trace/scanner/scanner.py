@@ -1,0 +1,97 @@
+"""A parser of trace events: blocks of text in, rows of columns out."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, Parsed, Rows, Status, Text, TextFlags
+from stepscope.trace.scanner.wasm import Exhausted, Instance
+from stepscope.trace.schema import ARGS, DENSE
+
+_ROW_CAPACITY = 1 << 15
+"""as in columns.h"""
+_SALVAGED_BYTES = 1 << 16
+"""the end of a file whose events do not end properly: there may be fields in it"""
+_DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
+
+_EXHAUSTED = (
+    "more distinct strings than can be kept (4 million, or 512 MB of them); expected names to repeat; "
+    "record fewer steps, or without stacks and shapes"
+)
+
+
+class Scanner:
+    """A parser of trace events with its own table of strings."""
+
+    def __init__(self) -> None:
+        self._wasm = Instance()
+        self._input = self._length = self._capacity = 0
+        self._require(self._wasm.call("setup"))
+        self._columns = [self._wasm.call("column_at", i) for i in range(len(DENSE))]
+        self._result = self._wasm.call("result_at")
+        self._arg_counts = self._wasm.call("arg_counts_at")
+        self._arg_rows = self._wasm.call("arg_rows_at")
+        self._arg_values = self._wasm.call("arg_values_at")
+        keys = [(k.encode(), number, c.kind.value) for number, c in enumerate(ARGS) for k in c.keys]
+        self.put(b"".join(bytes((len(text), column, kind)) + text for text, column, kind in keys))
+        self._require(self._wasm.call("configure_keys", len(keys)))
+        self._length = 0
+
+    def put(self, piece: Buffer) -> None:
+        """Add a piece to the block that will be parsed next."""
+        length = self._length + len(piece)
+        if length > self._capacity:
+            self._capacity = 2 * length
+            self._input = self._wasm.call("input_buffer", self._capacity, self._length)
+            self._require(self._input)
+        self._wasm.view(self._input + self._length, "uint8", len(piece))[:] = np.frombuffer(piece, np.uint8)
+        self._length = length
+
+    def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> Parsed:
+        """Parse the block that was put; `sink` is called with its rows, as often as they fill the columns."""
+        length, self._length = self._length, 0
+        totals = Counts()
+        first_bad = None
+        position = 0
+        status = Status.ROWS_FULL
+        while status == Status.ROWS_FULL:
+            status = Status(self._wasm.call("parse", length, position, int(flags)))
+            rows, position, lost, cut, *counts, bad_at, has_bad = self._wasm.view(self._result, "uint32", 11).tolist()
+            totals = totals.plus(counts)
+            if has_bad and first_bad is None:
+                first_bad = bad_at
+            if rows:
+                sink(self._rows(rows))
+            flags &= ~Flags.LOST
+        if status == Status.EXHAUSTED:
+            raise Exhausted(_EXHAUSTED)
+        ended = status == Status.ARRAY_END
+        if Flags.FINAL in flags and not ended:
+            position = min(position, max(0, length - _SALVAGED_BYTES))
+        rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
+        return Parsed(rest, ended, bool(lost), bool(cut), totals, first_bad)
+
+    def texts(self) -> list[Text]:
+        """Return all distinct texts seen so far, by their number."""
+        count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()
+        table = self._wasm.view(address, "uint32", 3 * count).reshape(count, 3).tolist()
+        memory: Any = self._wasm.memory().data
+        return [Text(bytes(memory[at : at + length]), TextFlags(flags)) for at, length, flags in table]
+
+    def _rows(self, count: int) -> Rows:
+        view = self._wasm.view
+        columns = [view(at, dtype, count) for at, dtype in zip(self._columns, _DENSE_DTYPES, strict=True)]
+        args = {}
+        for column, n in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
+            if n:
+                args[column] = (
+                    view(self._arg_rows + column * _ROW_CAPACITY * 4, "uint32", n),
+                    view(self._arg_values + column * _ROW_CAPACITY * 8, "int64", n),
+                )
+        return Rows(columns, args)
+
+    @staticmethod
+    def _require(success: int) -> None:
+        if not success:
+            raise Exhausted(_EXHAUSTED)

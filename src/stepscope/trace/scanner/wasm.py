@@ -1,0 +1,71 @@
+"""The scanner's WebAssembly module: compiled once per process, one instance with its own memory per scanner."""
+
+import ctypes
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import wasmtime
+
+from stepscope.errors import InputError
+
+WASM = Path(__file__).with_name("scanner.wasm")
+
+
+class Exhausted(InputError):
+    """A file needs more memory than an instance may have."""
+
+
+@cache
+def _module(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
+    """Return the compiled module. A frugal one reserves no addresses ahead, and so has to check every access."""
+    config = wasmtime.Config()
+    config.parallel_compilation = False  # one small module: threads cost more than they save
+    if frugal:
+        config.memory_reservation = config.memory_guard_size = 0
+        config.memory_reservation_for_growth = 1 << 24
+    engine = wasmtime.Engine(config)
+    return engine, wasmtime.Module(engine, WASM.read_bytes())
+
+
+@cache
+def version() -> str:
+    """Return a digest of the scanner's code."""
+    return hashlib.sha256(WASM.read_bytes()).hexdigest()[:16]
+
+
+class Instance:
+    """One instance of the module and a view of its memory."""
+
+    def __init__(self) -> None:
+        try:
+            self._start(frugal=False)
+        except wasmtime.WasmtimeError:  # address space is limited (ulimit -v): 4 GB of it are reserved per instance
+            self._start(frugal=True)
+        self._memory: npt.NDArray[np.uint8] | None = None
+
+    def _start(self, *, frugal: bool) -> None:
+        engine, module = _module(frugal=frugal)
+        self._store = wasmtime.Store(engine)
+        self._exports = wasmtime.Instance(self._store, module, []).exports(self._store)
+
+    def call(self, name: str, *args: int) -> int:
+        """Return what an exported function returns; addresses come back unsigned."""
+        self._memory = None  # a call may let the memory grow
+        return int(self._exports[name](self._store, *args)) & 0xFFFFFFFF
+
+    def memory(self) -> npt.NDArray[np.uint8]:
+        """Return a view of all memory, valid until the next call."""
+        if self._memory is None:
+            exported = self._exports["memory"]
+            start = ctypes.addressof(exported.data_ptr(self._store).contents)
+            raw: Any = (ctypes.c_uint8 * exported.data_len(self._store)).from_address(start)
+            self._memory = np.frombuffer(raw, np.uint8)
+        return self._memory
+
+    def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """Return a view of `count` values in memory, valid until the next call."""
+        return self.memory()[address : address + count * np.dtype(dtype).itemsize].view(dtype)
