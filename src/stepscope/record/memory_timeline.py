@@ -1,7 +1,8 @@
 """Memory through a step (`--memory`): a labelled snapshot at both edges of every region, and the peak by category.
 
-Outside the window only the allocator's counters are read at region edges, to know *where* the peak last rose. In the
-window each edge is a full snapshot with the bytes per category. It ends as `rank00000.memory.jsonl`:
+Two steps are looked at closely, outside the profiled window, because a close look takes milliseconds; their lines in
+the step log say `profiled`, so that nobody takes them for undisturbed. Before them only the allocator's counters are
+read at region edges, to know *where* the peak last rose. It ends as `rank00000.memory.jsonl`:
 
     {"kind": "snapshot", "step": 10, "label": "end forward_pass", "allocated_bytes": ..., "parameters_bytes": ...}
     {"kind": "peak", "peak_bytes": ..., "activations_bytes": ..., "between": ["begin backward_pass", ...]}
@@ -23,39 +24,31 @@ from stepscope.record.memory_categories import CATEGORIES, Storage, at_peak, liv
 from stepscope.run_folder import rank_file, written_whole
 
 _MOST_SNAPSHOTS = 2_000
-_FIRST_STEP, _LAST_STEP = 2, 5  # looked at closely where there is no window
+_CLOSE_STEPS = 2
 NO_DEVICE = "the host's allocator keeps no counters: activations and temporary memory are known on CUDA only"
 
 
 class MemoryTimeline:
-    """A sampler that follows regions. `stats`, `snapshot` and `objects` are how memory is looked at.
-
-    Light mode has no window: there a few early steps are looked at closely.
-    """
+    """A sampler that follows regions. `stats`, `snapshot` and `objects` are how memory is looked at."""
 
     def __init__(
         self,
         *,
+        first_step: int,
         stats: Callable[[], Mapping[str, Any]] = device_stats,
         snapshot: Callable[[str], MemorySnapshot] = memory_snapshot,
         objects: Callable[[], tuple[list[Any], list[Any]]] = live_objects,
-        has_window: bool = True,
     ) -> None:
         self._stats, self._snapshot, self._objects = stats, snapshot, objects
         self._step = 0
-        self._has_window = has_window
-        self._in_window = False
+        self._first_step, self._last_step = first_step, first_step + _CLOSE_STEPS
+        self._looks_closely = False
         self._models: tuple[list[Any], list[Any]] = ([], [])
         self._storages: list[Storage] = []
         self._lines: list[dict[str, Any]] = []
         self._last_edge = "start"
         self._peak_bytes = 0
         self._peak_between = ("start", "start")
-
-    def on_window_start(self) -> None:
-        """Find the models and optimizers, and look closely from here on."""
-        self._in_window = True
-        self._models = self._objects()
 
     def on_region_begin(self, name: str) -> None:
         """Look at the memory where a region begins."""
@@ -66,23 +59,21 @@ class MemoryTimeline:
         self._edge(f"end {name}")
 
     def on_step_end(self, step: int) -> dict[str, Any]:
-        """Count steps; the step log's own memory numbers come from `MemorySampler`."""
+        """Return that this step was disturbed, where it was; the log's own memory is `MemorySampler`'s."""
+        if self._step >= self._last_step:
+            return {}
         self._edge("end of step")
+        was_close = self._looks_closely
         self._step = step + 1
-        if not self._has_window and self._step == _FIRST_STEP:
-            self.on_window_start()
-        elif not self._has_window and self._step == _LAST_STEP:
-            self.on_window_end()
-        return {}
-
-    def on_window_end(self) -> None:
-        """Stop looking closely; remember whose the addresses are, and let go of the models."""
-        self._in_window = False
-        self._storages = storages_of(self._models[0], optimizers=self._models[1])
-        self._models = ([], [])
+        if self._step == self._first_step:
+            self._models = self._objects()
+            self._looks_closely = True
+        elif self._step == self._last_step:
+            self._let_go()
+        return {"profiled": True} if was_close else {}
 
     def on_close(self, folder: str | Path, rank: int) -> None:
-        """Write once more, with what came after the window."""
+        """Write it where there was no window."""
         self.after_window(folder, rank)
 
     def after_window(self, folder: str | Path, rank: int) -> None:
@@ -94,12 +85,20 @@ class MemoryTimeline:
         with written_whole(path) as f:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
+    def _let_go(self) -> None:
+        """Remember whose the addresses are; the models are not ours to keep."""
+        self._looks_closely = False
+        self._storages = storages_of(self._models[0], optimizers=self._models[1])
+        self._models = ([], [])
+
     def _edge(self, label: str) -> None:
+        if self._step >= self._last_step:
+            return
         peak = (self._stats().get("allocated_bytes") or {"all": {"peak": 0}})["all"]["peak"]
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_between = peak, (self._last_edge, label)
         self._last_edge = label
-        if self._in_window and len(self._lines) < _MOST_SNAPSHOTS:
+        if self._looks_closely and len(self._lines) < _MOST_SNAPSHOTS:
             self._lines.append(self._line(label))
 
     def _line(self, label: str) -> dict[str, Any]:
@@ -127,5 +126,5 @@ class MemoryTimeline:
 
     def _why_no_peak(self) -> str:
         if any(row["allocated_bytes"] is not None for row in self._lines):
-            return f"the peak lies between '{' and '.join(self._peak_between)}', which is not in the window"
+            return f"the peak lies between '{' and '.join(self._peak_between)}', which was not looked at closely"
         return NO_DEVICE

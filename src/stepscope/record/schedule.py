@@ -55,3 +55,10 @@ def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
         elif step == config.repeat * cycle_steps:
             busy.append(step)
     return min(busy, default=None)
+
+
+def close_look_at_memory(config: RecordConfig) -> int:
+    """Return the first of the two unprofiled steps whose memory is looked at closely: early, else after the windows."""
+    if config.light or config.wait >= 4:
+        return 2
+    return (config.wait + config.warmup + config.active) * config.repeat + 2

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.record.config import RecordConfig
+from stepscope.record.schedule import close_look_at_memory
 from stepscope.record.undisturbed import explain, say
 
 
@@ -13,7 +14,7 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (True, "memory", _memory),
         (config.collectives, "live collectives", _collectives),
         (config.telemetry, "device telemetry", _telemetry),
-        (config.memory, "memory through the step", lambda: _timeline(has_window=not config.light)),
+        (config.memory, "memory through the step", lambda: _timeline(config)),
         (config.memory or config.memory_history, "memory history", _history),
         (config.nccl_log, "NCCL's log", _nccl_log),
     ]
@@ -47,10 +48,10 @@ def _telemetry() -> Any:
     return Telemetry()
 
 
-def _timeline(*, has_window: bool) -> Any:
+def _timeline(config: RecordConfig) -> Any:
     from stepscope.record.memory_timeline import MemoryTimeline
 
-    return MemoryTimeline(has_window=has_window)
+    return MemoryTimeline(first_step=close_look_at_memory(config))
 
 
 def _history() -> Any:
