@@ -39,14 +39,14 @@ class Mesh:
         return loss_parallel() if self.tensor is not None else contextlib.nullcontext()
 
 
-def parallel_mesh(data: int, tensor: int, expert: int = 1) -> Mesh:
+def parallel_mesh(data: int, tensor: int, expert: int = 1, *, device: str = "cpu") -> Mesh:
     """Return the mesh of a job; every rank of the default group has to call it."""
-    whole = init_device_mesh("cpu", (data, tensor), mesh_dim_names=("dp", "tp"))
+    whole = init_device_mesh(device, (data, tensor), mesh_dim_names=("dp", "tp"))
     names = {tuple(dist.get_process_group_ranks(whole["tp"].get_group())): "tp"} if tensor > 1 else {}
     names[tuple(dist.get_process_group_ranks(whole["dp"].get_group()))] = "dp"
     expert_group = None
     if expert > 1:
-        inner = init_device_mesh("cpu", (data // expert, expert), mesh_dim_names=("replica", "ep"))
+        inner = init_device_mesh(device, (data // expert, expert), mesh_dim_names=("replica", "ep"))
         expert_group = inner["ep"].get_group()
         names = {**names, tuple(dist.get_process_group_ranks(expert_group)): "ep"}
     return Mesh(whole["dp"], whole["tp"] if tensor > 1 else None, expert_group, names)

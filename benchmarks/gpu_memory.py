@@ -1,0 +1,267 @@
+"""Predicted against measured peak memory: DDP, FSDP2 as ZeRO-2 and -3, with and without checkpointing, Adam and SGD.
+
+    python benchmarks/gpu_memory.py --out results          (one GPU is enough: two NCCL ranks share it)
+
+Every case runs three training steps of a GPT; the third one's peak is what is predicted, by formula and by a simulated
+step. `results/` then holds `gpu_memory.json` and `gpu_memory.md`. Needs torch and numpy; takes a few minutes.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+SRC = HERE.parent / "src"
+sys.path[:0] = [str(SRC), str(HERE)]
+
+from gpu_record import shared_device  # noqa: E402
+
+RANKS = 2
+SHAPE = {"layers": 12, "d-model": 1024, "heads": 16, "vocab": 32768, "seq-len": 1024}
+TINY = {"layers": 2, "d-model": 64, "heads": 4, "vocab": 512, "seq-len": 32}
+MICRO_BATCH = 8
+RANK_TIMEOUT_S, SIMULATE_TIMEOUT_S = 240, 120
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train."""
+
+    strategy: str
+    precision: str
+    checkpoint: bool
+    optimizer: str
+
+    @property
+    def name(self) -> str:
+        """Return what the table calls it."""
+        again = "checkpointed" if self.checkpoint else "plain"
+        return f"{self.strategy} {self.precision}, {again}, {self.optimizer}"
+
+
+CASES = [
+    Case(strategy, precision, checkpoint, optimizer)
+    for strategy, precision in (("ddp", "amp"), ("zero2", "mixed"), ("zero3", "mixed"), ("zero3", "fp32"))
+    for checkpoint in (False, True)
+    for optimizer in ("adam", "sgd")
+]
+
+
+# ---- one rank of the real job
+
+
+def rank_main(rank: int, folder: str, device: str) -> None:
+    """Run all cases and leave their peaks in a file."""
+    import torch
+    import torch.distributed as dist
+
+    on_gpu = device == "cuda"
+    backend = "nccl" if on_gpu else "gloo"
+    if on_gpu:
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    peaks = {}
+    for case in CASES:
+        try:
+            peaks[case.name] = peak_bytes(case, device)
+        except Exception as error:  # noqa: BLE001 - one case that fails must not take the others with it
+            peaks[case.name] = f"{type(error).__name__}: {str(error)[-300:]}"
+        if rank == 0:
+            Path(folder, "peaks.json").write_text(json.dumps(peaks))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def peak_bytes(case: Case, device: str) -> int:
+    """Return the allocator's peak in the third step."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from stepscope.bench.simulate_model import Transformer
+    from stepscope.bench.simulate_parallel import parallelized
+
+    gc.collect()
+    shape, micro_batch = model_shape(device)
+    model = Transformer(shape).to(device)
+    model.checkpoint = case.checkpoint
+    if case.strategy == "ddp":
+        trained = DistributedDataParallel(model)
+    else:
+        parallelized(model, data_mesh(device), case.strategy, mixed=case.precision == "mixed")
+        trained = model
+    optimizer = (
+        torch.optim.AdamW(model.parameters(), fused=True)
+        if case.optimizer == "adam"
+        else torch.optim.SGD(model.parameters(), lr=0.01)
+    )
+    tokens = torch.randint(0, shape.vocab, (micro_batch, shape.seq_len), device=device)
+    for step in range(3):
+        if step == 2 and device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        train(trained, optimizer, tokens, case, device)
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
+    del trained, model, optimizer
+    gc.collect()
+    torch.cuda.empty_cache()
+    return peak
+
+
+@cache
+def data_mesh(device: str) -> Any:
+    """Return the mesh of all ranks, made once: each one has communicators of its own."""
+    from stepscope.bench.simulate_parallel import parallel_mesh
+
+    return parallel_mesh(RANKS, 1, device=device)
+
+
+def train(model: Any, optimizer: Any, tokens: Any, case: Case, device: str) -> None:
+    import torch
+    import torch.nn.functional as F
+
+    amp = torch.autocast(device, torch.bfloat16) if case.precision == "amp" else contextlib.nullcontext()
+    with amp:
+        loss = F.cross_entropy(model(tokens).float().flatten(0, 1), tokens.flatten())
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def model_shape(device: str) -> tuple[Any, int]:
+    from stepscope.bench.simulate_model import Shape
+
+    given = SHAPE if device == "cuda" else TINY
+    numbers = {name.replace("-", "_"): value for name, value in given.items()}
+    return Shape(**numbers, mlp_width=4 * given["d-model"]), MICRO_BATCH if device == "cuda" else 2
+
+
+# ---- predictions
+
+
+def by_formula(case: Case, device: str) -> float:
+    from stepscope.cost.memory import training_memory
+    from stepscope.cost.memory_activations import Batch
+    from stepscope.cost.model_flops import Recompute, Transformer
+    from stepscope.cost.parallel_layout import Layout, Optimizer, Precision, Sharding
+
+    shape, micro_batch = model_shape(device)
+    model = Transformer(
+        layers=shape.layers, d_model=shape.d_model, heads=shape.heads, vocab=shape.vocab, mlp_width=shape.mlp_width,
+        learned_positions=shape.seq_len, norm_bias=True,
+    )  # fmt: skip
+    again = Recompute.BLOCKS if case.checkpoint else Recompute.NONE
+    batch = Batch(micro_batch, shape.seq_len, Precision(case.precision), again)
+    layout = Layout(data=RANKS, sharding=Sharding(case.strategy))
+    found = training_memory(model, batch, layout=layout, optimizer=Optimizer(case.optimizer), foreach_optimizer=False)
+    return found.peak_bytes
+
+
+def by_simulation(case: Case, device: str, folder: Path) -> float | None:
+    """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
+    from stepscope.cost.memory import WORKSPACE_BYTES
+    from stepscope.cost.strategy_simulated import load_simulated
+
+    out = folder / f"{case.name.replace(' ', '_').replace(',', '')}.json"
+    shape, micro_batch = model_shape(device)
+    command = [sys.executable, "-m", "stepscope.bench.simulate", "--out", str(out), "--fused"]
+    for name in SHAPE:
+        command += [f"--{name}", str(getattr(shape, name.replace("-", "_")))]
+    command += ["--strategy", case.strategy, "--precision", case.precision, "--optimizer", case.optimizer]
+    command += ["--data", str(RANKS), "--micro-batch", str(micro_batch), *(["--checkpoint"] if case.checkpoint else [])]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=SIMULATE_TIMEOUT_S)
+    if done.returncode:
+        print(f"simulation of {case.name} failed: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return load_simulated(out).peak_bytes + WORKSPACE_BYTES
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{SRC}:{HERE}", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **more}
+
+
+# ---- the table
+
+
+def measured(device: str, folder: Path) -> dict[str, Any]:
+    """Return the peaks of rank 0 by case; ranks on one GPU pass for ranks on different hosts."""
+    ranks = []
+    for rank in range(RANKS):
+        hosts = {"NCCL_HOSTID": f"host{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+        command = [sys.executable, __file__, "--rank", str(rank), "--folder", str(folder), "--device", device]
+        ranks.append(subprocess.Popen(command, env=environment(**hosts)))
+    try:
+        for process in ranks:
+            process.wait(timeout=RANK_TIMEOUT_S)
+    finally:
+        for process in ranks:
+            process.kill()
+    peaks = folder / "peaks.json"
+    return json.loads(peaks.read_text()) if peaks.exists() else {}
+
+
+def rows(device: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as scratch, shared_device(device) as sharing:
+        folder = Path(scratch)
+        print(f"ranks share the device: {sharing}", file=sys.stderr)
+        peaks = measured(device, folder)
+        with ThreadPoolExecutor(max_workers=max(1, min(8, (os.cpu_count() or 2) // 2))) as pool:
+            simulated = list(pool.map(lambda case: by_simulation(case, device, folder), CASES))
+        return [
+            {
+                "case": case.name,
+                "measured": peaks.get(case.name, "not run"),
+                "formula": by_formula(case, device),
+                "simulated": sim,
+            }
+            for case, sim in zip(CASES, simulated, strict=True)
+        ]
+
+
+def markdown(table: list[dict[str, Any]]) -> str:
+    lines = ["| case | measured MB | formula MB | error | simulated MB | error |", "|---|---|---|---|---|---|"]
+    for row in table:
+        peak = row["measured"]
+        known = isinstance(peak, int) and peak > 0
+        cells = [row["case"], f"{peak / 1e6:.0f}" if known else str(peak)]
+        for predicted in (row["formula"], row["simulated"]):
+            cells.append("?" if predicted is None else f"{predicted / 1e6:.0f}")
+            cells.append(f"{100 * (predicted / peak - 1):+.1f} %" if known and predicted else "?")
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("gpu_memory_results"))
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the script, measures nothing"
+    )
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.rank is not None:
+        rank_main(args.rank, args.folder, args.device)
+        return 0
+    table = rows(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "gpu_memory.json").write_text(json.dumps(table, indent=1))
+    (args.out / "gpu_memory.md").write_text(markdown(table) + "\n")
+    print(markdown(table))
+    return 0 if all(isinstance(row["measured"], int) for row in table) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
