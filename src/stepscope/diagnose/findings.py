@@ -12,13 +12,11 @@ from stepscope.analyze.graph import CircularWaits
 from stepscope.analyze.replay import Replay
 from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
-from stepscope.predict.whatif import saving_range
+from stepscope.predict.whatif import MODEL_ERROR, saving_range
 
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
 _LEAST_ALONE = 0.01
-_MODEL_ERROR = 0.08
-"""of the step: what a replay is wrong by, about, however good its inputs"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,8 @@ class _Found:
                 self._take(candidates[best], still[best], alone[best])
 
     def _take(self, candidate: Candidate, saving: float, alone: float) -> None:
-        self._findings.append(_finding(self._account, candidate, saving, alone, self._step_ns))
+        within = min(saving, self._step_ns)
+        self._findings.append(_finding(self._account, candidate, within, min(alone, self._step_ns), self._step_ns))
         self._fixed = _applied(self._fixed, candidate)
 
     def diagnosis(self) -> Diagnosis:
@@ -96,7 +95,7 @@ def _applied(replay: Replay | None, candidate: Candidate) -> Replay | None:
 
 def _finding(account: Account, candidate: Candidate, saving: float, alone: float, step_ns: float) -> Finding:
     low, high = saving_range(
-        account.replay, candidate.change, saving, doubt=candidate.doubt, floor_ns=_MODEL_ERROR * step_ns
+        account.replay, candidate.change, saving, doubt=candidate.doubt, floor_ns=MODEL_ERROR * step_ns
     )
     return Finding(
         id=candidate.id,
@@ -105,7 +104,7 @@ def _finding(account: Account, candidate: Candidate, saving: float, alone: float
         cost_ns=candidate.cost_ns,
         saving_ns=saving,
         low_ns=low,
-        high_ns=min(high, step_ns),
+        high_ns=max(saving, min(high, step_ns)),
         saving_pct=100 * saving / step_ns,
         alone_ns=alone,
         confidence=_confidence(account, candidate),

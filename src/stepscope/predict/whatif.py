@@ -9,6 +9,8 @@ from stepscope.analyze.graph import CircularWaits, end_times, steady_period_ns, 
 from stepscope.analyze.replay import Replay, rebuilt, with_host_factor
 from stepscope.predict.changes import Change
 
+MODEL_ERROR = 0.08
+"""of the step: what a replay is wrong by, about, however good its inputs"""
 _OTHER_FACTORS = (0.75, 1.25)
 """of the host factor, where the step times do not determine it"""
 
@@ -38,7 +40,7 @@ def predict(replay: Replay, changes: Sequence[tuple[str, Change]], *, doubt: flo
             start = change(start)
         return start
 
-    low, high = saving_range(replay, together, saving, doubt=doubt, floor_ns=0.05 * replay.period_ns)
+    low, high = saving_range(replay, together, saving, doubt=doubt, floor_ns=MODEL_ERROR * replay.period_ns)
     return Prediction(
         step_ns=changed.period_ns,
         low_ns=max(0.0, replay.period_ns - high),

@@ -1,10 +1,8 @@
 """`expert-imbalance`: tokens are routed unevenly, so some ranks receive and compute more than others."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.predict.changes import evenly_spread, faster_work
-from stepscope.trace.classify import EventKind
+from stepscope.predict.changes import evenly_spread
 
 _UNEVEN = 1.2
 
@@ -15,11 +13,6 @@ def expert_imbalance(account: Account) -> list[Candidate]:
     if view is None or view.imbalance is None or view.imbalance < _UNEVEN or account.replay is None:
         return []
     uneven = view.imbalance
-    exchanges = [r.work.kind == EventKind.COMM_KERNEL for r in account.run.ranks]
-
-    def even(replay: Replay) -> Replay:
-        return evenly_spread(faster_work(replay, exchanges, 1 / uneven))
-
     ranks = () if view.fullest_rank is None else (view.fullest_rank,)
     return [
         Candidate(
@@ -28,7 +21,7 @@ def expert_imbalance(account: Account) -> list[Candidate]:
             cause="the router prefers few experts; their ranks receive and compute more while the others wait",
             remedy="Balance the router (auxiliary loss, or bias per expert as in auxiliary-loss-free balancing), set a capacity factor, or "
             "place popular experts on several ranks. The saving is of the same tokens spread evenly.",
-            change=even,
+            change=evenly_spread,
             ranks=ranks,
             evidence=(Evidence("load of the fullest rank against the mean", round(uneven, 2), "times"),),
             doubt=0.3,

@@ -1,11 +1,19 @@
 """`no-overlap`: gradient communication that could run beside the backward pass and does not."""
 
+import numpy as np
+import numpy.typing as npt
+
 from stepscope.analyze.account import Account
+from stepscope.analyze.program import NOTHING
 from stepscope.analyze.region_names import Region
+from stepscope.analyze.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.communication import overlapped
+from stepscope.predict.communication import GRADIENT_OPS, overlapped
+
+_LATE = 0.85
+"""of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
 
 
 def no_overlap(account: Account) -> list[Candidate]:
@@ -15,6 +23,9 @@ def no_overlap(account: Account) -> list[Candidate]:
     if any(b is None or b.regions is None for b in account.budgets):
         return []
     backward = [b.regions.region == Region.BACKWARD for b in account.budgets if b and b.regions]
+    done = _backward_done(account.replay, backward)
+    if done is None or done < _LATE:
+        return []
     exposed = account.step.ns("exposed_transfer")
     efficiency = account.overlap_efficiency
     return [
@@ -27,6 +38,7 @@ def no_overlap(account: Account) -> list[Candidate]:
             change=lambda replay: overlapped(replay, backward),
             cost_ns=exposed,
             evidence=(
+                Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
                 Evidence("exposed transfer per step", host_ms(exposed), "ms", "mean rank"),
                 Evidence("overlap efficiency", round(efficiency, 3) if efficiency is not None else "unknown"),
             ),
@@ -34,3 +46,24 @@ def no_overlap(account: Account) -> list[Candidate]:
             sureness=0.8,
         )
     ]
+
+
+def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> float | None:
+    """Return how much of the backward pass was launched before the gradients were, mean over bytes; None without any."""
+    done = weight = 0.0
+    for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
+        sends = np.flatnonzero(program.collective != NOTHING)
+        sends = sends[np.isin(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
+        computes = (program.collective == NOTHING) & mask[program.device_index]
+        for step in np.unique(program.step[sends]):
+            mine = sends[program.step[sends] == step]
+            back = np.flatnonzero(computes & (program.step == step))
+            back = back[back < mine[-1]]
+            total = float(program.duration_ns[back].sum())
+            if not total:
+                continue
+            before = np.concatenate(([0.0], np.cumsum(program.duration_ns[back])))[np.searchsorted(back, mine)] / total
+            size = np.maximum(rank.collectives.full_bytes[program.collective[mine]], 1)
+            done += float((before * size).sum())
+            weight += float(size.sum())
+    return done / weight if weight else None

@@ -71,5 +71,6 @@ def _evidence(late: list[Straggler]) -> tuple[Evidence, ...]:
         where = f"rank {s.rank}"
         lines.append(Evidence("own time beyond the others' median per step", host_ms(s.late_ns_per_step), "ms", where))
         lines.append(Evidence("steps late", f"{s.steps_late} of {s.num_steps}", "", where))
-        lines += [Evidence(f"excess {part} time per step", host_ms(ns), "ms", where) for part, ns in s.evidence.items()]
+        more = {part: ns for part, ns in s.evidence.items() if ns > 0}
+        lines += [Evidence(f"excess {part} time per step", host_ms(ns), "ms", where) for part, ns in more.items()]
     return tuple(lines)
