@@ -5,7 +5,7 @@
 
 The first starts its own processes on this machine; under torchrun the job's ranks are used. Smaller world sizes are
 groups of the first ranks. Bytes are the full buffer of the operation. A time is that of one call among calls back to
-back, the slowest rank's; the median over blocks counts.
+back, the slowest rank's; the median counts.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +96,25 @@ def _all_at(size: int, operations: Sequence[str], groups: dict[int, Any], device
 def _row(op: str, world: int, size: int, group: Any, device: torch.device) -> Row:
     call = _operation(op, size, world, group, device)
     call()
-    once_s = _shared_max(_block_s(call, 1, group, device), group, device)
+    once_s = _slowest(max(_block_s(call, 1, group, device)), group, device)
     calls = max(1, min(_MOST_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
-    times = [_shared_max(_block_s(call, calls, group, device), group, device) * 1e6 for _ in range(_BLOCKS)]
-    return Row(op, world, size, statistics.median(times), min(times), max(times))
+    times = [time_s for _ in range(_BLOCKS) for time_s in _block_s(call, calls, group, device)]
+    usual = (statistics.median(times), min(times), max(times))
+    return Row(op, world, size, *(1e6 * _slowest(value, group, device) for value in usual))
 
 
-def _block_s(call: Call, calls: int, group: Any, device: torch.device) -> float:
+def _block_s(call: Call, calls: int, group: Any, device: torch.device) -> list[float]:
+    """Return the time of each call; on a device, where calls only queue work, their mean."""
     dist.barrier(group)
     _finish(device)
-    begin = time.perf_counter()
+    marks = [time.perf_counter()]
     for _ in range(calls):
         call()
+        marks.append(time.perf_counter())
+    if device.type == "cpu":
+        return [after - before for before, after in pairwise(marks)]
     _finish(device)
-    return (time.perf_counter() - begin) / calls
+    return [(time.perf_counter() - marks[0]) / calls]
 
 
 def _operation(op: str, size: int, world: int, group: Any, device: torch.device) -> Call:
@@ -150,7 +156,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _shared_max(value: float, group: Any, device: torch.device) -> float:
+def _slowest(value: float, group: Any, device: torch.device) -> float:
     shared = torch.tensor([value], dtype=torch.float64, device=device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
     return float(shared.item())
