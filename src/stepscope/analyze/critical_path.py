@@ -22,6 +22,7 @@ _KINDS = {
     EventKind.SET: "set",
 }
 
+_LAUNCH = ("launch", "latency and gaps between operations")
 _HOST_PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 _HOST_PARTS_NAMED = ("operators, launches and python", "loading data", "allocating device memory", "stalled")
 
@@ -61,10 +62,11 @@ def critical_path(replay: Replay) -> CriticalPath:
     owners = _owners(replay)
     totals: dict[tuple[int, str, str], float] = defaultdict(float)
     for node, start, stop, waited_ns in _walk(graph, duration, end, begin_ns):
-        rank, what, name = owners.get(node, (-1, "collective", "meeting"))
-        totals[(rank, what, name)] += stop - max(start, begin_ns)
-        if waited_ns:
-            totals[(rank, "launch", "latency and gaps between operations")] += waited_ns
+        if node not in owners:  # where ranks meet: takes no time
+            continue
+        rank, what, name = owners[node]
+        totals[(rank, what, name)] += max(0.0, stop - max(start, begin_ns))
+        totals[(rank, *_LAUNCH)] += max(0.0, min(waited_ns, start - begin_ns))
     steps = max(last - half, 1)
     whole = sum(totals.values()) or 1.0
     segments = [
@@ -95,7 +97,7 @@ def _walk(
 
 
 def _owners(replay: Replay) -> dict[int, tuple[int, str, str]]:
-    """Return rank, kind and name of the nodes that take time."""
+    """Return rank, kind and name of the nodes of each rank."""
     owners: dict[int, tuple[int, str, str]] = {}
     graph = replay.graph
     for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
@@ -106,6 +108,7 @@ def _owners(replay: Replay) -> dict[int, tuple[int, str, str]]:
             owners[node] = (rank.rank, "host", doing[i % len(program)])
         for i, node in enumerate(graph.device[index].tolist()):
             owners[node] = (rank.rank, *names[i % len(program)])
+        owners |= dict.fromkeys(graph.arrival[index].tolist(), (rank.rank, *_LAUNCH))
     return owners
 
 
