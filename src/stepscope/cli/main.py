@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from stepscope import __version__
 from stepscope.errors import StepscopeError
+from stepscope.units import printable
 
 # Each command is a module here, imported only when it is asked for, so that `--help` stays quick.
 COMMANDS = {
@@ -27,7 +28,7 @@ class _OneLineParser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except StepscopeError as error:
-        print(f"stepscope {arguments[0]}: {error}", file=sys.stderr)
+        print(f"stepscope {arguments[0]}: {_one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # the reader of our output left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,6 +57,11 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"stepscope {arguments[0]}: stopped", file=sys.stderr)
         return 130
+
+
+def _one_line(message: str) -> str:
+    """Return a message that stays on one line and steers no terminal, whatever the names in it."""
+    return printable(message, width=2000)
 
 
 def _parser() -> argparse.ArgumentParser:

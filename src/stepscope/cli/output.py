@@ -19,6 +19,6 @@ def write_output(path: str, text: str, *, force: bool) -> None:
         raise UsageError(f"expected to create {path}, found it exists; use --force to overwrite, or another name")
     try:
         with written_whole(target) as f:
-            f.write(text.encode())
+            f.write(text.encode(errors="replace"))
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error

@@ -1,0 +1,111 @@
+"""The command line itself: codes, one-line errors, help, pipes that close, interrupts."""
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from stepscope import __version__
+from stepscope.cli.main import COMMANDS, main
+from stepscope.errors import InputError
+
+COMMAND = [sys.executable, "-m", "stepscope.cli.main"]
+
+
+def test_no_arguments_list_the_commands_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert all(name in said.err for name in COMMANDS)
+
+
+def test_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["repot", "x"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stepscope: expected a command, found 'repot'; use one of ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([option])
+    assert exit_.value.code == 0
+    said = capsys.readouterr().out
+    assert (f"stepscope {__version__}" in said) if option == "--version" else all(name in said for name in COMMANDS)
+
+
+def test_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--nonsense"])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    module = import_module(f"stepscope.cli.{name}")
+    assert callable(module.run)
+    with pytest.raises(SystemExit) as exit_:
+        main([name, "--help"])
+    assert exit_.value.code == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: stepscope {name}")
+    assert (module.__doc__ or "").strip().splitlines()[0][:40] in said
+
+
+def test_wrong_arguments_of_a_command_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["report"])
+    assert exit_.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith("stepscope report: ")
+    assert "see `stepscope report --help`" in said
+
+
+def test_our_errors_are_one_line_with_their_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> int:
+        raise InputError("expected a\nfound \x1b[31mb")
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", fail)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "stepscope doctor: expected a\\nfound \\x1b[31mb\n"
+
+
+def test_interrupt_is_130_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", interrupted)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "stepscope doctor: stopped\n"
+
+
+def test_reader_that_leaves_is_no_error() -> None:
+    with subprocess.Popen([*COMMAND, "doctor", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert b"Traceback" not in errors
+
+
+def test_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", broken)
+    with pytest.raises(ZeroDivisionError):
+        main(["doctor"])
+
+
+def test_paths_with_odd_characters_stay_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "a\nb\x1b[0m")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,180 @@
+"""`stepscope report`: the contract's JSON and exit codes, partial results, outputs that are refused."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.run.traces import event
+
+from stepscope.cli.main import main
+from stepscope.run_folder import trace_file
+
+DATA = Path(__file__).parent.parent / "data"
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the traces of two ranks, the second one late."""
+    place = tmp_path_factory.mktemp("job")
+    for trace in simulate(STEP, [kernel(2300), *STEP[1:]], steps=4).traces:
+        trace.write(place)
+    return place
+
+
+def report(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    assert main(["report", *arguments, "--json", "-", "--no-cache"]) == code
+    said = capsys.readouterr()
+    assert said.err == ""
+    return json.loads(said.out)  # type: ignore[no-any-return]
+
+
+def test_json_has_the_fields_of_the_contract(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(str(folder), capsys=capsys)
+    assert found["schema"] == 1
+    top = (
+        "run ranks step efficiency waterfall collectives operators kernels idle critical_path checks stragglers memory"
+    )
+    assert set(top.split()) <= set(found)
+    assert {"by_strategy", "verdict", "findings", "findings_combined", "warnings"} <= set(found)
+    assert {"name", "world_size", "num_ranks", "num_steps", "device", "backend", "strategy", "torch", "sources"} <= set(
+        found["run"]
+    )
+    times = "window compute comm memory exposed_comm idle wait transfer step"
+    assert {f"{name}_ms" for name in times.split()} <= set(found["ranks"][0])
+    others = "rank host num_events num_steps overlap_pct clock_offset_us clock_uncertainty_us"
+    assert set(others.split()) <= set(found["ranks"][0])
+
+
+def test_numbers_of_a_job_whose_truth_is_known(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(str(folder), capsys=capsys)
+    assert (found["run"]["num_ranks"], found["run"]["world_size"], found["run"]["num_steps"]) == (2, 2, 4)
+    early, late = found["ranks"]
+    assert early["compute_ms"] == pytest.approx(4 * 0.6)
+    assert late["compute_ms"] == pytest.approx(4 * 2.6)
+    assert early["wait_ms"] == pytest.approx(4 * 2.0, rel=0.01)
+    assert late["wait_ms"] == pytest.approx(0, abs=0.01)
+    assert early["transfer_ms"] == pytest.approx(4 * 0.5, rel=0.01)
+    assert found["stragglers"][0]["rank"] == 1
+    assert sum(p["pct"] for p in found["step"]["budget"]) == pytest.approx(100, abs=0.01)
+
+
+def test_summary_is_printed_for_people(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(folder), "--no-cache"]) == 0
+    said = capsys.readouterr()
+    assert "2 ranks" in said.out
+    assert "\x1b" not in said.out, "no colours in a pipe"
+    assert said.err == "", "no progress bar where nobody watches"
+
+
+def test_json_file_is_written_whole_and_kept(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "report.json"
+    command = ["report", str(folder), "--no-cache", "--json", str(target)]
+    assert main(command) == 0
+    first = target.read_text()
+    assert json.loads(first)["schema"] == 1
+    assert "2 ranks" in capsys.readouterr().out, "the summary is printed as well"
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("stepscope report: expected to create ")
+    assert said.err.count("\n") == 1
+    assert target.read_text() == first
+    target.write_text("old")
+    assert main([*command, "--force"]) == 0
+    assert target.read_text() == first
+
+
+def test_link_as_output_is_not_followed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    precious, link = tmp_path / "precious", tmp_path / "link.json"
+    precious.write_text("keep")
+    link.symlink_to(precious)
+    assert main(["report", str(folder), "--no-cache", "--json", str(link)]) == 2
+    assert main(["report", str(folder), "--no-cache", "--json", str(link), "--force"]) == 0
+    assert precious.read_text() == "keep"
+    capsys.readouterr()
+
+
+def test_unreadable_rank_is_code_3_with_the_result(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / trace_file(2)).write_bytes(b"\x00" * 50)
+    found = report(str(tmp_path), capsys=capsys, code=3)
+    assert [r["rank"] for r in found["ranks"]] == [0, 1]
+    assert any(line.startswith("rank lost: ") for line in found["warnings"])
+
+
+def test_cut_rank_is_a_warning_and_code_0(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = gzip.decompress((folder / trace_file(0)).read_bytes())
+    (tmp_path / "rank0.json").write_bytes(whole[: len(whole) * 3 // 4])
+    found = report(str(tmp_path / "rank0.json"), capsys=capsys)
+    assert found["ranks"][0]["num_steps"] < 4
+    assert any(line.startswith("cut off") for line in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[]", b"not json", b'{"traceEvents": 7}', b'{"traceEvents": []}', b"\x1f\x8b\x08\x00"]
+)
+def test_file_that_is_no_trace_is_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(content)
+    assert main(["report", str(path), "--json", "-", "--no-cache"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    assert said.err.startswith("stepscope report: ")
+
+
+def test_missing_path_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(tmp_path / "nothing")]) == 2
+    assert "found nothing at" in capsys.readouterr().err
+
+
+def test_trace_of_events_that_account_for_nothing_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [event("python_function", "main.py(1)")]}))
+    assert main(["report", str(path)]) == 2
+    assert "expected steps, device work or operators" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option", [["--jobs", "0"], ["--jobs", "x"], ["--unprofiled-step-ms", "-1"], ["--peak-tflops", "nan"]]
+)
+def test_values_out_of_range_are_one_line(folder: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["report", str(folder), *option])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("scenario", ["h200-fsdp2", "h200-cuda-graphs", "h200-python-stacks", "gloo-ddp"])
+def test_recorded_traces_are_reported(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(str(DATA / scenario), capsys=capsys)
+    assert found["run"]["device"] == ("CPU" if scenario == "gloo-ddp" else "NVIDIA H200")
+    for rank in found["ranks"]:
+        assert 0 < rank["compute_ms"] <= rank["window_ms"]
+        assert 0 <= rank["idle_ms"] <= rank["window_ms"]
+        assert rank["num_steps"] >= 2
+    assert found["step"]["profiled_ms"] > 0
+    json.dumps(found, allow_nan=False)
+
+
+def test_installed_command_works_as_a_process(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope.cli.main", "report", str(folder), "--json", "-", "--no-cache"],
+        capture_output=True,
+        timeout=120,
+        env={"PATH": "/usr/bin:/bin", "LANG": "C"},
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["schema"] == 1
+    assert done.stderr == b""
