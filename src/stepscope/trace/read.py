@@ -44,9 +44,12 @@ def read(path: str | Path, *, threads: int = 1, progress: Callable[[int], None] 
             parse_serially(events, following, done=done)
         else:
             parse_ahead(events, following, threads=threads, done=done)
+        return _trace(stream, head, events)
     except Exhausted as e:
         raise TraceError(f"{path}: {e}") from e
-    return _trace(stream, head, events)
+    except MemoryError as e:
+        needed = stream.expected_raw_bytes() // 2
+        raise TraceError(f"{path}: not enough memory; expected about {needed >> 20} MB to be free") from e
 
 
 def _head(stream: Stream, chunks: Iterator[bytes]) -> tuple[Head, bytes]:
