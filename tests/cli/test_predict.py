@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.diagnose.late import late_run
 
 from stepscope.cli.main import main
 
@@ -96,6 +97,16 @@ def test_nonsense_arguments_are_refused(arguments, calibration, capsys):
 
 def test_calibrate_takes_exactly_one_source(capsys):
     assert main(["calibrate"]) == 2 and "expected one of" in capsys.readouterr().err
+
+
+def test_scale_of_a_recorded_run(tmp_path, capsys):
+    late_run(tmp_path / "run", late_us=0)
+    found = asked(capsys, "scale", tmp_path / "run", "--world-size", 64)
+    assert found["recorded"]["world_size"] == 4 and found["curve"][-1]["world_size"] == 16384
+    assert [row["world_size"] for row in found["asked"]] == [64]
+    assert found["asked"][0]["low_ms"] < found["asked"][0]["step_ms"] < found["asked"][0]["high_ms"]
+    slow = asked(capsys, "scale", tmp_path / "run", "--world-size", 64, "--link", "0.1:50")
+    assert slow["asked"][0]["step_ms"] > found["asked"][0]["step_ms"]
 
 
 @pytest.mark.job
