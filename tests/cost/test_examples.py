@@ -12,7 +12,6 @@ from stepscope.cost import (
     operators,
 )
 
-
 MODULES = [alpha_beta, collective_time, kernel_names, memory, model_flops, model_parameters, operators]
 
 
