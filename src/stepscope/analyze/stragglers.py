@@ -90,7 +90,7 @@ def find_stragglers(
         late_in = own[index] >= slowdown * others.mean(axis=0)
         if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
             continue
-        if waited[index] > _WAITS_LESS * np.median(waited[peers]):
+        if waited[index] >= _WAITS_LESS * np.median(waited[peers]):
             continue
         parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
         excess = {name: float(values[index] - np.median(values[peers])) for name, values in parts.items()}
