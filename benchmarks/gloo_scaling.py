@@ -2,13 +2,12 @@
 
     python benchmarks/gloo_scaling.py --out folder
 
-Runs on this machine's cores. Where 4 ranks have fewer cores than they need, compute takes longer by that factor,
-which is given to the prediction: `predict scale --compute-factor`.
+Runs on this machine's cores, which 4 ranks may have to share. What that does to compute is measured without any
+communication, 4 processes beside 2, and given to the prediction: `predict scale --compute-factor`.
 """
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -27,8 +26,8 @@ from stepscope.run.load import load
 STEPS, ROUNDS = 15, 3
 
 
-def rank_main(rank: int, world: int, folder: str, store: str) -> None:
-    """Train a small model with DDP: steps without the profiler, then four with it."""
+def rank_main(rank: int, world: int, folder: str, store: str, alone: bool) -> None:
+    """Train a small model with DDP, or each rank its own: steps without the profiler, then four with it."""
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -39,7 +38,7 @@ def rank_main(rank: int, world: int, folder: str, store: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     shape = Shape(layers=4, d_model=256, heads=4, vocab=2000, seq_len=64, mlp_width=1024)
-    model = DistributedDataParallel(Transformer(shape), bucket_cap_mb=4)
+    model = Transformer(shape) if alone else DistributedDataParallel(Transformer(shape), bucket_cap_mb=4)
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(0, shape.vocab, (8, shape.seq_len))
 
@@ -52,7 +51,13 @@ def rank_main(rank: int, world: int, folder: str, store: str) -> None:
 
     for _ in range(3):
         step()
+    dist.barrier()
     times = [step() for _ in range(STEPS)]
+    (Path(folder) / f"times{rank}.txt").write_text(json.dumps(times))
+    dist.barrier()  # so that all compute as long as any does
+    if alone:
+        dist.destroy_process_group()
+        return
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=4, repeat=1)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule, record_shapes=True
@@ -61,17 +66,16 @@ def rank_main(rank: int, world: int, folder: str, store: str) -> None:
             step()
             profiler.step()
     profiler.export_chrome_trace(str(Path(folder) / f"rank{rank}.json"))
-    (Path(folder) / f"times{rank}.txt").write_text(json.dumps(times))
     dist.destroy_process_group()
 
 
-def trained(world: int, folder: Path) -> float:
+def trained(world: int, folder: Path, *, alone: bool = False) -> float:
     """Return the median step of a real job in ms; its traces are left in the folder."""
     import torch.multiprocessing as mp
 
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as store:
-        mp.spawn(rank_main, args=(world, str(folder), f"{store}/store"), nprocs=world)
+        mp.spawn(rank_main, args=(world, str(folder), f"{store}/store", alone), nprocs=world)
     return 1e3 * statistics.median(json.loads((folder / "times0.txt").read_text()))
 
 
@@ -96,16 +100,17 @@ def step_errors(folder: Path) -> list[dict[str, float]]:
     """Return predicted and measured steps at 4 ranks, several rounds, each from its own 2-rank run."""
     points, _ = points_from_bench(folder / "collectives.json")
     known = calibrate([p for p in points if p.world_size < 4])
-    cores = os.cpu_count() or 1
-    factor = max(1.0, 4 / cores) / max(1.0, 2 / cores)
     rows = []
     for k in range(ROUNDS):
         two, four = trained(2, folder / f"two{k}"), trained(4, folder / f"four{k}")
+        alone = [trained(n, folder / f"alone{n}-{k}", alone=True) for n in (2, 4)]
+        factor = max(1.0, alone[1] / alone[0])
         account = account_of(load(sorted((folder / f"two{k}").glob("rank*.json"))), unprofiled_ms=two)
         found = scaled(account, [4], source=known, compute_factor=factor).curve[0]
         low, high = found.low_ns / 1e6, found.high_ns / 1e6
         predicted = found.step_ns / 1e6
-        rows.append({"two_ms": two, "four_ms": four, "predicted_ms": predicted, "low_ms": low, "high_ms": high})
+        band = {"predicted_ms": predicted, "low_ms": low, "high_ms": high}
+        rows.append({"two_ms": two, "four_ms": four, "compute_factor": factor, **band})
     return rows
 
 

@@ -53,7 +53,7 @@ GATED = replace(SHAPE, gated_mlp=True, kv_heads=2)
 EXPERTS = replace(SHAPE, experts=8, experts_per_token=2)
 JOBS = {
     "ddp": Job(SHAPE, "ddp", data=4, micro_batch=2),
-    "zero-2": Job(GATED, "zero2", data=1024, micro_batch=2),
+    "zero-2": Job(GATED, "zero2", data=1024, micro_batch=2, precision="mixed"),
     "zero-3 x tensor": Job(GATED, "zero3", data=128, tensor=2, micro_batch=2, checkpoint=True),
     "experts": Job(EXPERTS, "ddp", data=4, expert=4, micro_batch=2),
 }

@@ -97,6 +97,7 @@ def test_nonsense_arguments_are_refused(arguments, calibration, capsys):
 
 def test_calibrate_takes_exactly_one_source(capsys):
     assert main(["calibrate"]) == 2 and "expected one of" in capsys.readouterr().err
+    assert main(["calibrate", "--backend", "gloo", "--world-size", "1"]) == 2 and "2 or more" in capsys.readouterr().err
 
 
 def test_scale_of_a_recorded_run(tmp_path, capsys):

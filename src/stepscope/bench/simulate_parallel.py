@@ -55,7 +55,7 @@ def parallel_mesh(data: int, tensor: int, expert: int = 1, *, device: str = "cpu
 def parallelized(model: Transformer, mesh: Mesh, strategy: str, *, mixed: bool = False) -> "DdpBuckets | None":
     """Return DDP's buckets where the strategy has them, after spreading the model in place.
 
-    With `mixed` FSDP gathers its fp32 weights as bf16 and reduces gradients in fp32.
+    With `mixed` FSDP keeps fp32 shards, gathers weights and scatters gradients in bf16.
     """
     if mesh.tensor is not None:
         _split_matrices(model, mesh.tensor)
@@ -64,7 +64,7 @@ def parallelized(model: Transformer, mesh: Mesh, strategy: str, *, mixed: bool =
     ignored = {p for layer in model.layers for p in _expert_weights(layer)} if mesh.expert_group else set()
     given: dict[str, Any] = {"mesh": mesh.data, "ignored_params": ignored}
     if mixed:
-        given["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        given["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
     for layer in model.layers:
         fully_shard(layer, reshard_after_forward=strategy == "zero3", **given)
     fully_shard(model, reshard_after_forward=False, **given)

@@ -103,13 +103,16 @@ def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
 
 def _measured(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
     """Return what processes started for the purpose measured."""
+    worlds = args.world_size or [2]
+    if min(worlds) < 2:
+        raise UsageError(f"expected world sizes of 2 or more, found {min(worlds)}; one rank has nobody to talk to")
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it or use --from-csv")
     with tempfile.TemporaryDirectory() as folder:
         times = str(Path(folder) / "times.json")
         command = [sys.executable, "-m", "stepscope.bench.collectives", "--backend", args.backend, "--out", times]
         command += ["--limit-s", str(args.limit_s), "--max-bytes", str(args.max_bytes)]
-        for world in args.world_size or [2]:
+        for world in worlds:
             command += ["--world-size", str(world)]
         print(f"measuring for up to {args.limit_s:.0f} s ...", file=sys.stderr)
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
