@@ -30,8 +30,10 @@ from stepscope.trace.table import Int64s
 
 _FEWEST_STEPS = 8
 """steps laid end to end, so that the second half is steady"""
-_MOST_ITEMS = 400_000
-"""beyond this many items fewer steps are replayed"""
+_FEWEST_STEADY = 3
+"""... or so many, where a step alone is large"""
+_MOST_ITEMS = 24_000
+"""beyond this many items fewer steps are replayed: more of the same tell nothing new"""
 _SMALLEST_FACTOR = 0.3
 _AGREES = 0.04
 """a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
@@ -133,7 +135,8 @@ def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
 
 
 def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
-    repeats = max(1, -(-_FEWEST_STEPS // num_steps))
+    large = sum(len(p) for p in programs) / num_steps * _FEWEST_STEPS > _MOST_ITEMS
+    repeats = max(1, -(-(_FEWEST_STEADY if large else _FEWEST_STEPS) // num_steps))
     return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats)
 
 

@@ -11,6 +11,7 @@ Traces without arguments (old versions) still name the operation in the range ar
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +64,7 @@ class Collectives:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    @property
+    @cached_property
     def full_bytes(self) -> Int64s:
         """Return the full buffer of each operation: what a gather receives, what a scatter sends. -1 unknown."""
         gathers = np.isin(self.op, [OP_CODE["all_gather"], OP_CODE["gather"]])
