@@ -61,7 +61,8 @@ class Columns:
         """Make room for the events of a file of about `raw_bytes`."""
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, _FIRST_CAPACITY)
         self._dense = [_Growing(column.dtype, capacity) for column in DENSE]
-        self._sparse = [(_Growing("int32", _FIRST_CAPACITY), _Growing("int64", _FIRST_CAPACITY)) for _ in ARGS]
+        some = max(capacity // 8, _FIRST_CAPACITY)
+        self._sparse = [(_Growing("int32", some), _Growing("int64", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
@@ -130,7 +131,7 @@ class Strings:
 
 
 def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
-    or_none = np.append(numbers, NO_STRING)  # -1 picks the last: no string stays no string
+    or_none = np.append(numbers, NO_STRING).astype(np.int32)  # -1 picks the last: no string stays no string
     for name in _STRING_COLUMNS:
         columns[name][:] = or_none[columns[name]]
     for name in _ID_COLUMNS:

@@ -15,6 +15,7 @@ from zlib_ng import zlib_ng
 from stepscope.errors import TraceError
 
 COMPRESSED_CHUNK = 1 << 18
+TYPICAL_RATIO = 15
 MAX_RATIO = 300
 """Real traces compress 15 to 30 times."""
 RATIO_FREE_BYTES = 64 << 20
@@ -35,12 +36,13 @@ class Stream:
         """compressed bytes read so far"""
         self.raw_bytes = 0
         """uncompressed bytes given so far"""
+        self.packed = False
         self.truncated = False
         self.notes: list[str] = []
 
     def expected_raw_bytes(self) -> int:
-        """Return how large the file will be unpacked, judged by what was read of it so far."""
-        return self.size * max(self.raw_bytes, 1) // max(self.read_bytes, 1)
+        """Return about how large the file is unpacked."""
+        return self.size * (TYPICAL_RATIO if self.packed else 1)
 
     def chunks(self, size: int) -> Iterator[bytes]:
         """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""
@@ -58,6 +60,7 @@ class Stream:
     def _unpacked(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         magic = f.read(4)
         f.seek(0)
+        self.packed = magic.startswith(_GZIP) or magic == _ZSTD
         if magic.startswith(_GZIP):
             return self._gunzipped(f, size)
         if magic == _ZSTD:
