@@ -100,3 +100,16 @@ def test_small_trace_leaves_no_cache(tmp_path: Path) -> None:
 def test_folder_that_cannot_be_written_is_no_error(trace_file: Path) -> None:
     (trace_file.parent / CACHE_FOLDER).write_text("in the way")
     assert read_cached(trace_file).num_events == read(trace_file).num_events
+
+
+def test_a_folder_nobody_may_write_to_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "MIN_RAW_BYTES", 0)
+    path = tmp_path / "kept" / "one.json"
+    path.parent.mkdir()
+    path.write_text('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}')
+    path.parent.chmod(0o555)
+    try:
+        assert cache.read_cached(path).num_events == 1
+        assert [p.name for p in path.parent.iterdir()] == ["one.json"]
+    finally:
+        path.parent.chmod(0o755)

@@ -85,10 +85,17 @@ def _key(path: Path) -> dict[str, Any] | None:
 
 def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     try:
+        if _kept_from_writing(target.parent.parent):
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         _store(target, trace, key)
     except OSError:
         return
+
+
+def _kept_from_writing(folder: Path) -> bool:
+    """Return whether nobody may write there: the mode says so, which the superuser's writes would ignore."""
+    return folder.is_dir() and not folder.stat().st_mode & 0o222
 
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
