@@ -106,7 +106,9 @@ def test_a_folder_nobody_may_write_to_stays_as_it_is(tmp_path: Path, monkeypatch
     monkeypatch.setattr(cache, "MIN_RAW_BYTES", 0)
     path = tmp_path / "kept" / "one.json"
     path.parent.mkdir()
-    path.write_text('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}')
+    path.write_text(
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1, "dur": 2}]}'
+    )
     path.parent.chmod(0o555)
     try:
         assert cache.read_cached(path).num_events == 1
