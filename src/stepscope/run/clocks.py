@@ -8,7 +8,9 @@ them ends.
     shared time = local time + offset + drift x (local time - reference)
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -217,14 +219,20 @@ def _residuals(
 
 
 def _per_rank(
-    statistic: object, values: Floats, rank_index: npt.NDArray[np.int32], chosen: npt.NDArray[np.bool_], num: int
+    statistic: Callable[[Floats], float],
+    values: Floats,
+    rank_index: npt.NDArray[np.int32],
+    chosen: npt.NDArray[np.bool_],
+    num: int,
 ) -> Floats:
     """Return `statistic` of each rank's chosen values, 0 where it has none."""
     out = np.zeros(num)
-    for index in range(num):
-        mine = values[chosen & (rank_index == index)]
-        if len(mine):
-            out[index] = statistic(mine)  # type: ignore[operator]
+    member = np.flatnonzero(chosen)
+    member = member[np.argsort(rank_index[member], kind="stable")]
+    cuts = np.searchsorted(rank_index[member], np.arange(num + 1))
+    for index, (begin, end) in enumerate(pairwise(cuts.tolist())):
+        if end > begin:
+            out[index] = statistic(values[member[begin:end]])
     return out
 
 

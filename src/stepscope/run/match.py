@@ -8,6 +8,7 @@ operation and size fit in exactly one way; otherwise it stays unmatched and is c
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -52,7 +53,7 @@ class Matches:
     def __len__(self) -> int:
         return len(self.op)
 
-    @property
+    @cached_property
     def of_member(self) -> Int64s:
         """Return the match that each flat member belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
