@@ -97,19 +97,23 @@ def collective_errors(folder: Path) -> tuple[dict[str, float], float]:
 
 
 def step_errors(folder: Path) -> list[dict[str, float]]:
-    """Return predicted and measured steps at 4 ranks, several rounds, each from its own 2-rank run."""
+    """Return predicted and measured steps at 4 ranks from each 2-rank run, with medians over interleaved rounds.
+
+    Other work on the machine comes and goes between two runs; medians are what can be compared.
+    """
     points, _ = points_from_bench(folder / "collectives.json")
     known = calibrate([p for p in points if p.world_size < 4])
-    rows = []
+    rounds = []
     for k in range(ROUNDS):
         two, four = trained(2, folder / f"two{k}"), trained(4, folder / f"four{k}")
         alone = [trained(n, folder / f"alone{n}-{k}", alone=True) for n in (2, 4)]
-        factor = max(1.0, alone[1] / alone[0])
+        rounds.append((two, four, max(1.0, alone[1] / alone[0])))
+    two, four, factor = (statistics.median(column) for column in zip(*rounds, strict=True))
+    rows = []
+    for k in range(ROUNDS):
         account = account_of(load(sorted((folder / f"two{k}").glob("rank*.json"))), unprofiled_ms=two)
         found = scaled(account, [4], source=known, compute_factor=factor).curve[0]
-        low, high = found.low_ns / 1e6, found.high_ns / 1e6
-        predicted = found.step_ns / 1e6
-        band = {"predicted_ms": predicted, "low_ms": low, "high_ms": high}
+        band = {"predicted_ms": found.step_ns / 1e6, "low_ms": found.low_ns / 1e6, "high_ms": found.high_ns / 1e6}
         rows.append({"two_ms": two, "four_ms": four, "compute_factor": factor, **band})
     return rows
 
