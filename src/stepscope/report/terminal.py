@@ -1,6 +1,7 @@
 """A console that suits where it prints: colours and boxes on a terminal, plain text in a pipe, ASCII where needed."""
 
 import sys
+from io import TextIOWrapper
 from typing import IO
 
 from rich import box
@@ -22,9 +23,12 @@ class _Pipe(Console):
 def console(file: IO[str] | None = None) -> Console:
     """Return a console for `file` (standard output by default).
 
-    rich looks after NO_COLOR and the terminal's width; a pipe gets a width that no table is cut at.
+    rich looks after NO_COLOR and the terminal's width; a pipe gets a width that no table is cut at. Letters that the
+    output cannot hold are replaced: an old code page is no reason to fail.
     """
     out = file or sys.stdout
+    if isinstance(out, TextIOWrapper):
+        out.reconfigure(errors="replace")
     tty = out.isatty()
     return _Pipe(file=out, highlight=False, soft_wrap=not tty, width=None if tty else 120, safe_box=True)
 

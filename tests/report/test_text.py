@@ -1,0 +1,125 @@
+"""The summary for people: readable on any terminal, and never steered by the names in a trace (O1, Y3, Y4)."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tests.analyze.build import RankTrace, built_run
+from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.report.terminal import console, name_text, plain_table, speaks_unicode
+from stepscope.report.text import print_summary
+from stepscope.run.load import Run
+
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+
+
+def summary(run: Run, *, out: Console | None = None, unprofiled_ms: float | None = None) -> str:
+    account: Account = account_of(run, unprofiled_ms=unprofiled_ms)
+    where = out or Console(file=io.StringIO(), width=120, highlight=False)
+    print_summary(account, diagnose(account), where)
+    return where.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return twelve ranks, of which the last is late."""
+    programs = [STEP] * 11 + [[kernel(4300), *STEP[1:]]]
+    return simulate(*programs, steps=3).aligned(tmp_path_factory.mktemp("late")).run
+
+
+def test_late_rank_comes_first_and_is_marked(late: Run) -> None:
+    said = summary(late)
+    rows = [line for line in said.splitlines() if line.split() and line.split()[0].isdigit()]
+    assert rows[0].split()[0] == "11"
+    assert "(device)" in rows[0]
+    assert len(rows) == 8
+    assert "... and 4 more ranks with --json" in said
+
+
+def test_what_to_fix_comes_with_its_saving(late: Run) -> None:
+    said = summary(late)
+    assert "What to fix first" in said
+    assert "straggler: " in said
+    assert "saves " in said
+
+
+def test_profilers_share_is_shown_where_it_is_known(late: Run) -> None:
+    assert "while profiled, +" in summary(late, unprofiled_ms=4.5)
+    assert "ms while profiled" in summary(late)
+
+
+def test_missing_ranks_are_in_the_heading(tmp_path: Path) -> None:
+    run = built_run(tmp_path, simulate(STEP, STEP, steps=2).traces[:1])
+    assert "1 of 2 ranks, 2 steps" in summary(run)
+
+
+def test_nothing_to_fix_is_said(tmp_path: Path) -> None:
+    run = built_run(tmp_path, simulate([kernel(900) for _ in range(6)], steps=4).traces)
+    assert "Nothing worth fixing was found." in summary(run)
+
+
+def test_many_warnings_are_counted(tmp_path: Path) -> None:
+    traces = simulate([Op("data", 500), *STEP], STEP, steps=2).traces
+    for trace in traces:
+        for k in range(3):
+            trace.kernel("old", at=None, start=-50 + k, end=-49 + k)
+            trace.call("cudaLaunchKernel", 5 + k, 5.5 + k)
+    run = built_run(tmp_path, traces)
+    said = summary(replace(run, warnings=(*run.warnings, *(f"line {k}" for k in range(9)))))
+    assert said.count("\n! ") == 7
+    assert "more warnings with --json" in said
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_any_width_is_readable(late: Run, width: int) -> None:
+    said = summary(late, out=Console(file=io.StringIO(), width=width, highlight=False))
+    assert max(map(len, said.splitlines())) <= width
+    assert "straggler" in said
+
+
+def test_terminal_gets_a_bar_and_a_pipe_does_not(late: Run) -> None:
+    assert "█" in summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True))
+    assert "█" not in summary(late)
+    plain = summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True, no_color=True))
+    assert "\x1b[3" not in plain, "NO_COLOR"
+
+
+def test_output_without_unicode_gets_what_it_can_hold(late: Run) -> None:
+    raw = io.BytesIO()
+    out = console(io.TextIOWrapper(raw, encoding="ascii"))
+    assert not speaks_unicode(out)
+    account = account_of(late)
+    print_summary(account, diagnose(account), out)
+    out.file.flush()
+    assert "straggler" in raw.getvalue().decode("ascii")
+
+
+def test_names_are_neither_markup_nor_escapes(tmp_path: Path) -> None:
+    hostile = "[bold red]x[/bold red] [/foo] \x1b]52;c;aGk=\x07 \u202e"
+    traces = simulate([kernel(2000, name=hostile) for _ in range(3)], steps=3).traces
+    place = tmp_path / "[red]run"
+    place.mkdir()
+    said = summary(built_run(place, traces))
+    assert said.startswith("[red]run  1 rank")
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)
+    assert str(name_text(hostile)).startswith("[bold red]x[/bold red] [/foo] \\x1b]52")
+
+
+def test_trace_without_work_has_question_marks(tmp_path: Path) -> None:
+    empty = RankTrace(1, world_size=2)
+    empty.python("main.py(1): main", 0, 10)
+    said = summary(built_run(tmp_path, [*simulate(STEP, STEP, steps=2).traces[:1], empty]))
+    row = next(line for line in said.splitlines() if line.startswith("1 "))
+    assert row.split() == ["1", *["?"] * 8]
+
+
+def test_console_suits_where_it_prints() -> None:
+    pipe = console(io.StringIO())
+    assert (pipe.width, pipe.is_terminal) == (120, False)
+    table = plain_table(pipe, "name", "ms")
+    assert [c.justify for c in table.columns] == ["left", "right"]
