@@ -18,7 +18,6 @@ _MOVING = re.compile(
 )
 _TIME = '"ts": '
 _STEP = "ProfilerStep#"
-_ID_STRIDE = 10_000_000
 
 
 def big_trace(folder: Path, megabytes: int, *, compressed: bool, max_steps: int) -> Path:
@@ -45,21 +44,22 @@ def _pieces(size: int, max_steps: int) -> Iterator[str]:
     times = [int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) == _TIME]
     window_us = max(times) - min(times) + 1000
     steps = sorted({int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) == _STEP})
+    num_ids = 1 + max(int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) not in (_TIME, _STEP))
     parts = _MOVING.split(body)
     repetitions = max(1, round(size / len(body)))
     kept = {round(i * repetitions / (max_steps // len(steps))) for i in range(max_steps // len(steps))}
     for i in range(repetitions):
-        body = _moved(parts, i, window_us, len(steps))
+        body = _moved(parts, i, window_us, num_ids, len(steps))
         yield body if i in kept else body.replace(f'"name": "{_STEP}', '"name": "Step ')
         yield ",\n  {" if i + 1 < repetitions else ""
     yield _SEPARATOR.removeprefix("\n  }") + metadata + tail
 
 
-def _moved(parts: list[str], repetition: int, window_us: int, num_steps: int) -> str:
+def _moved(parts: list[str], repetition: int, window_us: int, num_ids: int, num_steps: int) -> str:
     out = parts[:]
     for i in range(1, len(parts), 3):
         key = parts[i]
-        by = window_us if key == _TIME else num_steps if key == _STEP else _ID_STRIDE
+        by = window_us if key == _TIME else num_steps if key == _STEP else num_ids
         out[i + 1] = str(int(parts[i + 1]) + repetition * by)
     return "".join(out)
 
