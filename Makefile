@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: demo test check lint format types unit scanner scanner-check docs clean
+.PHONY: demo test check lint format types browser unit scanner scanner-check docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -28,7 +28,10 @@ format: $(VENV)/.dev  ## format the code
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-unit: $(VENV)/.dev
+browser:
+	@tools/install_browser.sh
+
+unit: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Debian's Chromium and its driver for the browser tests, where this machine lets us install packages.
+#
+#   tools/install_browser.sh          as the superuser only
+#   tools/install_browser.sh --sudo   also through sudo that asks for no password
+#
+# Never fails: without a browser those tests are skipped, and this says so.
+skipped() {
+    echo "browser tests are skipped: $1; install chromium and chromium-driver to run them"
+    exit 0
+}
+
+command -v chromium >/dev/null && command -v chromedriver >/dev/null && exit 0
+command -v apt-get >/dev/null || skipped "no apt-get here"
+as=
+if [ "$(id -u)" -ne 0 ]; then
+    [ "$1" = --sudo ] || skipped "only the superuser may install packages"
+    sudo -n true 2>/dev/null || skipped "sudo is missing or asks for a password"
+    as="sudo -n"
+fi
+echo "installing chromium for the browser tests"
+install="$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 -o Acquire::http::Timeout=30"
+log=$(mktemp)
+if $install update >"$log" 2>&1 && timeout 300 $install install --no-install-recommends chromium chromium-driver >>"$log" 2>&1; then
+    rm -f "$log"
+    exit 0
+fi
+tail -3 "$log"
+rm -f "$log"
+skipped "apt-get could not install chromium"
