@@ -1,0 +1,131 @@
+"""What is trained in a benchmark: a model, its data and its loss, built from one description.
+
+    spec = WorkloadSpec(name="gpt", d_model=256, batch_size=8)
+    work = workload(spec, torch.device("cpu"))
+    for batch in work.batches(rank=0, world_size=2):
+        work.loss(work.model, batch).backward()
+
+Names: `gpt`, `deepseek`, `mlp`, `transformers:CONFIG`, `torchbench:MODEL`, and `module:function` for one's own.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from stepscope.bench.workloads.loader import RankBatches, moved
+from stepscope.errors import UsageError
+
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+_NAMED = {
+    "gpt": "stepscope.bench.workloads.gpt",
+    "deepseek": "stepscope.bench.workloads.deepseek",
+    "mlp": "stepscope.bench.workloads.mlp",
+}
+_PREFIXED = {
+    "transformers": "stepscope.bench.workloads.transformers_config",
+    "torchbench": "stepscope.bench.workloads.torchbench",
+}
+_AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """The description of a workload, plain enough for JSON."""
+
+    name: str = "gpt"
+    d_model: int = 512
+    num_layers: int = 6
+    num_heads: int = 8
+    seq_len: int = 256
+    vocab_size: int = 8192
+    batch_size: int = 8
+    """samples of one rank in one forward"""
+    precision: str = "fp32"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """what only some workloads know, such as kv_heads, attention, checkpointing, num_experts"""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_layers", "num_heads", "seq_len", "vocab_size", "batch_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"expected {name} to be an integer of 1 or more, found {value!r}")
+        if self.precision not in PRECISIONS:
+            raise UsageError(f"expected precision to be one of {', '.join(PRECISIONS)}, found {self.precision!r}")
+
+    def option(self, name: str, default: Any) -> Any:
+        """Return one option, or its default."""
+        return self.options.get(name, default)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its data and loss, on its device."""
+
+    spec: WorkloadSpec
+    model: nn.Module
+    device: torch.device
+    samples: Dataset[Any]
+    """sample i is the same in every process, whatever the world size"""
+    objective: Callable[[nn.Module, Any], torch.Tensor]
+    """loss of a batch, in the precision of its inputs"""
+    tokens_per_step: int
+    """of one rank; samples for models without sequences"""
+    model_flops: int | None = None
+    """of one rank's forward and backward by formula; None: counted by running it"""
+
+    def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        """Return endless batches of this rank on the device: together, ranks see what one rank with all would see."""
+        order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))  # type: ignore[arg-type]
+        loader = DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {})))
+        return (moved(batch, self.device) for batch in loader)
+
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        """Return the loss of a batch; fp16 and bf16 by autocast."""
+        with self.autocast():
+            return self.objective(model, batch)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of the spec's precision (tf32 is a switch of the process: `sweeps.precision_switch`)."""
+        dtype = _AUTOCAST.get(self.spec.precision)
+        return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
+
+    def flops_per_step(self) -> int:
+        """Return model FLOPs of one rank's forward and backward: multiply-add is two, attention in full, no recompute."""
+        return counted_flops(self) if self.model_flops is None else self.model_flops
+
+
+def workload(spec: WorkloadSpec, device: torch.device | str) -> Workload:
+    """Return the workload of a description; weights depend on the seed alone."""
+    where = torch.device(device)
+    prefix, _, rest = spec.name.partition(":")
+    if spec.name in _NAMED:
+        module, argument = _NAMED[spec.name], spec.name
+    elif rest and prefix in _PREFIXED:
+        module, argument = _PREFIXED[prefix], rest
+    elif rest:
+        module, argument = "stepscope.bench.workloads.own", spec.name
+    else:
+        names = ", ".join([*_NAMED, "transformers:CONFIG", "torchbench:MODEL", "module:function"])
+        raise UsageError(f"expected a workload of {names}, found {spec.name!r}")
+    torch.manual_seed(spec.seed)
+    built: Workload = import_module(module).build(spec, where, argument)
+    return built
+
+
+def counted_flops(work: Workload) -> int:
+    """Return the FLOPs of one forward and backward as PyTorch counts them, attention unfused so that nothing repeats."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    batch = next(work.batches())
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        work.loss(work.model, batch).backward()
+    work.model.zero_grad(set_to_none=True)
+    return int(counter.get_total_flops())
