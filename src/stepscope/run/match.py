@@ -3,11 +3,10 @@
 Ranks agree on the order of the collectives of a group, so the k-th of a step on one rank is the k-th of that step
 on the others. Only operations launched inside the window count: how many older ones a trace still holds differs
 from rank to rank. Where a rank recorded fewer (a cut file, a shifted window), its sequence is placed only where
-operation and size fit in exactly one way; otherwise it stays unmatched and is counted.
+operation and size fit in exactly one way; otherwise it stays unmatched and is counted (`sequences.py`).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -16,17 +15,17 @@ import numpy.typing as npt
 from stepscope.run.collective_names import OP_CODE, OPS
 from stepscope.run.groups import Group
 from stepscope.run.rank import Rank
+from stepscope.run.sequences import NO_STEP, shared_columns
 from stepscope.trace.table import Int64s
 
 POINT_TO_POINT = (OP_CODE["send"], OP_CODE["recv"], OP_CODE["send_recv"])
 # Every rank of these gives and takes, so none can end before all have started.
 SYMMETRIC = tuple(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"))
 # Their size is the same on every rank.
-_SAME_SIZE = frozenset(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"))
-_NO_STEP = -1
+_SAME_SIZE = tuple(OP_CODE[op] for op in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"))
 
-Signature = tuple[int, int]
-"""operation and size (0 where sizes differ between ranks)"""
+_MESSAGES = 1 << 40
+"""keys of messages, one per pair of ranks, lie above those of groups"""
 
 
 @dataclass(frozen=True)
@@ -58,159 +57,119 @@ class Matches:
         """Return the match that each flat member belongs to."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
+    @cached_property
+    def _by_rank(self) -> tuple[Int64s, Int64s]:
+        order = np.argsort(self.rank_index, kind="stable")
+        last = int(self.rank_index[order[-1]]) if len(order) else -1
+        return order, np.searchsorted(self.rank_index[order], np.arange(last + 2))
 
-@dataclass(frozen=True)
-class _Found:
-    op: int
-    size_bytes: int
-    group: Group
-    step: int
-    members: tuple[tuple[int, int], ...]
+    def members_of(self, rank_index: int) -> Int64s:
+        """Return the flat members of one rank, in the order of the matches."""
+        order, cuts = self._by_rank
+        return order[cuts[rank_index] : cuts[rank_index + 1]] if rank_index + 1 < len(cuts) else order[:0]
 
 
 def match_collectives(ranks: tuple[Rank, ...]) -> Matches:
     """Return everything that could be matched between these ranks."""
-    found = [*_group_matches(ranks), *_message_matches(ranks)]
-    groups: dict[Group, int] = {}
-    members = [member for f in found for member in f.members]
+    calls, groups = _calls(ranks)
+    found = shared_columns(calls.key, step=calls.step, member=calls.member, signature=calls.signature)
+    first_member = found.entry[found.first[:-1]]
+    size = calls.size_bytes[found.entry]
     return Matches(
-        op=np.array([f.op for f in found], np.uint8),
-        size_bytes=np.array([f.size_bytes for f in found], np.int64),
-        group=np.array([groups.setdefault(f.group, len(groups)) for f in found], np.int32),
-        step=np.array([f.step for f in found], np.int64),
-        first=np.cumsum([0, *(len(f.members) for f in found)], dtype=np.int64),
-        rank_index=np.array([m[0] for m in members], np.int32),
-        row=np.array([m[1] for m in members], np.int64),
-        groups=tuple(groups),
+        op=calls.op[first_member].astype(np.uint8),
+        size_bytes=np.maximum.reduceat(size, found.first[:-1]) if len(size) else size,
+        group=calls.group[first_member].astype(np.int32),
+        step=found.step,
+        first=found.first,
+        rank_index=calls.rank_index[found.entry].astype(np.int32),
+        row=calls.row[found.entry],
+        groups=groups,
     )
 
 
-def _group_matches(ranks: tuple[Rank, ...]) -> Iterable[_Found]:
-    """Yield the collectives of each group."""
-    sequences: dict[tuple[str, tuple[int, ...] | None], dict[int, list[int]]] = {}
-    named: dict[tuple[str, tuple[int, ...] | None], Group] = {}
-    for index, rank in enumerate(ranks):
-        c = rank.collectives
-        for row in _issued(rank, ~np.isin(c.op, POINT_TO_POINT)):
-            group = c.groups[c.group[row]]
-            key = (group.name, group.ranks)
-            named.setdefault(key, group)
-            sequences.setdefault(key, {}).setdefault(index, []).append(row)
-    for key, by_rank in sequences.items():
-        for step, lists in _by_step(ranks, by_rank):
-            signed = {i: [_signature(ranks[i], row) for row in rows] for i, rows in lists.items()}
-            for members in _columns(signed, lists):
-                c, row = ranks[members[0][0]].collectives, members[0][1]
-                size = max(int(ranks[i].collectives.full_bytes[r]) for i, r in members)
-                yield _Found(int(c.op[row]), size, named[key], step, members)
+@dataclass(frozen=True)
+class _Calls:
+    """Operations that were issued inside the window, those of each rank in the order it asked for them."""
+
+    key: Int64s
+    """process group, or pair of ranks"""
+    member: Int64s
+    """rank index in a group; of a message 0 for the sender and 1 for the receiver"""
+    step: Int64s
+    signature: Int64s
+    """equal on all members of one collective: operation and size (0 where sizes differ between ranks)"""
+    rank_index: Int64s
+    row: Int64s
+    op: Int64s
+    size_bytes: Int64s
+    group: Int64s
 
 
-def _message_matches(ranks: tuple[Rank, ...]) -> Iterable[_Found]:
-    """Yield the point-to-point messages of each pair of ranks."""
+def _calls(ranks: tuple[Rank, ...]) -> tuple[_Calls, tuple[Group, ...]]:
+    """Return the operations of all ranks and the groups they name."""
     numbers = {rank.rank: index for index, rank in enumerate(ranks)}
-    ends: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    groups: dict[tuple[str, tuple[int, ...] | None], Group] = {}
+    number: dict[tuple[str, tuple[int, ...] | None], int] = {}
+    parts = []
     for index, rank in enumerate(ranks):
-        messages = rank.collectives.messages
-        issued = set(_issued(rank, np.isin(rank.collectives.op, POINT_TO_POINT)))
-        for m in range(len(messages)):
-            peer = numbers.get(int(messages.peer[m]))
-            if peer is None or int(messages.collective[m]) not in issued:
-                continue
-            is_send = bool(messages.is_send[m])
-            pair = ends.setdefault((index, peer) if is_send else (peer, index), ([], []))
-            pair[0 if is_send else 1].append(m)
-    for (sender, receiver), (sends, receives) in ends.items():
-        yield from _pair_matches(ranks, sender, receiver, sends, receives)
+        named = rank.collectives.groups
+        known = [number.setdefault((g.name, g.ranks), len(number)) for g in named]
+        groups |= {(g.name, g.ranks): groups.get((g.name, g.ranks), g) for g in named}
+        group = np.array(known, np.int64)[rank.collectives.group] if known else np.empty(0, np.int64)
+        parts += [_collective_calls(rank, index, group), _message_calls(rank, index, group, numbers)]
+    columns = (np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(_Calls))
+    return _Calls(*columns), tuple(groups.values())
 
 
-def _pair_matches(
-    ranks: tuple[Rank, ...], sender: int, receiver: int, sends: list[int], receives: list[int]
-) -> Iterable[_Found]:
-    ends = {0: (sender, sends), 1: (receiver, receives)}
-    tables = {end: ranks[index].collectives for end, (index, _) in ends.items()}
-    by_end: dict[int, dict[int, list[int]]] = {}
-    for end, (index, listed) in ends.items():
-        for m in listed:
-            step = _step_number(ranks[index], int(tables[end].messages.collective[m]))
-            by_end.setdefault(step, {}).setdefault(end, []).append(m)
-    for step, lists in _common(by_end):
-        signed = {e: [(0, int(tables[e].messages.size_bytes[m])) for m in listed] for e, listed in lists.items()}
-        for members in _columns(signed, lists):
-            if len(members) < 2:
-                continue
-            (_, sent), (_, got) = sorted(members)
-            rows = (int(tables[0].messages.collective[sent]), int(tables[1].messages.collective[got]))
-            c = tables[0]
-            yield _Found(
-                op=OP_CODE["send"],
-                size_bytes=int(c.messages.size_bytes[sent]),
-                group=c.groups[c.group[rows[0]]],
-                step=step,
-                members=((sender, rows[0]), (receiver, rows[1])),
-            )
+def _collective_calls(rank: Rank, index: int, group: Int64s) -> _Calls:
+    c = rank.collectives
+    rows = _issued(rank, ~np.isin(c.op, POINT_TO_POINT))
+    op, size = c.op[rows].astype(np.int64), c.full_bytes[rows]
+    return _Calls(
+        key=group[rows],
+        member=np.full(len(rows), index),
+        step=_step_numbers(rank, rows),
+        signature=np.where(np.isin(op, _SAME_SIZE), size, 0) * len(OPS) + op,
+        rank_index=np.full(len(rows), index),
+        row=rows,
+        op=op,
+        size_bytes=size,
+        group=group[rows],
+    )
 
 
-def _issued(rank: Rank, wanted: npt.NDArray[np.bool_]) -> list[int]:
+def _message_calls(rank: Rank, index: int, group: Int64s, numbers: dict[int, int]) -> _Calls:
+    """Return the messages of a rank to and from others that were recorded too."""
+    c = rank.collectives
+    peers = np.array([numbers.get(peer, -1) for peer in c.messages.peer.tolist()], np.int64)
+    issued = np.isin(c.messages.collective, _issued(rank, np.isin(c.op, POINT_TO_POINT)))
+    kept = np.flatnonzero(issued & (peers >= 0))
+    rows, peer, sends = c.messages.collective[kept], peers[kept], c.messages.is_send[kept]
+    pair = np.where(sends, index * len(numbers) + peer, peer * len(numbers) + index)
+    return _Calls(
+        key=_MESSAGES + pair,
+        member=(~sends).astype(np.int64),
+        step=_step_numbers(rank, rows),
+        signature=c.messages.size_bytes[kept],
+        rank_index=np.full(len(rows), index),
+        row=rows,
+        op=np.full(len(rows), OP_CODE["send"]),
+        size_bytes=c.messages.size_bytes[kept],
+        group=group[rows],
+    )
+
+
+def _issued(rank: Rank, wanted: npt.NDArray[np.bool_]) -> Int64s:
     """Return the rows that were launched inside the window, in the order they were asked for."""
     c = rank.collectives
     known = c.issue_ns > np.iinfo(np.int64).min
     rows = np.flatnonzero(wanted & known & ((c.step >= 0) | (len(rank.steps) == 0)))
-    return rows[np.argsort(c.issue_ns[rows], kind="stable")].tolist()
+    return rows[np.argsort(c.issue_ns[rows], kind="stable")]
 
 
-def _signature(rank: Rank, row: int) -> Signature:
-    c = rank.collectives
-    op = int(c.op[row])
-    return op, int(c.full_bytes[row]) if op in _SAME_SIZE else 0
-
-
-def _step_number(rank: Rank, row: int) -> int:
-    step = int(rank.collectives.step[row])
-    return int(rank.steps.number[step]) if step >= 0 else _NO_STEP
-
-
-def _by_step(ranks: tuple[Rank, ...], by_rank: dict[int, list[int]]) -> Iterable[tuple[int, dict[int, list[int]]]]:
-    """Yield the sequences step by step, or whole where the ranks share no step number."""
-    by_step: dict[int, dict[int, list[int]]] = {}
-    for index, rows in by_rank.items():
-        for row in rows:
-            by_step.setdefault(_step_number(ranks[index], row), {}).setdefault(index, []).append(row)
-    return _common(by_step)
-
-
-def _common(by_step: dict[int, dict[int, list[int]]]) -> Iterable[tuple[int, dict[int, list[int]]]]:
-    """Yield the steps that at least two ranks share; without any, each rank's whole sequence as one."""
-    shared = [(step, lists) for step, lists in sorted(by_step.items()) if len(lists) > 1]
-    if shared:
-        yield from shared
-        return
-    whole: dict[int, list[int]] = {}
-    for _, lists in sorted(by_step.items()):
-        for index, rows in lists.items():
-            whole.setdefault(index, []).extend(rows)
-    if len(whole) > 1:
-        yield _NO_STEP, whole
-
-
-def _columns(signed: dict[int, list[Signature]], lists: dict[int, list[int]]) -> Iterable[tuple[tuple[int, int], ...]]:
-    """Yield `((rank index, row), ...)` for each position that at least two sequences share."""
-    reference = max(signed.values(), key=lambda s: (len(s), sum(x == len(s) for x in map(len, signed.values()))))
-    placed = {index: _place(reference, signature) for index, signature in signed.items()}
-    for position in range(len(reference)):
-        members = tuple(
-            (index, lists[index][position - offset])
-            for index, offset in placed.items()
-            if offset is not None and 0 <= position - offset < len(lists[index])
-        )
-        if len(members) > 1:
-            yield members
-
-
-def _place(reference: list[Signature], sequence: list[Signature]) -> int | None:
-    """Return where `sequence` lies in `reference`, None where it fits nowhere or in several ways."""
-    room = len(reference) - len(sequence)
-    fits = [o for o in range(room + 1) if reference[o : o + len(sequence)] == sequence]
-    return fits[0] if len(fits) == 1 else None
+def _step_numbers(rank: Rank, rows: Int64s) -> Int64s:
+    step = rank.collectives.step[rows]
+    return np.where(step >= 0, rank.steps.number[step], NO_STEP) if len(rank.steps) else np.full(len(rows), NO_STEP)
 
 
 def op_text(matches: Matches, m: int) -> str:
