@@ -82,7 +82,7 @@ class Workload:
 
     def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Return endless batches of this rank on the device: together, ranks see what one rank with all would see."""
-        order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))  # type: ignore[arg-type]
+        order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))
         loader = DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {})))
         return (moved(batch, self.device) for batch in loader)
 
@@ -97,7 +97,7 @@ class Workload:
         return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
 
     def flops_per_step(self) -> int:
-        """Return model FLOPs of one rank's forward and backward: multiply-add is two, attention in full, no recompute."""
+        """Return model FLOPs of one rank's forward and backward: multiply-add is 2, attention in full, no recompute."""
         return counted_flops(self) if self.model_flops is None else self.model_flops
 
 
@@ -120,7 +120,7 @@ def workload(spec: WorkloadSpec, device: torch.device | str) -> Workload:
 
 
 def counted_flops(work: Workload) -> int:
-    """Return the FLOPs of one forward and backward as PyTorch counts them, attention unfused so that nothing repeats."""
+    """Return the FLOPs of one forward and backward as PyTorch counts them, unfused so that nothing repeats."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 

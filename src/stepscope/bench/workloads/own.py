@@ -1,0 +1,103 @@
+"""A workload of one's own: `module:function`, called with the spec and the device.
+
+The function returns (model, batches, loss) or a dictionary of these, and is imported from the current folder or the
+path. Model: an nn.Module. Batches: a Dataset, or any list or endless iterable of batches. Loss: `loss(model, batch)`.
+
+    def tiny(spec, device):
+        data = torch.utils.data.TensorDataset(torch.randn(1000, 8), torch.randn(1000, 1))
+        return nn.Linear(8, 1), data, lambda model, batch: ((model(batch[0]) - batch[1]) ** 2).mean()
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import cycle, islice
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from stepscope.bench.workload import Workload, WorkloadSpec
+from stepscope.bench.workloads.loader import moved
+from stepscope.errors import UsageError
+
+_PARTS = ("model", "batches", "loss")
+
+
+@dataclass(frozen=True)
+class GivenBatches(Workload):
+    """A workload whose batches come ready-made: rank r takes every world_size-th, from the r-th on."""
+
+    given: Iterable[Any] = ()
+
+    def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
+        """Return this rank's batches on the device; a list starts over at its end."""
+        endless = cycle(self.given) if isinstance(self.given, list | tuple) else self.given
+        return (moved(batch, self.device) for batch in islice(endless, rank, None, world_size))
+
+
+def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
+    """Return the workload that the function makes."""
+    made = _called(_function(argument), argument, spec, device)
+    model, batches, loss = _checked(made, argument)
+    shared = {
+        "spec": spec,
+        "model": model.to(device),
+        "device": device,
+        "objective": loss,
+        "tokens_per_step": spec.batch_size,
+    }
+    if isinstance(batches, Dataset):
+        return Workload(samples=batches, **shared)
+    return GivenBatches(samples=Dataset(), given=batches, **shared)
+
+
+def _function(name: str) -> Callable[..., Any]:
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:  # noqa: PTH109 - compared with sys.path, which holds strings
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+    try:
+        found = getattr(import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"expected workload {name!r} to name a module, found none: {error}; run where it is"
+        ) from error
+    except AttributeError as error:
+        raise UsageError(f"expected a function {function!r} in {module}, found none; name one it has") from error
+    if not callable(found):
+        raise UsageError(f"expected {name!r} to be a function, found {type(found).__name__}")
+    return found
+
+
+def _called(function: Callable[..., Any], name: str, spec: WorkloadSpec, device: torch.device) -> Any:
+    try:
+        inspect.signature(function).bind(spec, device)
+    except TypeError as error:
+        raise UsageError(f"expected {name!r} to take (spec, device), found {error}") from error
+    return function(spec, device)
+
+
+def _checked(made: Any, name: str) -> tuple[nn.Module, Any, Callable[[nn.Module, Any], torch.Tensor]]:
+    if isinstance(made, dict):
+        missing = [part for part in _PARTS if part not in made]
+        if missing:
+            raise UsageError(f"expected {name!r} to return {', '.join(_PARTS)}, found no {', '.join(missing)}")
+        made = tuple(made[part] for part in _PARTS)
+    if not isinstance(made, tuple) or len(made) != 3:
+        raise UsageError(f"expected {name!r} to return (model, batches, loss), found {type(made).__name__}")
+    model, batches, loss = made
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"expected the model of {name!r} to be an nn.Module, found {type(model).__name__}")
+    if not isinstance(batches, Dataset) and not isinstance(batches, Iterable):
+        raise UsageError(
+            f"expected the batches of {name!r} to be a Dataset or an iterable, found {type(batches).__name__}"
+        )
+    if not callable(loss):
+        raise UsageError(
+            f"expected the loss of {name!r} to be a function of (model, batch), found {type(loss).__name__}"
+        )
+    return model, batches, loss

@@ -1,0 +1,73 @@
+"""A causal language model of Transformers from its configuration alone: random weights, nothing downloaded.
+
+`transformers:llama` takes the library's default sizes of that model type, overridden by the spec's sizes where
+`options["sizes"]` is "spec" (the default); `transformers:path/config.json` takes the file's sizes as they are.
+"""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepscope.bench.workload import Workload, WorkloadSpec
+from stepscope.bench.workloads.loader import CountingText
+from stepscope.errors import UsageError
+
+_SIZES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "vocab_size": "vocab_size",
+    "max_position_embeddings": "seq_len",
+}
+
+
+def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
+    """Return next-token prediction with the model of a configuration."""
+    config = _config(spec, argument)
+    try:
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(config)
+    except (ValueError, KeyError, ImportError) as error:
+        raise UsageError(f"expected a causal language model in {argument!r}, found {_first_line(error)}") from error
+    model.config.use_cache = False
+    return Workload(
+        spec=spec,
+        model=model.to(device),
+        device=device,
+        samples=CountingText(seq_len=spec.seq_len, vocab_size=int(config.vocab_size), seed=spec.seed),
+        objective=_loss,
+        tokens_per_step=spec.batch_size * spec.seq_len,
+    )
+
+
+def _config(spec: WorkloadSpec, argument: str) -> Any:
+    if find_spec("transformers") is None:
+        raise UsageError(
+            f"workload transformers:{argument} needs Transformers, which is not installed here; install it"
+        )
+    from transformers import AutoConfig
+
+    try:
+        if argument.endswith(".json"):
+            given = json.loads(Path(argument).read_text())
+            return AutoConfig.for_model(given.pop("model_type"), **given)
+        sizes = {theirs: getattr(spec, ours) for theirs, ours in _SIZES.items()}
+        return AutoConfig.for_model(argument, **(sizes if spec.option("sizes", "spec") == "spec" else {}))
+    except (OSError, KeyError, ValueError) as error:
+        what = "a config.json with model_type, or a model type such as llama"
+        raise UsageError(f"expected {what}, found {argument!r}: {_first_line(error)}") from error
+
+
+def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
+    tokens, following = batch
+    scores = model(input_ids=tokens).logits
+    return nn.functional.cross_entropy(scores.float().flatten(0, 1), following.flatten())
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
