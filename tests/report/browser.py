@@ -1,5 +1,6 @@
 """Chromium without a window, driven over the plain HTTP of its driver, so that no package is needed for it."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -53,9 +54,30 @@ class Browser:
             self._driver.terminate()
             self._driver.wait(10)
 
+    def go(self, url: str) -> None:
+        """Open an address."""
+        self._call("POST", "/url", {"url": url})
+
+    def windows(self) -> list[str]:
+        """Return the windows and tabs that are open."""
+        return list(self._call("GET", "/window/handles"))
+
+    def switch(self, window: str) -> None:
+        """Look at another window."""
+        self._call("POST", "/window", {"handle": window})
+
+    def picture(self) -> bytes:
+        """Return what the window shows as PNG."""
+        return base64.b64decode(self._call("GET", "/screenshot"))
+
+    def size(self, width: int, height: int) -> None:
+        """Make the page as wide and as high as that, in CSS pixels."""
+        params = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self._call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": params})
+
     def open(self, path: Path, *, within_s: float = 60) -> None:
-        """Open a page and wait until it has drawn itself."""
-        self._call("POST", "/url", {"url": path.resolve().as_uri()})
+        """Open a report and wait until it has drawn itself."""
+        self.go(path.resolve().as_uri())
         until = time.monotonic() + within_s
         while not self.run("return document.documentElement.dataset.readyMs || document.querySelector('[role=alert]')"):
             assert time.monotonic() < until, "the page did not draw itself"

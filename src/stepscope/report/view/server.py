@@ -1,0 +1,201 @@
+"""A web server for one reader on this machine.
+
+Any page the reader has open elsewhere can send requests to this port. So the server listens on loopback only, answers
+nothing without the token in the path, nothing to another name than its own (DNS rebinding), nothing to another
+page's script, only GET and HEAD, and gives a connection little time to say what it wants.
+"""
+
+import hmac
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from stepscope.errors import StepscopeError, UsageError
+
+LOOPBACK = "127.0.0.1"
+PORTS_TRIED = 20
+REQUEST_WITHIN_S = 10.0
+MOST_CONNECTIONS = 64
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a path holds."""
+
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Site = Callable[[str, Mapping[str, str]], Answer | None]
+"""Called with the path behind the token and the query; None where nothing is there."""
+
+
+class LocalServer(ThreadingHTTPServer):
+    """Serves one site until it is closed. `url` is what the reader opens."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(
+        self, site: Site, *, port: int = 0, token: str | None = None, within_s: float = REQUEST_WITHIN_S
+    ) -> None:
+        self.site = site
+        self.token = token
+        self.within_s = within_s
+        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((LOOPBACK, port), _Handler)
+        self.names = tuple(f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost"))
+
+    @property
+    def origin(self) -> str:
+        """Return scheme, address and port."""
+        return f"http://{self.names[0]}"
+
+    @property
+    def url(self) -> str:
+        """Return the address of the first page, with the token where there is one."""
+        return f"{self.origin}/{self.token}/" if self.token else f"{self.origin}/"
+
+    def start(self) -> None:
+        """Serve on a thread of its own."""
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hand a connection to a thread, or close it where too many are open."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a reader who went away."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
+def local_server(
+    site: Site, *, port: int = 0, with_token: bool = True, within_s: float = REQUEST_WITHIN_S
+) -> LocalServer:
+    """Return a server on `port`, or on the next one that is free; any free one for 0."""
+    token = secrets.token_urlsafe(24) if with_token else None
+    tried = [port] if port == 0 else range(port, min(port + PORTS_TRIED, 65536))
+    for number in tried:
+        try:
+            return LocalServer(site, port=number, token=token, within_s=within_s)
+        except OSError as error:
+            refused = error
+    raise UsageError(
+        f"--port {port}: expected one of {len(tried)} ports from there to be free on {LOOPBACK}, "
+        f"found {refused.strerror}; give another port, or 0 for any"
+    ) from refused
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request, one answer, then the connection ends (HTTP/1.0)."""
+
+    server: LocalServer
+    server_version, sys_version = "stepscope", ""
+
+    def setup(self) -> None:
+        """Give the client until the deadline to send its request, however slowly it drips."""
+        self._deadline = threading.Timer(self.server.within_s, self._cut)
+        self._deadline.daemon = True
+        self._deadline.start()
+        super().setup()
+        self.connection.settimeout(self.server.within_s)
+
+    def finish(self) -> None:
+        """End the connection and its deadline."""
+        self._deadline.cancel()
+        super().finish()
+
+    def parse_request(self) -> bool:
+        """Return whether the request may be answered; whoever may not ask has been told so."""
+        if not super().parse_request():
+            return False
+        self._deadline.cancel()
+        refused = self._refusal()
+        if refused:
+            self._send(refused, Answer(f"{refused.phrase}\n".encode(), "text/plain"), allow=True)
+        return refused is None
+
+    def do_GET(self) -> None:
+        """Answer with what the path holds."""
+        where = urlsplit(self.path)
+        found: Answer | None = None
+        status = HTTPStatus.OK
+        path = self._behind_token(where.path)
+        if path is not None:
+            try:
+                found = self.server.site(path, dict(parse_qsl(where.query)))
+            except StepscopeError as error:
+                status, found = HTTPStatus.INTERNAL_SERVER_ERROR, Answer(f"{error}\n".encode(), "text/plain")
+        if found is None:
+            status, found = HTTPStatus.NOT_FOUND, Answer(b"Not Found\n", "text/plain")
+        self._send(status, found)
+
+    do_HEAD = do_GET
+
+    def _refusal(self) -> HTTPStatus | None:
+        """Return why this asker gets no answer, None where it does."""
+        if self.headers.get_all("Host") not in [[name] for name in self.server.names]:
+            return HTTPStatus.MISDIRECTED_REQUEST
+        own = [f"http://{name}" for name in self.server.names]
+        if any(origin not in own for origin in self.headers.get_all("Origin", [])):
+            return HTTPStatus.FORBIDDEN
+        if self.command not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED
+        return None
+
+    def _behind_token(self, path: str) -> str | None:
+        """Return the decoded path behind the token, None without the right one."""
+        if not path.startswith("/"):
+            return None
+        if self.server.token is None:
+            return unquote(path[1:])
+        given, slash, rest = path[1:].partition("/")
+        right = hmac.compare_digest(given.encode(errors="replace"), self.server.token.encode())
+        return unquote(rest) if right and slash else None
+
+    def _send(self, status: HTTPStatus, answer: Answer, *, allow: bool = False) -> None:
+        kind = answer.content_type
+        text = kind.startswith("text/") or kind == "application/json"
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8" if text else kind)
+        self.send_header("Content-Length", str(len(answer.body)))
+        if allow and status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET, HEAD")
+        for name, value in {**_HEADERS, **answer.headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+    def _cut(self) -> None:
+        with suppress(OSError):  # it ended by itself
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Keep the terminal quiet."""

@@ -1,0 +1,93 @@
+"""`stepscope view` in a real browser: tabs, pages of tables, the timeline handed to Perfetto's page by a click."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report.browser import Browser, why_no_browser
+from tests.report.constructed import constructed
+
+from stepscope.report.html.page import page_of
+from stepscope.report.view.perfetto_ui import folder_site
+from stepscope.report.view.server import LocalServer, local_server
+from stepscope.report.view.site import ViewSite
+
+pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
+
+HOSTILE = "<img src=http://127.0.0.1:9/leak onerror='window.ran = 1'>"
+# Says what it was sent in its title, the way Perfetto's page takes a trace.
+OTHER_PAGE = """<!doctype html><title>waiting</title><script>
+addEventListener("message", (e) => {
+  if (e.data === "PING") return e.source.postMessage("PONG", "*");
+  const { buffer, title } = e.data.perfetto;
+  document.title = JSON.stringify([[...new Uint8Array(buffer)], title, e.origin]);
+});
+</script>"""
+
+
+class SomeTables:
+    def names(self) -> tuple[str, ...]:
+        return ("kernels", "steps")
+
+    def columns(self, name: str) -> dict[str, list[object]]:
+        return {"name": [HOSTILE] * 450, "row": list(range(450))}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def served(browser: Browser, tmp_path: Path) -> Iterator[LocalServer]:
+    (tmp_path / "index.html").write_text(OTHER_PAGE)
+    other = local_server(folder_site(tmp_path), with_token=False)
+    page = page_of(constructed(ranks=4, steps=5, slices_per_rank=30))
+    site = ViewSite(
+        name=HOSTILE, report_html=page, tables=SomeTables(), timeline=lambda: b"\x0a\x02hi", perfetto=other.origin
+    )
+    server = local_server(site)
+    for each in (other, server):
+        each.start()
+    browser.requests(), browser.console()
+    browser.go(server.url)
+    yield server
+    for each in (other, server):
+        each.shutdown()
+        each.server_close()
+
+
+def test_report_is_drawn_in_the_page(browser: Browser, served: LocalServer) -> None:
+    inside = "document.querySelector('iframe').contentDocument"
+    browser.waited(f"{inside} && {inside}.documentElement.dataset.readyMs")
+    assert browser.run(f"return {inside}.querySelectorAll('main section').length") > 10
+    assert [line for line in browser.console() if "favicon" not in line] == []
+    assert {url.split("/")[2] for url in browser.requests()} == {served.names[0]}
+
+
+def test_tables_are_paged_and_their_cells_are_text(browser: Browser, served: LocalServer) -> None:
+    browser.run("document.querySelector('#tab-tables').click()")
+    assert browser.waited("document.querySelector('#rows').textContent") == "rows 1 to 200 of 450"
+    for _ in range(2):
+        before = browser.run("return document.querySelector('#rows').textContent")
+        browser.run("document.querySelector('#on').click()")
+        browser.waited(f"document.querySelector('#rows').textContent !== {before!r}")
+    assert browser.run("return document.querySelector('#rows').textContent") == "rows 401 to 450 of 450"
+    assert browser.run("return document.querySelector('#on').disabled")
+    assert browser.run("return document.querySelector('#grid td').textContent") == HOSTILE
+    assert browser.run("return window.ran === undefined && document.querySelectorAll('img').length === 0")
+    assert browser.run("return document.querySelector('#view-report').hidden")
+
+
+def test_click_hands_the_timeline_to_the_other_page(browser: Browser, served: LocalServer) -> None:
+    first = browser.windows()
+    browser.run("document.querySelector('#open-perfetto').click()")
+    browser.waited("document.querySelector('#said').textContent.startsWith('The timeline is open')")
+    (opened,) = set(browser.windows()) - set(first)
+    browser.switch(opened)
+    got = json.loads(browser.waited("document.title !== 'waiting' && document.title"))
+    assert got == [list(b"\x0a\x02hi"), HOSTILE, served.origin]
+    browser.run("window.close()")
+    browser.switch(first[0])

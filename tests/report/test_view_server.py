@@ -1,0 +1,248 @@
+"""The local server: who may ask, and what comes back (S1-S8)."""
+
+import json
+import re
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.errors import InputError, UsageError
+from stepscope.report.view.perfetto_ui import folder_site
+from stepscope.report.view.server import MOST_CONNECTIONS, LocalServer, local_server
+from stepscope.report.view.site import MOST_ROWS, ViewSite, table_page
+
+HOSTILE = "</script><script>window.ran = 1</script>"
+
+
+class SomeTables:
+    def names(self) -> tuple[str, ...]:
+        return ("steps", "a name/with ? signs")
+
+    def columns(self, name: str) -> dict[str, Any]:
+        return {"step": np.arange(2500), "ms": np.linspace(0, 1, 2500)}
+
+
+def no_timeline() -> bytes:
+    raise InputError("the timeline cannot be made: expected steps, found none")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., LocalServer]]:
+    started: list[LocalServer] = []
+
+    def start(site: Any = None, **options: Any) -> LocalServer:
+        pages = site or ViewSite(name="run", report_html="<p>hi", tables=SomeTables(), timeline=lambda: b"\x0a\x00")
+        server = local_server(pages, **options)
+        server.start()
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def asked(server: LocalServer, path: str, *, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+    """Return status, headers and body of one request, sent as it is: no client tidies the path."""
+    lines = [f"{method} {path} HTTP/1.1", *(f"{k}: {v}" for k, v in {"Host": server.names[0], **headers}.items())]
+    return sent(server, "\r\n".join([*lines, "", ""]).encode())
+
+
+def sent(server: LocalServer, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+        connection.sendall(request)
+        data = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+def test_owner_gets_page_report_tables_and_timeline(serve: Any) -> None:
+    server = serve()
+    base = f"/{server.token}/"
+    for path, kind, part in (
+        ("", "text/html; charset=utf-8", b"report.html"),
+        ("report.html", "text/html; charset=utf-8", b"<p>hi"),
+        ("tables.json", "application/json; charset=utf-8", b'"steps"'),
+        ("timeline", "application/octet-stream", b"\x0a\x00"),
+    ):
+        status, headers, body = asked(server, base + path)
+        assert (status, headers["Content-Type"], part in body) == (200, kind, True)
+        assert (headers["X-Content-Type-Options"], headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
+    assert asked(server, base, method="HEAD")[::2] == (200, b"")
+    assert asked(server, base, Host=f"localhost:{server.server_port}")[0] == 200
+    assert asked(server, base, Origin=server.origin)[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1.evil.example:{port}", ""])
+def test_foreign_host_is_misdirected(serve: Any, host: str) -> None:
+    server = serve()
+    assert asked(server, f"/{server.token}/", Host=host.format(port=server.server_port))[0] == 421
+
+
+def test_missing_or_second_host_is_misdirected(serve: Any) -> None:
+    server = serve()
+    assert sent(server, f"GET /{server.token}/ HTTP/1.1\r\n\r\n".encode())[0] == 421
+    twice = f"GET /{server.token}/ HTTP/1.1\r\nHost: {server.names[0]}\r\nHost: evil.example\r\n\r\n"
+    assert sent(server, twice.encode())[0] == 421
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "https://{own}"])
+def test_foreign_origin_is_forbidden(serve: Any, origin: str) -> None:
+    server = serve()
+    assert asked(server, f"/{server.token}/tables.json", Origin=origin.format(own=server.names[0]))[0] == 403
+
+
+def test_nothing_is_there_without_the_token(serve: Any) -> None:
+    server = serve()
+    for path in (
+        "/",
+        "/report.html",
+        "/tables.json",
+        f"/{server.token}",
+        f"/{server.token}x/",
+        "/?token=" + server.token,
+    ):
+        assert asked(server, path)[::2] == (404, b"Not Found\n")
+    assert serve().token != server.token
+    assert len(server.token) >= 32
+
+
+TRAVERSALS = (
+    "../secret.txt", "..%2fsecret.txt", "%2e%2e/secret.txt", "a/../../secret.txt", "..\\secret.txt", "/etc/passwd",
+    "//etc/passwd", "a/%00", "a", "", ".", "nothing.txt",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", TRAVERSALS)
+def test_no_path_leads_out_of_the_folder(serve: Any, tmp_path: Path, path: str) -> None:
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "ui" / "a").mkdir(parents=True)
+    server = serve(folder_site(tmp_path / "ui"), with_token=False)
+    assert asked(server, "/" + path)[::2] == (404, b"Not Found\n")
+    assert asked(serve(), f"/{path}")[0] == 404
+
+
+def test_links_lead_nowhere(serve: Any, tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "file.txt").write_text("secret")
+    ui = tmp_path / "ui"
+    ui.mkdir()
+    (ui / "file.js").write_text("1")
+    (ui / "link.txt").symlink_to(tmp_path / "secret" / "file.txt")
+    (ui / "folder").symlink_to(tmp_path / "secret")
+    server = serve(folder_site(ui), with_token=False)
+    assert asked(server, "/file.js")[0] == 200
+    assert [asked(server, path)[0] for path in ("/link.txt", "/folder/file.txt")] == [404, 404]
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"])
+def test_only_reading_is_allowed(serve: Any, method: str) -> None:
+    server = serve()
+    status, headers, _ = asked(server, f"/{server.token}/", method=method)
+    assert (status, headers["Allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_slow_client_is_cut_off_while_others_are_served(serve: Any, drips: bool) -> None:
+    server = serve(within_s=0.4)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as slow:
+        slow.sendall(b"GET / HT")
+        assert asked(server, f"/{server.token}/")[0] == 200
+        answer = dripped(slow) if drips else slow.recv(100)
+    assert answer == b""
+
+
+def dripped(connection: socket.socket) -> bytes:
+    """Return what comes back while a byte is sent every 50 ms, which no pause between bytes would ever end."""
+    connection.settimeout(0.05)
+    for _ in range(200):
+        try:
+            connection.sendall(b"x")
+            return connection.recv(100)
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return b""
+    raise AssertionError("the server waited for ten seconds")
+
+
+def test_many_idle_connections_do_not_pile_up(serve: Any) -> None:
+    server = serve(within_s=20)
+    idle = [socket.create_connection(("127.0.0.1", server.server_port), timeout=20) for _ in range(MOST_CONNECTIONS)]
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as one_more:
+        assert one_more.recv(1) == b""
+    for connection in idle:
+        connection.close()
+
+
+def test_taken_port_leads_to_the_next(serve: Any) -> None:
+    first = serve()
+    assert first.server_port < 65535
+    second = serve(port=first.server_port)
+    assert first.server_port < second.server_port <= first.server_port + 20
+    assert asked(second, f"/{second.token}/")[0] == 200
+
+
+def test_no_free_port_is_said(monkeypatch: pytest.MonkeyPatch, serve: Any) -> None:
+    monkeypatch.setattr("stepscope.report.view.server.PORTS_TRIED", 1)
+    taken = serve()
+    with pytest.raises(UsageError, match="give another port, or 0 for any"):
+        serve(port=taken.server_port)
+
+
+def test_listens_on_loopback_only(serve: Any) -> None:
+    assert serve().socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_page_has_a_policy_and_shows_names_as_text(serve: Any) -> None:
+    server = serve(ViewSite(name=HOSTILE, report_html="", tables=SomeTables(), timeline=no_timeline))
+    _, headers, body = asked(server, f"/{server.token}/")
+    assert HOSTILE.encode() not in body
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert not re.search(r"unsafe-inline|unsafe-eval|\*", headers["Content-Security-Policy"])
+
+
+def test_what_cannot_be_made_is_said_in_one_line(serve: Any) -> None:
+    server = serve(ViewSite(name="run", report_html="", tables=SomeTables(), timeline=no_timeline))
+    status, _, body = asked(server, f"/{server.token}/timeline")
+    assert (status, body) == (500, b"the timeline cannot be made: expected steps, found none\n")
+
+
+def test_tables_come_in_pages(serve: Any) -> None:
+    server = serve()
+    page = f"/{server.token}/tables/steps.json"
+    found = json.loads(asked(server, f"{page}?offset=2400&limit=200")[2])
+    assert (found["columns"], found["offset"], found["total"], len(found["rows"])) == (["step", "ms"], 2400, 2500, 100)
+    assert found["rows"][0][0] == 2400
+    assert len(json.loads(asked(server, f"{page}?limit=99999")[2])["rows"]) == MOST_ROWS
+    for odd in ("?offset=-1", "?offset=9e9", "?offset=" + "9" * 40, "?limit=x"):
+        assert json.loads(asked(server, page + odd)[2])["rows"][0][0] == 0
+    assert json.loads(asked(server, f"{page}?offset=99999")[2])["rows"] == []
+    assert asked(server, f"/{server.token}/tables/a%20name%2Fwith%20%3F%20signs.json")[0] == 200
+    assert asked(server, f"/{server.token}/tables/other.json")[0] == 404
+
+
+def test_cells_are_what_a_page_can_hold() -> None:
+    columns = {"a": [2**60, True, None, float("inf"), "x", (1, 2)]}
+    assert [row[0] for row in table_page(columns, offset=0, limit=9)["rows"]] == [
+        str(2**60),
+        True,
+        None,
+        None,
+        "x",
+        "(1, 2)",
+    ]
+
+
+def test_timeline_is_made_once(serve: Any) -> None:
+    made: list[int] = []
+    site = ViewSite(name="r", report_html="", tables=SomeTables(), timeline=lambda: made.append(1) or b"x")  # type: ignore[func-returns-value]
+    server = serve(site)
+    assert [asked(server, f"/{server.token}/timeline")[2] for _ in range(3)] == [b"x"] * 3
+    assert made == [1]
