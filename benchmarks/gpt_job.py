@@ -3,7 +3,8 @@
     torchrun --nproc-per-node=4 gpt_job.py ddp|fsdp2|pipeline [--device cpu] [--steps 60] [--hand-timed FOLDER]
 
 With `--hand-timed` every rank times itself, as people do by hand: host time of forward, backward and optimizer step,
-and blocks of ten steps between two synchronisations.
+and blocks of ten steps between two synchronisations. Only deterministic kernels run, so that two runs of the same job
+have the same losses bit by bit.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
 os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
 os.environ.setdefault("NCCL_IB_DISABLE", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what determinism takes
 
 import torch
 import torch.distributed as dist
@@ -72,6 +74,8 @@ def main() -> None:
     args = parsed()
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # kernels that no training has
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     dist.init_process_group("nccl" if args.device == "cuda" else "gloo")

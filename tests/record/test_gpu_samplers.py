@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -23,11 +24,21 @@ JOB = Path(__file__).with_name("gpu_samplers_job.py")
 WEIGHTS_BYTES = 4 * 1024 * 1024 * 4
 
 
+SRC = Path(__file__).parents[2] / "src"
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samplers")
-    subprocess.run([sys.executable, str(JOB), str(folder)], check=True, timeout=240)
-    return folder / "run"
+    command = [sys.executable, str(JOB), str(folder)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder, done.stderr
+
+
+@pytest.fixture
+def run(job):
+    return job[0] / "run"
 
 
 def rows(path):
@@ -77,8 +88,7 @@ def test_telemetry_says_what_the_device_did(run):
 
 def test_live_collectives_have_bytes_and_device_times(run):
     for rank in (0, 1):
-        found = json.loads((run / f"rank0000{rank}.collectives.json").read_text())
-        operations = {row["operation"]: row for row in found["operations"]}
+        operations = {row["operation"]: row for row in rows(run / f"rank0000{rank}.collectives.jsonl")[1:]}
         reduced, gathered = operations["all_reduce"], operations["all_gather"]
         assert reduced["bytes"] >= 24 * WEIGHTS_BYTES
         assert gathered["count"] >= 23
@@ -93,9 +103,20 @@ def test_a_late_step_knows_its_collectives_and_bytes(run):
     assert lines[-1]["count"] >= 3  # at least two buckets and one gather
 
 
-def test_nccl_log_of_each_rank_is_kept(run):
+def test_a_recording_that_began_after_nccl_says_why_there_is_no_log(job):
+    folder, said = job
+    assert not list((folder / "run").glob("*.nccl.log"))
+    assert said.count("no NCCL log: NCCL looks at its settings once, and was up before the recording began") == 2
+
+
+def test_nccl_log_of_each_rank_is_kept(tmp_path):
+    asked = {"mode": "plain", "steps": 12, "ranks": 2, "port": 29741}
+    job = [sys.executable, str(JOB.with_name("nccl_job.py")), str(tmp_path), json.dumps(asked)]
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--nccl-log"]
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    subprocess.run([*record, "--out", str(tmp_path / "run"), "--", *job], check=True, timeout=240, env=environment)
     for rank in (0, 1):
-        assert "NCCL INFO" in (run / f"rank0000{rank}.nccl.log").read_text()
+        assert "NCCL INFO" in (tmp_path / "run" / f"rank0000{rank}.nccl.log").read_text()
 
 
 def test_modules_are_in_the_trace(run):

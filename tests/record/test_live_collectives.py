@@ -34,6 +34,10 @@ def job(tmp_path_factory):
     return folder
 
 
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 @pytest.mark.job
 def test_a_steps_bytes_include_those_of_ddps_reducer(job):
     lines = json.loads((job / "lines0.json").read_text())["lines"]
@@ -48,10 +52,10 @@ def test_a_steps_bytes_include_those_of_ddps_reducer(job):
 @pytest.mark.job
 def test_every_operation_has_its_count_bytes_and_bandwidth(job):
     for rank, (send, other) in enumerate((("send", "recv"), ("recv", "send"))):
-        found = json.loads((job / f"rank0000{rank}.collectives.json").read_text())
+        found, *operations = lines_of(job / f"rank0000{rank}.collectives.jsonl")
         assert found["rank"] == rank
         assert found["groups"][0]["ranks"] == [0, 1]
-        rows = {row["operation"]: row for row in found["operations"]}
+        rows = {row["operation"]: row for row in operations}
         assert rows["reduce_scatter"]["count"] == 8  # gloo itself calls it an all-reduce
         assert rows["reduce_scatter"]["bytes"] == 8 * 8000
         assert rows["all_gather"]["count"] >= 8  # DDP verifies its parameters with one more
@@ -91,9 +95,9 @@ def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_pa
     dist.all_reduce(torch.ones(5))
     live.on_step_end(0)
     live.on_close(tmp_path, 0)
-    found = json.loads((tmp_path / "rank00000.collectives.json").read_text())
+    found, *operations = lines_of(tmp_path / "rank00000.collectives.jsonl")
     assert "no such thing" in found["notes"][0]
-    assert found["operations"][0]["bytes"] == 20
+    assert operations[0]["bytes"] == 20
 
 
 def test_a_failure_in_the_tap_is_one_warning_and_the_collective_still_runs(alone, capsys):

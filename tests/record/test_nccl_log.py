@@ -38,11 +38,12 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
     assert "NCCL_DEBUG=WARN is set and kept" in capsys.readouterr().err
 
 
-def test_a_job_without_nccl_leaves_no_log(tmp_path):
+def test_a_job_without_nccl_leaves_no_log_and_says_so(tmp_path, capsys):
     environ = {}
     log = NcclLog(environ=environ)
     log.on_close(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
+    assert "no NCCL log: NCCL wrote none in this process" in capsys.readouterr().err
 
 
 def test_switches_add_variables_and_leave_set_ones():

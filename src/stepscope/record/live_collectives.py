@@ -109,9 +109,9 @@ class LiveCollectives:
         self._wake.set()
 
     def after_window(self, folder: str | Path, rank: int) -> None:
-        """Write `rank00000.collectives.json` as far as it goes."""
-        with written_whole(Path(folder) / rank_file(rank, "collectives.json")) as f:
-            f.write(json.dumps(self._description(rank), indent=1).encode())
+        """Write `rank00000.collectives.jsonl` as far as it goes: a header, then a line per operation and group."""
+        with written_whole(Path(folder) / rank_file(rank, "collectives.jsonl")) as f:
+            f.writelines(json.dumps(line).encode() + b"\n" for line in self._lines(rank))
 
     def on_close(self, folder: str | Path, rank: int) -> None:
         """Put the original methods back, read the flight recorder once more and write the file again."""
@@ -181,18 +181,18 @@ class LiveCollectives:
             self.ledger.forget_times({e["process_group"][0] for e in timed})
         self.ledger.add_times(timed, group_sizes=self.volume.group_sizes)
 
-    def _description(self, rank: int) -> dict[str, Any]:
+    def _lines(self, rank: int) -> list[dict[str, Any]]:
         rows = self.table()
         if any(row.timed_count == 0 and row.bytes for row in rows):
             self.ledger.note(_NOT_TIMED)
-        return {
+        header = {
             "schema": SCHEMA,
             "rank": rank,
             "groups": self._process_groups,
             "issued": {name: number for name, number in self.volume.issued.items() if number},
-            "operations": [row.as_dict() for row in rows],
             "notes": self.ledger.notes,
         }
+        return [header, *(row.as_dict() for row in rows)]
 
 
 def _ask_for_times(group: Any) -> None:

@@ -14,11 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import UsageError
+from stepscope.record.rank import initialized_distributed
 from stepscope.record.undisturbed import say
 from stepscope.run_folder import rank_file
 
 _FOLDER = "stepscope-nccl-"
 _TELLING_LEVELS = ("INFO", "ABORT", "TRACE")
+_NOT_USED = "no NCCL log: NCCL wrote none in this process"
+_TOO_LATE = (
+    "no NCCL log: NCCL looks at its settings once, and was up before the recording began; "
+    "start the job with `stepscope record --nccl-log`, or begin the recording before init_process_group"
+)
 
 # INIT and GRAPH: topology, channels, rings and trees; TUNING: algorithm and protocol; COLL: a line per collective.
 NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
@@ -74,6 +80,7 @@ class NcclLog:
 
     def __init__(self, *, environ: MutableMapping[str, str] | None = None) -> None:
         self._environ = os.environ if environ is None else environ
+        self._was_up = _nccl_is_up()
         turn_on_nccl_log(self._environ)
         self.why_not = _too_quiet(self._environ["NCCL_DEBUG"])
 
@@ -89,6 +96,8 @@ class NcclLog:
         if self.why_not is not None:
             say(self.why_not)
         log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
+        if not log.is_file():
+            say(_TOO_LATE if self._was_up else _NOT_USED)
         if log.parent.name.startswith(_FOLDER):
             with contextlib.suppress(OSError):
                 log.unlink(missing_ok=True)
@@ -98,6 +107,11 @@ class NcclLog:
 def log_of_process(pattern: str, *, pid: int) -> Path:
     """Return the file that NCCL writes for NCCL_DEBUG_FILE=`pattern`: %p is the process, %h the host's name."""
     return Path(pattern.replace("%p", str(pid)).replace("%h", socket.gethostname()))
+
+
+def _nccl_is_up() -> bool:
+    dist = initialized_distributed()
+    return dist is not None and "nccl" in str(dist.get_backend())
 
 
 def _too_quiet(level: str) -> str | None:

@@ -124,8 +124,10 @@ class ForwardHooks:
             self.search.pause()
 
     def stop(self) -> None:
-        """Search no more."""
+        """Search no more, and take the hooks off the modules that were found."""
         self._search(wanted=False)
+        for root in self._roots.values():
+            root.remove()
 
     def release(self, module: torch.nn.Module) -> None:
         """Take our hooks off a module that is about to be scripted: TorchScript would compile them."""
