@@ -1,0 +1,76 @@
+"""Do two implementations compute the same? Their gradients, weights and losses against a reference.
+
+Relative errors: |a - b| / |b| in the Euclidean norm over all parameters. Summing the same numbers in another order is
+the only difference that is allowed: with two ranks a + b = b + a, so everything is equal bit by bit; with more,
+rounding differs and grows with the steps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+GRADIENT_TOLERANCE = 1e-4
+WEIGHT_TOLERANCE = 1e-2
+LOSS_TOLERANCE = 1e-2
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What training arrived at: gradients of the first step, weights and losses of all steps."""
+
+    gradients: Tensors | None
+    weights: Tensors
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far an outcome is from the reference's."""
+
+    steps: int
+    gradient_error: float | None
+    """None where the implementation does not show its gradients"""
+    weight_error: float
+    loss_error: float
+    """the largest of any step"""
+    equal: bool
+    """weights bit by bit"""
+    agrees: bool
+    """all errors within their tolerances"""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it is streamed."""
+        return asdict(self)
+
+
+def agreement(found: Outcome, reference: Outcome) -> Agreement:
+    """Return how far two outcomes of the same training agree."""
+    both = found.gradients is not None and reference.gradients is not None
+    gradient_error = relative_error(found.gradients or {}, reference.gradients or {}) if both else None
+    weight_error = relative_error(found.weights, reference.weights)
+    loss_error = _largest_error(found.losses, reference.losses)
+    return Agreement(
+        steps=len(reference.losses),
+        gradient_error=gradient_error,
+        weight_error=weight_error,
+        loss_error=loss_error,
+        equal=all(torch.equal(found.weights[name], tensor) for name, tensor in reference.weights.items()),
+        agrees=(gradient_error or 0.0) <= GRADIENT_TOLERANCE
+        and weight_error <= WEIGHT_TOLERANCE
+        and loss_error <= LOSS_TOLERANCE,
+    )
+
+
+def relative_error(found: Tensors, reference: Tensors) -> float:
+    """Return |found - reference| / |reference| over all tensors of the reference."""
+    apart = sum(float((found[name].double() - tensor.double()).square().sum()) for name, tensor in reference.items())
+    whole = sum(float(tensor.double().square().sum()) for tensor in reference.values())
+    return float((apart / whole) ** 0.5) if whole else 0.0
+
+
+def _largest_error(found: Sequence[float], reference: Sequence[float]) -> float:
+    return max((abs(a - b) / abs(b) if b else abs(a) for a, b in zip(found, reference, strict=False)), default=0.0)

@@ -1,0 +1,101 @@
+"""The job that compares implementations: interleaved runs, the same outcome checked, a short trace of each.
+
+    settings   {"workload": {...}, "series": [{"name", "implementation", "options"}], "warmup_steps", "steps", "runs",
+                "grad_accum", "trace_steps"}
+    records    {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...Agreement}
+               {"what": "size", "series", "parameters", ...}           {"what": "trace", "series", "path"}
+
+Every run measures all contenders one after the other and the next run begins with another one, so that a machine that
+slows down, or warms up, does so for all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from stepscope.bench.data_parallel.agreement import Outcome, agreement
+from stepscope.bench.data_parallel.contender import Contender, cleared
+from stepscope.bench.data_parallel.training import Training
+from stepscope.bench.measure import Samples, measure
+from stepscope.bench.rank import Bench
+from stepscope.bench.trace import recorded_steps
+
+
+def compare(bench: Bench, settings: dict[str, Any]) -> None:
+    """Measure every contender of the settings on this rank."""
+    contenders = [Contender.of(settings, series) for series in settings["series"]]
+    reference: list[Outcome] = []
+    for run in range(int(settings["runs"])):
+        for contender in _rotated(contenders, by=run):
+            cleared(bench)
+            samples = _measured(bench, contender, settings, reference, check=run == 0)
+            bench.emit(what="samples", series=contender.name, run=run, **samples.as_dict())
+    if settings.get("trace_steps"):
+        for contender in contenders:
+            cleared(bench)
+            _traced(bench, contender, steps=int(settings["trace_steps"]))
+
+
+def _rotated(contenders: Sequence[Contender], *, by: int) -> list[Contender]:
+    """Return all contenders, beginning with another one in each run; the first run begins with the reference.
+
+    >>> _rotated("abc", by=1)
+    ['b', 'c', 'a']
+    """
+    first = by % len(contenders)
+    return [*contenders[first:], *contenders[:first]]
+
+
+def _measured(
+    bench: Bench, contender: Contender, settings: dict[str, Any], reference: list[Outcome], *, check: bool
+) -> Samples:
+    """Return the samples of one run; where asked, hold what it arrived at against the first contender's."""
+    training = contender.training(bench)
+    gradients = training.first_gradients() if check else None
+    samples = measure(
+        training.step,
+        warmup_steps=max(contender.warmup_steps - check, 0),  # taking the gradients was one of them
+        steps=int(settings["steps"]),
+        device=bench.device,
+    )
+    if check:
+        _sizes(bench, contender, training)
+        _checked(bench, contender, Outcome(gradients, _weights(training), samples.losses), reference)
+    return samples
+
+
+def _weights(training: Training) -> dict[str, torch.Tensor]:
+    return {name: w.float().cpu().clone() for name, w in training.parallel.weights().items()}
+
+
+def _checked(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome]) -> None:
+    """Emit how far the outcome agrees with the first contender's, which it becomes if there is none yet."""
+    if bench.rank:
+        return
+    if not reference:
+        reference.append(found)
+    bench.emit(what="agreement", series=contender.name, **agreement(found, reference[0]).as_dict())
+
+
+def _sizes(bench: Bench, contender: Contender, training: Training) -> None:
+    work = training.work
+    bench.emit(
+        what="size",
+        series=contender.name,
+        samples_per_step=contender.workload.batch_size * contender.options.grad_accum * bench.world_size,
+        tokens_per_step=work.tokens_per_step * contender.options.grad_accum * bench.world_size,
+        parameters=sum(w.numel() for w in training.parallel.model.parameters()),
+    )
+
+
+def _traced(bench: Bench, contender: Contender, *, steps: int) -> None:
+    """Record a few steps of a contender, for what overlaps what."""
+    folder = bench.out / "traces" / contender.name
+    path = recorded_steps(
+        lambda mark: contender.training(bench, mark=mark).step,
+        path=folder / f"{contender.name}_rank_{bench.rank}_trace.json",
+        steps=steps,
+        device=bench.device,
+    )
+    bench.emit(what="trace", series=contender.name, path=str(path.relative_to(bench.out)))

@@ -1,0 +1,116 @@
+"""The training step that all implementations share, each part of it under its standard region name."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from stepscope.bench.data_parallel.parallel import Parallel
+from stepscope.bench.workload import Workload
+from stepscope.errors import UsageError
+
+PEAK_LR = 1e-3
+CLIP_NORM = 1.0
+
+Mark = Callable[[str], AbstractContextManager[Any]]
+
+
+def unmarked(name: str) -> AbstractContextManager[Any]:
+    """Return a context that marks nothing, for steps that are only timed."""
+    return nullcontext()
+
+
+def learning_rate(step: int, *, warmup_steps: int) -> float:
+    """Return the rate of a step: linear from 0 to its peak over the warm-up, then constant.
+
+    >>> [learning_rate(s, warmup_steps=4) for s in (0, 2, 4, 9)]
+    [0.0, 0.0005, 0.001, 0.001]
+    """
+    return PEAK_LR * min(1.0, step / warmup_steps) if warmup_steps else PEAK_LR
+
+
+class Training:
+    """One model in training; `step()` is one optimizer step with all its micro-batches.
+
+    Gradients are clipped to norm 1 in warm-up steps where `clip` asks for it.
+    """
+
+    def __init__(
+        self,
+        work: Workload,
+        parallel: Parallel,
+        *,
+        rank: int,
+        world_size: int,
+        warmup_steps: int,
+        grad_accum: int = 1,
+        clip: bool = False,
+        mark: Mark = unmarked,
+    ) -> None:
+        fp16 = work.spec.precision == "fp16"
+        if fp16 and parallel.sharded:
+            raise UsageError("fp16 needs a loss scale that shards agree on, found sharded gradients; use bf16")
+        self.work, self.parallel, self.mark = work, parallel, mark
+        self.number = 0
+        self._warmup_steps, self._grad_accum, self._clip = warmup_steps, grad_accum, clip
+        self._batches = work.batches(rank=rank, world_size=world_size)
+        self._scaler = torch.amp.GradScaler(work.device.type, enabled=fp16)
+        self._on_gradients: Callable[[], None] | None = None
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether the next step belongs to the warm-up."""
+        return self.number < self._warmup_steps
+
+    @property
+    def lr(self) -> float:
+        """Return the learning rate of the next step."""
+        return learning_rate(self.number, warmup_steps=self._warmup_steps)
+
+    def step(self) -> torch.Tensor:
+        """Return the loss of one optimizer step, the mean over its micro-batches."""
+        with self.mark("lr_scheduling"):
+            self.parallel.set_lr(self.lr)
+        losses = [self._micro_batch(last=i == self._grad_accum - 1) for i in range(self._grad_accum)]
+        with self.mark("gradient_sync"):
+            self.parallel.finish()
+        if self._clip and self.warming_up:
+            self._clipped()
+        if self._on_gradients:
+            self._on_gradients()
+        with self.mark("optimizer_step"):
+            self.parallel.update(self._scaler)
+        self.number += 1
+        return torch.stack(losses).sum()
+
+    def first_gradients(self) -> dict[str, torch.Tensor] | None:
+        """Return the whole gradients of one step, after taking it."""
+        kept: list[dict[str, torch.Tensor] | None] = []
+
+        def keep() -> None:
+            found = self.parallel.gradients()
+            kept.append(
+                None if found is None else {name: g.detach().float().cpu().clone() for name, g in found.items()}
+            )
+
+        self._on_gradients = keep
+        self.step()
+        self._on_gradients = None
+        return kept[0]
+
+    def _micro_batch(self, *, last: bool) -> torch.Tensor:
+        """Return the share of the loss that one micro-batch has, after its forward and backward."""
+        with self.mark("data_loading"):
+            batch = next(self._batches)
+        self.parallel.exchange = last
+        with self.mark("forward_pass"):
+            loss = self.work.loss(self.parallel.model, batch) / self._grad_accum
+        with self.mark("backward_pass"):
+            self.parallel.backward(self._scaler.scale(loss))
+        return loss.detach()
+
+    def _clipped(self) -> None:
+        with self.mark("gradient_clipping_warmup"):
+            self._scaler.unscale_(self.parallel.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), CLIP_NORM)
