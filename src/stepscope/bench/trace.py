@@ -18,12 +18,13 @@ Mark = Callable[[str], AbstractContextManager[Any]]
 def recorded_steps(begin: Callable[[Mark], Callable[[], Any]], *, path: Path, steps: int, device: torch.device) -> Path:
     """Return the trace of `steps` calls of the step that `begin(mark)` makes, after a few that warm up."""
     step = begin(record_function)
-    with profile(activities=activities(device), schedule=schedule(wait=0, warmup=_WARMUP_STEPS, active=steps)) as p:
+    window = schedule(wait=0, warmup=_WARMUP_STEPS, active=steps, repeat=1)
+    with profile(activities=activities(device), schedule=window, on_trace_ready=lambda p: exported(p, path)) as p:
         for _ in range(_WARMUP_STEPS + steps):
             step()
             finished(device)
             p.step()
-    return exported(p, path)
+    return path
 
 
 def activities(device: torch.device) -> list[Any]:
