@@ -1,0 +1,87 @@
+"""DeepSpeed: `recorded(engine)` around the loop of an engine.
+
+    from stepscope.integrations.deepspeed import recorded
+
+    engine, _, loader, _ = deepspeed.initialize(...)
+    with recorded(engine, out="run", active=5):
+        for batch in loader:
+            loss = engine(batch)
+            engine.backward(loss)
+            engine.step()
+
+The engine reduces gradients after autograd is done and steps an optimizer of its own kind, which torch's hooks do not
+see as a whole. So `engine.backward` is the backward pass, its reduction `gradient_sync`, and an `engine.step` at the
+end of an accumulation is the optimizer step. Nothing of DeepSpeed is imported here.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.integrations.loop_recording import LoopRecording
+from stepscope.record.hooks.loop import Loop
+
+_METHODS = ("backward", "allreduce_gradients", "step")
+
+
+@contextmanager
+def recorded(engine: Any, **settings: Any) -> Iterator[LoopRecording]:
+    """Record the loop inside the block; settings are those of `stepscope.profile`."""
+    lacking = [name for name in (*_METHODS, "is_gradient_accumulation_boundary") if not hasattr(engine, name)]
+    if lacking:
+        raise UsageError(
+            f"recorded: expected the engine that deepspeed.initialize returns, found {type(engine).__name__} "
+            f"without {lacking[0]}()"
+        )
+    recording = LoopRecording(**settings)
+    recording.begin(optimizers=[engine.optimizer])
+    try:
+        if recording.hooks is not None:
+            _wrap(engine, recording.hooks.loop)
+        yield recording
+    finally:
+        for name in _METHODS:
+            vars(engine).pop(name, None)
+        recording.end()
+
+
+def _wrap(engine: Any, loop: Loop) -> None:
+    """Put our view of each method over the engine's own."""
+    for name, make in (("backward", _backward), ("allreduce_gradients", _reduction), ("step", _step)):
+        original = getattr(engine, name)
+        vars(engine)[name] = functools.wraps(original)(make(original, engine, loop))
+
+
+def _backward(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        counts = loop.backward_begins()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            if counts:
+                loop.backward_ends()
+
+    return backward
+
+
+def _reduction(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    def allreduce_gradients(*args: Any, **kwargs: Any) -> Any:
+        loop.gradient_sync_begins()  # it ends with the backward pass
+        return original(*args, **kwargs)
+
+    return allreduce_gradients
+
+
+def _step(original: Callable[..., Any], engine: Any, loop: Loop) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if not engine.is_gradient_accumulation_boundary():
+            return original(*args, **kwargs)
+        loop.optimizer_begins(engine.optimizer, by=engine)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            loop.optimizer_ends(by=engine)
+
+    return step
