@@ -1,0 +1,49 @@
+"""What is fastest here? Implementations, settings and sizes, measured on real ranks, interleaved, with raw samples kept.
+
+examples:
+  stepscope bench ddp --world-size 2
+  stepscope bench ddp --profile --profile-implementation ddp_bucketed
+  stepscope bench buckets --backend nccl --world-size 4
+  stepscope bench scaling --world-sizes 1,2,4 --mode weak
+  stepscope bench precision --d-model 1024
+
+`stepscope bench WHAT --help` tells more.
+"""
+
+import argparse
+from importlib import import_module
+
+_WHAT = {
+    "ddp": ("bench_ddp", "all data-parallel implementations side by side; --profile records one"),
+    "fsdp": ("bench_ddp", "sharded data parallelism against DDP: time, memory, traffic"),
+    "buckets": ("bench_buckets", "best bucket size and options of DDP"),
+    "batch-size": ("bench_sweeps", "largest batch that fits, and the fastest"),
+    "precision": ("bench_sweeps", "fp32, tf32, fp16, bf16"),
+    "compile": ("bench_sweeps", "torch.compile modes and CUDA graphs"),
+    "attention": ("bench_sweeps", "attention kernels"),
+    "checkpointing": ("bench_sweeps", "activation checkpointing: memory against time"),
+    "dataloader": ("bench_sweeps", "workers, pinning, prefetching"),
+    "allocator": ("bench_sweeps", "settings of the caching allocator"),
+    "accumulation": ("bench_sweeps", "gradient accumulation"),
+    "offload": ("bench_sweeps", "parameters and optimizer state on the host"),
+    "scaling": ("bench_scaling", "strong and weak scaling over world sizes"),
+    "straggler": ("bench_straggler", "what one slow rank costs, and whether it is found"),
+    "collectives": ("bench_collectives", "time and bandwidth of every collective"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add one parser per kind of benchmark."""
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    for name, (file, purpose) in _WHAT.items():
+        module = import_module(f"stepscope.cli.{file}")
+        one = kinds.add_parser(
+            name, help=purpose, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.add_arguments(one, what=name)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code of the benchmark that was asked for."""
+    code: int = import_module(f"stepscope.cli.{_WHAT[args.what][0]}").run(args)
+    return code
