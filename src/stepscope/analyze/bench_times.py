@@ -95,7 +95,7 @@ def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence
 
 
 def resampled_medians(runs: Sequence[Floats], *, seed: int = 0) -> Floats:
-    """Return medians of resampled runs: runs drawn anew, then blocks of steps within each, for steps are not independent.
+    """Return medians of resampled runs: runs drawn anew, then blocks of steps in each, for steps depend on each other.
 
     The same seed draws the same runs whatever the samples, so that two series can be resampled together.
     """

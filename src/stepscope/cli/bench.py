@@ -1,4 +1,4 @@
-"""What is fastest here? Implementations, settings and sizes, measured on real ranks, interleaved, with raw samples kept.
+"""What is fastest here? Implementations, settings and sizes, measured on real ranks, interleaved, raw samples kept.
 
 examples:
   stepscope bench ddp --world-size 2
