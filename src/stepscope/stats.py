@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_MAD_TO_SIGMA = 1.4826
+MAD_TO_SIGMA = 1.4826
 _MOST_POINTS = 400
 _LEAST_FOR_TREND = 8
 
@@ -17,7 +17,7 @@ _LEAST_FOR_TREND = 8
 def mad_sigma(values: npt.ArrayLike) -> float:
     """Return the standard deviation as the median absolute deviation gives it (for a normal distribution)."""
     x = np.asarray(values, float)
-    return float(_MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
+    return float(MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
 
 
 def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:

@@ -1,9 +1,10 @@
 """The run on one clock: offsets, matched collectives, and how long each rank waited in each of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from stepscope.run.clock_probes import probed_ties, tied_by_probes, within_probes
 from stepscope.run.clocks import Clocks, align_clocks
 from stepscope.run.load import Run
 from stepscope.run.machines import machine_of_rank, one_clock_per_machine
@@ -33,14 +34,14 @@ class Aligned:
 def aligned(run: Run) -> Aligned:
     """Return the run on one clock."""
     matches = match_collectives(run.ranks)
-    clocks = one_clock_per_machine(align_clocks(run.ranks, matches), machine_of_rank(run))
+    clocks = _clocks(run, matches)
     arrival = _arrivals(run, clocks, matches)
     wait = [np.full(len(r.collectives), UNMATCHED, np.int64) for r in run.ranks]
     if len(matches):
         last = np.maximum.reduceat(arrival, matches.first[:-1])
         waited = last[matches.of_member] - arrival
         for index, rank in enumerate(run.ranks):
-            mine = np.flatnonzero(matches.rank_index == index)
+            mine = matches.members_of(index)
             rows = matches.row[mine]
             duration = (rank.collectives.end_ns - rank.collectives.start_ns)[rows]
             # A coalesced operation is in several matches: it waits for the latest of its peers.
@@ -48,9 +49,24 @@ def aligned(run: Run) -> Aligned:
     return Aligned(run, clocks, matches, tuple(wait), arrival)
 
 
+def _clocks(run: Run, matches: Matches) -> Clocks:
+    """Return the clocks by collectives, machines and probes; the uncertainty is nan where nothing ties a rank."""
+    clocks, machines = align_clocks(run.ranks, matches), machine_of_rank(run)
+    ties = probed_ties(run, clocks)
+    clocks = one_clock_per_machine(tied_by_probes(clocks, ties, machines), machines)
+    clocks = within_probes(run, clocks, ties)
+    lost = [str(rank.rank) for rank, known in zip(run.ranks, clocks.known, strict=True) if not known]
+    unknown = f"clock of rank {', '.join(lost)} unknown: no collective ties it to rank {run.ranks[0].rank}"
+    return replace(
+        clocks,
+        uncertainty_ns=np.where(clocks.known, clocks.uncertainty_ns, np.nan),
+        warnings=(*([unknown] if lost else ()), *clocks.warnings),
+    )
+
+
 def _arrivals(run: Run, clocks: Clocks, matches: Matches) -> Int64s:
     arrival = np.empty(len(matches.row), np.int64)
     for index, rank in enumerate(run.ranks):
-        mine = matches.rank_index == index
+        mine = matches.members_of(index)
         arrival[mine] = clocks.shared(index, rank.collectives.start_ns[matches.row[mine]])
     return arrival

@@ -15,6 +15,7 @@ import numpy as np
 
 from stepscope.run.collective_names import is_comm_annotation, op_name
 from stepscope.run.collectives import Collectives, Meaning, collective_table, received_bytes
+from stepscope.run.device_work import Rows
 from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.shapes import element_counts, shape_bytes
 from stepscope.run.steps import Steps
@@ -29,9 +30,10 @@ _PEER_AT = 2
 
 def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
     """Return the gloo spans of a rank with the operators that asked for them."""
-    host = np.flatnonzero((kinds == EventKind.HOST_OP) | (kinds == EventKind.ANNOTATION))
-    spans = _by_start(trace, rows_named(trace, host, lambda s: s.startswith("gloo:")))
-    asked = _by_start(trace, rows_named(trace, host, lambda s: s.startswith("c10d::") and is_comm_annotation(s)))
+    spans = span_rows(trace, kinds)
+    asked = _by_start(
+        trace, rows_named(trace, _host(kinds), lambda s: s.startswith("c10d::") and is_comm_annotation(s))
+    )
     operator_of = _match(trace, spans, asked)
     group = _only_group(trace)
     meanings = [_meaning(trace, span, op, group) for span, op in zip(spans, operator_of, strict=True)]
@@ -48,6 +50,15 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
         device_index=np.full(len(rows), -1, np.int64),
         unanswered=len(set(asked) - set(operator_of)),
     )
+
+
+def span_rows(trace: Trace, kinds: Kinds) -> list[int]:
+    """Return the event row of each gloo collective, in the order of `gloo_collectives`."""
+    return _by_start(trace, rows_named(trace, _host(kinds), lambda s: s.startswith("gloo:")))
+
+
+def _host(kinds: Kinds) -> Rows:
+    return np.flatnonzero((kinds == EventKind.HOST_OP) | (kinds == EventKind.ANNOTATION))
 
 
 def _by_start(trace: Trace, rows: np.ndarray) -> list[int]:

@@ -7,10 +7,10 @@ several ranks on each side.
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.run.clocks import Clocks
 from stepscope.run.load import Run
+from stepscope.trace.table import Int64s
 
 _CONTRADICTED = 3
 _SAME_CLOCK_NS = 1_000.0
@@ -33,21 +33,27 @@ def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
     """
     offset, uncertainty = clocks.offset_ns.copy(), clocks.uncertainty_ns.copy()
     drift = clocks.drift_ppm.copy()
-    agreeing = {m for m in machines if m is not None and _agree(clocks, np.array([other == m for other in machines]))}
-    for machine in agreeing:
-        mine = np.array([m == machine for m in machines])
-        if mine[0]:
-            offset[mine], uncertainty[mine], drift[mine] = 0, _SAME_CLOCK_NS, np.nan
-        elif (mine & clocks.known).any():
-            there = mine & clocks.known
-            offset[mine] = round(float(np.median(clocks.offset_ns[there])))
-            uncertainty[mine] = np.min(clocks.uncertainty_ns[there])
-    known = clocks.known | np.array([m in agreeing and m == machines[0] for m in machines])
-    return replace(clocks, offset_ns=offset, uncertainty_ns=uncertainty, drift_ppm=drift, known=known)
+    for mine in _ranks_of_machines(machines):
+        there = mine[clocks.known[mine]]
+        if not len(there) or not _agree(clocks, there):
+            continue
+        if mine[0] == 0:
+            offset[there], uncertainty[there], drift[there] = 0, _SAME_CLOCK_NS, np.nan
+        else:
+            offset[there] = round(float(np.median(clocks.offset_ns[there])))
+            uncertainty[there] = np.min(clocks.uncertainty_ns[there])
+    return replace(clocks, offset_ns=offset, uncertainty_ns=uncertainty, drift_ppm=drift)
 
 
-def _agree(clocks: Clocks, mine: npt.NDArray[np.bool_]) -> bool:
+def _ranks_of_machines(machines: list[str | None]) -> list[Int64s]:
+    found: dict[str, list[int]] = {}
+    for index, machine in enumerate(machines):
+        if machine is not None:
+            found.setdefault(machine, []).append(index)
+    return [np.array(indices, np.int64) for indices in found.values()]
+
+
+def _agree(clocks: Clocks, there: Int64s) -> bool:
     """Return whether the offsets that the ranks of a machine gave can be one: within thrice what they are sure of."""
-    there = mine & clocks.known
     offsets, doubt = clocks.offset_ns[there], clocks.uncertainty_ns[there]
-    return not len(offsets) or bool(offsets.max() - offsets.min() <= _CONTRADICTED * doubt.max())
+    return bool(offsets.max() - offsets.min() <= _CONTRADICTED * doubt.max())

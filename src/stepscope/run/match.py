@@ -58,14 +58,15 @@ class Matches:
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
     @cached_property
-    def _by_rank(self) -> tuple[Int64s, Int64s]:
+    def by_rank(self) -> tuple[Int64s, Int64s]:
+        """Return the flat members rank by rank, and where those of each rank begin."""
         order = np.argsort(self.rank_index, kind="stable")
         last = int(self.rank_index[order[-1]]) if len(order) else -1
         return order, np.searchsorted(self.rank_index[order], np.arange(last + 2))
 
     def members_of(self, rank_index: int) -> Int64s:
         """Return the flat members of one rank, in the order of the matches."""
-        order, cuts = self._by_rank
+        order, cuts = self.by_rank
         return order[cuts[rank_index] : cuts[rank_index + 1]] if rank_index + 1 < len(cuts) else order[:0]
 
 
