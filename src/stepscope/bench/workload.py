@@ -92,7 +92,7 @@ class Workload:
             return self.objective(model, batch)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context of the spec's precision (tf32 is a switch of the process: `sweeps.precision_switch`)."""
+        """Return the context of the spec's precision (tf32 is a switch of the process, see `workload`)."""
         dtype = _AUTOCAST.get(self.spec.precision)
         return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
 
@@ -102,8 +102,13 @@ class Workload:
 
 
 def workload(spec: WorkloadSpec, device: torch.device | str) -> Workload:
-    """Return the workload of a description; weights depend on the seed alone."""
+    """Return the workload of a description; weights depend on the seed alone.
+
+    On CUDA devices the process's switch for tf32 products is set as the description wants it.
+    """
     where = torch.device(device)
+    if where.type == "cuda":
+        torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     prefix, _, rest = spec.name.partition(":")
     if spec.name in _NAMED:
         module, argument = _NAMED[spec.name], spec.name

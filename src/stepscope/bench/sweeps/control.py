@@ -1,0 +1,202 @@
+"""Run a sweep: start processes that measure its variants in turn, and go on without those that crash or hang.
+
+One process measures everything where it can; sweeps of process settings start one per measurement. Standard library
+only: torch is needed by those processes, not here.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.bench.launch import LaunchResult, launch
+from stepscope.bench.sweeps.batch_size import next_probe
+from stepscope.bench.sweeps.sweep import Sweep, Variant
+from stepscope.errors import UsageError
+
+_REFUSED = 2
+_OUTCOMES = ("samples", "not_measured", "out_of_memory", "failed")
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Method:
+    """How, where and for how long to measure."""
+
+    backend: str = "gloo"
+    runs: int = 3
+    warmup_steps: int = 10
+    steps: int = 50
+    threads: int = 1
+    item_limit_s: float = 300.0
+    limit_s: float = 3600.0
+
+
+@dataclass
+class Measured:
+    """What a sweep has found so far."""
+
+    runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """records of each variant's runs"""
+    refusals: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """variants without a result, or without all: what happened and why"""
+    environment: dict[str, Any] = field(default_factory=dict)
+    message: str | None = None
+    """why the sweep is not complete"""
+    interrupted: bool = False
+
+
+def run_sweep(
+    sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None
+) -> Measured:
+    """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is."""
+    found, pending = Measured(), interleaved(sweep.variants, runs=method.runs)
+    total, deadline_s = len(pending), time.monotonic() + method.limit_s
+    for number in range(2 * total):
+        left_s = deadline_s - time.monotonic()
+        if not pending or found.interrupted or left_s <= 0:
+            break
+        items = pending[:1] if sweep.fresh else pending
+        result = _launched(sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s,
+                           on_record=_counted(progress, total - len(pending), total))  # fmt: skip
+        _taken(found, result)
+        done = {(item["variant"], item["run"]) for runs in found.runs.values() for item in runs}
+        pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
+    if pending and not found.message:
+        found.message = f"not finished after {method.limit_s:.0f} s; raise --limit-s or ask for fewer steps"
+    return found
+
+
+def interleaved(variants: Sequence[Variant], *, runs: int) -> list[tuple[Variant, int]]:
+    """Return variants and run numbers in the order of measuring: round by round, each round starting one later.
+
+    >>> [(v.name, run) for v, run in interleaved([Variant("a"), Variant("b")], runs=2)]
+    [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
+    """
+    count = len(variants)
+    return [(variants[(i + run) % count], run) for run in range(runs) for i in range(count)]
+
+
+def fitting_sizes(
+    spec: Mapping[str, Any], *, start: int, most: int, memory_limit_bytes: int | None, method: Method, out: Path,
+    progress: Progress | None = None,
+) -> tuple[dict[int, bool], dict[int, str]]:  # fmt: skip
+    """Return which batch sizes fit, and why the others do not."""
+    known: dict[int, bool] = {}
+    reasons: dict[int, str] = {}
+    deadline_s = time.monotonic() + method.limit_s
+    for number in range(64):
+        if next_probe(known, start=start, limit=most) is None:
+            break
+        settings = {"spec": dict(spec), "start": start, "most": most, "known": known,
+                    "memory_limit_bytes": memory_limit_bytes, "item_limit_s": method.item_limit_s}  # fmt: skip
+        result = launch(
+            {"job": "stepscope.bench.sweeps.fitting:job", "settings": settings, "threads": method.threads},
+            world_size=1, backend=method.backend, out=out / f"fitting{number:03d}",
+            limit_s=max(deadline_s - time.monotonic(), 1.0), on_record=_probed(progress),
+        )  # fmt: skip
+        _take_probes(result, known, reasons)
+    return known, reasons
+
+
+def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int, str]) -> None:
+    """Add what a process found out; the size it died of did not fit."""
+    begun = None
+    for record in result.records[0]:
+        if record["what"] == "begin":
+            begun = record["batch_size"]
+        elif record["what"] == "probe":
+            known[record["batch_size"]], begun = record["fits"], None
+            if record["reason"]:
+                reasons[record["batch_size"]] = record["reason"]
+    if result.interrupted:
+        raise KeyboardInterrupt
+    if begun is None and not result.complete:
+        raise UsageError(f"cannot find the largest batch: {result.message}")
+    if begun is not None:
+        known[begun], reasons[begun] = False, result.message or "the process ended"
+
+
+def _launched(
+    sweep: Sweep, items: Sequence[tuple[Variant, int]], *, spec: Mapping[str, Any], method: Method, out: Path,
+    limit_s: float, on_record: Callable[[dict[str, Any]], None] | None,
+) -> LaunchResult:  # fmt: skip
+    settings = {
+        "spec": dict(spec),
+        "reference": sweep.reference,
+        "items": [{"variant": asdict(variant), "run": run} for variant, run in items],
+        "warmup_steps": method.warmup_steps,
+        "steps": method.steps,
+        "item_limit_s": method.item_limit_s,
+    }
+    with _variables(items[0][0].env if sweep.fresh else {}):
+        return launch(
+            {"job": "stepscope.bench.sweeps.child:job", "settings": settings, "threads": method.threads},
+            world_size=1, backend=method.backend, out=out, limit_s=limit_s, on_record=on_record,
+        )  # fmt: skip
+
+
+def _taken(found: Measured, result: LaunchResult) -> None:
+    """Add a process's records; the variant it ended in gets the reason."""
+    records = result.records[0]
+    begun = None
+    for record in records:
+        if record["what"] == "machine":
+            found.environment = found.environment or {k: v for k, v in record.items() if k != "what"}
+        elif record["what"] == "begin":
+            begun = record
+        elif record["what"] == "samples":
+            found.runs.setdefault(record["variant"], []).append(record)
+            begun = None
+        elif record["what"] in _OUTCOMES:
+            found.refusals[record["variant"]] = record
+            begun = None
+    if result.interrupted:
+        found.interrupted, found.message = True, result.message
+    elif result.exit_codes[0] == _REFUSED:
+        raise UsageError(result.message)
+    elif begun is not None:
+        found.refusals[begun["variant"]] = {**begun, "what": "failed", "reason": result.message or "the process ended"}
+    elif not any(record["what"] in _OUTCOMES for record in records):
+        raise UsageError(f"nothing could be measured: {result.message}")
+
+
+@contextmanager
+def _variables(env: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the processes started meanwhile."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _counted(progress: Progress | None, done: int, total: int) -> Callable[[dict[str, Any]], None] | None:
+    """Return a listener that says what is being measured and how many are done."""
+    if progress is None:
+        return None
+    count = [done]
+
+    def listen(record: dict[str, Any]) -> None:
+        count[0] += record["what"] in _OUTCOMES
+        if "variant" in record:
+            progress(count[0], total, record["variant"])
+
+    return listen
+
+
+def _probed(progress: Progress | None) -> Callable[[dict[str, Any]], None] | None:
+    if progress is None:
+        return None
+
+    def listen(record: dict[str, Any]) -> None:
+        if record["what"] == "begin":
+            progress(0, 1, f"batch {record['batch_size']}")
+
+    return listen

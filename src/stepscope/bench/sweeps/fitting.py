@@ -1,0 +1,59 @@
+"""In the process of its own: which batch sizes fit into memory? Two whole steps each, out of memory caught and freed.
+
+    settings    {"spec", "start", "most", "known": {"32": true}, "memory_limit_bytes", "item_limit_s"}
+    records     begin and probe, with `batch_size`, `fits`, `reason`
+
+A size that ends the process did not fit: who started it says so in `known` and starts again.
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from stepscope.bench.rank import Bench
+from stepscope.bench.sweeps.batch_size import next_probe
+from stepscope.bench.sweeps.child import at_most, free, refusal, spec_of
+from stepscope.bench.sweeps.host_memory import limit_growth
+from stepscope.bench.sweeps.train_step import TrainStep
+from stepscope.bench.workload import WorkloadSpec, workload
+
+_STEPS = 2
+"""the optimizer's state is there from the second on"""
+
+
+def job(bench: Bench, settings: dict[str, Any]) -> None:
+    """Try sizes until the largest that fits is known."""
+    spec = spec_of(settings["spec"], {})
+    known = {int(size): fits for size, fits in settings["known"].items()}
+    if settings.get("memory_limit_bytes"):
+        _two_steps(dataclasses.replace(spec, batch_size=1), bench.device)  # threads and buffers that all sizes need
+        limit_growth(settings["memory_limit_bytes"])
+    while (size := next_probe(known, start=settings["start"], limit=settings["most"])) is not None:
+        bench.emit(what="begin", batch_size=size)
+        with at_most(settings["item_limit_s"], bench, batch_size=size):
+            outcome = _tried(dataclasses.replace(spec, batch_size=size), bench.device)
+        free(bench.device)
+        known[size] = outcome["fits"]
+        bench.emit(what="probe", batch_size=size, **outcome)
+
+
+def _tried(spec: WorkloadSpec, device: torch.device) -> dict[str, Any]:
+    try:
+        _two_steps(spec, device)
+    except (RuntimeError, MemoryError) as error:
+        found = refusal(error)
+        if found["what"] != "out_of_memory":
+            raise
+        return {"fits": False, "reason": found["reason"]}
+    return {"fits": True, "reason": None, "peak_gb": _peak_gb(device)}
+
+
+def _two_steps(spec: WorkloadSpec, device: torch.device) -> None:
+    step = TrainStep(workload(spec, device), {})
+    for _ in range(_STEPS):
+        float(step())
+
+
+def _peak_gb(device: torch.device) -> float | None:
+    return torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None

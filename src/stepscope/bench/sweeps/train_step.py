@@ -1,0 +1,94 @@
+"""One optimizer step of a workload, as a variant wants it: accumulated, compiled, captured, offloaded."""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from stepscope.bench.sweeps.captured import Captured
+from stepscope.bench.sweeps.offloaded import HostOptimizer, sharded_on_host
+from stepscope.bench.workload import Workload
+
+_FIRST_SCALE = 2.0**12
+"""of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare"""
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """How the step is taken."""
+
+    accumulation: int = 1
+    compile: str | None = None
+    """a mode of torch.compile"""
+    cuda_graph: bool = False
+    offload: str | None = None
+    """activations, optimizer or parameters"""
+    learning_rate: float = 1e-4
+
+
+class TrainStep:
+    """Called once per step: data, forward, backward, optimizer; returns the mean loss of the step."""
+
+    def __init__(self, work: Workload, settings: Mapping[str, Any]) -> None:
+        self._work, self._set = work, StepSettings(**settings)
+        if self._set.offload == "parameters":
+            sharded_on_host(work.model)
+        if self._set.compile:
+            work.model.compile(mode=self._set.compile)
+        self._batches: Any = work.batches()
+        self.optimizer = self._optimizer()
+        self._scaler = torch.amp.GradScaler(
+            work.device.type, init_scale=_FIRST_SCALE, enabled=work.spec.precision == "fp16"
+        )
+        self._micro_step = self._checked_graph() if self._set.cuda_graph else self._plain_step
+
+    def __call__(self) -> torch.Tensor:
+        """Return the mean loss of one step."""
+        return self._micro_step([next(self._batches) for _ in range(self._set.accumulation)])
+
+    def close(self) -> None:
+        """End the data loader's workers now: left to the garbage collector, each is waited for in vain for seconds."""
+        self._batches.close()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the model's parameters, in order."""
+        return [p for p in self._work.model.parameters() if p.requires_grad]
+
+    def _plain_step(self, batches: list[Any]) -> torch.Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self._work.device)
+        for batch in batches:
+            with self._kept_activations():
+                loss = self._work.loss(self._work.model, batch) / self._set.accumulation
+            self._scaler.scale(loss).backward()
+            total += loss.detach()
+        if self._scaler.is_enabled():  # here rather than inside a fused optimizer, so that gradients can be compared
+            self._scaler.unscale_(self.optimizer)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        return total
+
+    def _optimizer(self) -> Any:
+        rate = self._set.learning_rate
+        if self._set.offload == "optimizer":
+            return HostOptimizer(self.parameters, learning_rate=rate)
+        if self._set.offload == "parameters":  # on the host, as plain tensors of one rank
+            return torch.optim.AdamW(self.parameters, lr=rate)
+        capturable = self._set.cuda_graph
+        return torch.optim.AdamW(self.parameters, lr=rate, fused=True, capturable=capturable)
+
+    def _checked_graph(self) -> Callable[[list[Any]], torch.Tensor]:
+        if self._scaler.is_enabled():
+            raise ValueError(
+                "expected fp32 or bf16 for a CUDA graph, found fp16: its scaler asks the host in each step"
+            )
+        return Captured(self._plain_step)
+
+    def _kept_activations(self) -> Any:
+        if self._set.offload != "activations":
+            return nullcontext()
+        return torch.autograd.graph.save_on_cpu(pin_memory=True)
