@@ -127,8 +127,8 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         more = warmup_steps + 2 * found.slow_steps
         doubts.append(
             Doubt(
-                f"the first {found.slow_steps} measured steps of a run are slower than the rest",
-                f"the warm-up was too short: at least {more} warm-up steps",
+                f"the first {found.slow_steps} measured steps of a run are slower than the rest, try a warm-up of {more}",
+                "the warm-up was too short: more --warmup-epochs",
             )
         )
     if spread_pct > _SPREAD_PCT:

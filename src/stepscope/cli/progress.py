@@ -14,10 +14,17 @@ _SHOW_AFTER_S = 1.0
 @contextmanager
 def reading_progress() -> Iterator[Progress | None]:
     """Yield a callback for `load`, or None where standard error is no terminal."""
+    with work_progress("reading") as progress:
+        yield progress
+
+
+@contextmanager
+def work_progress(what: str) -> Iterator[Progress | None]:
+    """Yield a callback that takes how much is done of how much, or None where standard error is no terminal."""
     if not sys.stderr.isatty():
         yield None
         return
-    bar = _Bar("reading")
+    bar = _Bar(what)
     try:
         yield bar.update
     finally:

@@ -27,7 +27,7 @@ _TURNS = 3
 
 def bucket_sweep(bench: Bench, settings: dict[str, Any]) -> None:
     """Find the best bucket size on these ranks, then compare it with the default and DDP's options."""
-    every = tuple(float(size) for size in settings.get("sizes_mb") or SIZES_MB)
+    every = sorted({DEFAULT_MB, *map(float, settings.get("sizes_mb") or SIZES_MB)})
     sizes, same_as = distinct_sizes(WorkloadSpec(**settings["workload"]), every)
     rounds = _Rounds(bench, settings, sizes)
     found = _everything(len(sizes), rounds) if settings.get("exhaustive") else search(len(sizes), rounds.times)

@@ -1,0 +1,82 @@
+"""Data-parallel implementations side by side, on real ranks, with the same gradients.
+
+examples:
+  stepscope bench ddp --world-size 2
+  stepscope bench ddp --backend nccl --world-size 8 --d-model 1024 --num-layers 24 --precision bf16
+  stepscope bench ddp --implementations ddp,ddp_bucketed,pytorch_ddp --bucket-size-mb 10
+  stepscope bench ddp --profile --profile-implementation ddp_bucketed --profile-output-dir traces
+  stepscope bench fsdp --world-size 4
+
+Every run measures all of them one after the other. Gradients of the first step, losses, and weights after all steps are
+held against those of the first one. A short trace of each says what of the communication was hidden.
+"""
+
+import argparse
+from typing import Any
+
+from stepscope.bench.data_parallel.strategies import NAMES, available, checked_names
+from stepscope.cli.bench_arguments import (
+    add_method_arguments,
+    add_model_arguments,
+    add_output_arguments,
+    add_rank_arguments,
+    results_folder,
+    workload_settings,
+)
+from stepscope.cli.bench_overlap import with_overlap
+from stepscope.cli.bench_profile import add_profile_arguments, profiled
+from stepscope.cli.bench_session import document_of, finished, launched
+from stepscope.cli.sizes import above_zero
+
+_DEFAULTS = {
+    "ddp": NAMES,
+    "fsdp": ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3", *(n for n in NAMES if n.startswith("deepspeed"))),
+}
+_JOB = "stepscope.bench.data_parallel.compare:compare"
+_TRACE_STEPS = 5
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--implementations", type=_names, metavar="A,B", help=f"of {', '.join(NAMES)} (those that run here)"
+    )
+    parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
+    parser.add_argument("--no-trace", action="store_true", help="measure times only")
+    if what == "ddp":
+        add_profile_arguments(parser)
+    add_model_arguments(parser)
+    add_method_arguments(parser)
+    add_rank_arguments(parser)
+    add_output_arguments(parser, what=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where only a part could be measured."""
+    if getattr(args, "profile", False):
+        return profiled(args)
+    folder = results_folder(args)
+    plan: dict[str, Any] = {"job": _JOB, "settings": _settings(args)}
+    document = document_of(args, plan)
+    total = len(plan["settings"]["series"]) * (args.runs + (not args.no_trace))
+    result = launched(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
+    found = with_overlap(document(result.records, result.message), folder)
+    return finished(args, found, folder=folder, interrupted=result.interrupted)
+
+
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    names = checked_names(args.implementations or available(_DEFAULTS[args.what]))
+    return {
+        "workload": workload_settings(args),
+        "series": [{"name": name, "implementation": name} for name in names],
+        "options": {"bucket_size_mb": args.bucket_size_mb},
+        "warmup_steps": args.warmup_steps,
+        "steps": args.steps,
+        "runs": args.runs,
+        "grad_accum": args.grad_accum,
+        "trace_steps": 0 if args.no_trace else _TRACE_STEPS,
+    }
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
