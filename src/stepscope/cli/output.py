@@ -1,6 +1,7 @@
 """Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from stepscope.errors import UsageError
@@ -12,13 +13,43 @@ def write_output(path: str, text: str, *, force: bool) -> None:
     if path == "-":
         sys.stdout.write(text)
         return
+    write_pieces(path, [text.encode(errors="replace")], force=force)
+
+
+def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
+    """Write bytes to the file `path`, piece by piece, and return how many they are."""
     target = Path(path)
-    if target.is_dir():
-        raise UsageError(f"expected a file to write, found a folder at {path}; give a file name in it")
-    if (target.exists() or target.is_symlink()) and not force:
-        raise UsageError(f"expected to create {path}, found it exists; use --force to overwrite, or another name")
+    refuse_existing(target, force=force)
+    written = 0
     try:
         with written_whole(target) as f:
-            f.write(text.encode(errors="replace"))
+            for piece in pieces:
+                written += f.write(piece)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error
+    return written
+
+
+def refuse_existing(target: Path, *, force: bool) -> None:
+    """Raise where `target` is a folder, or exists and must not be overwritten."""
+    if target.is_dir():
+        raise UsageError(f"expected a file to write, found a folder at {target}; give a file name in it")
+    if (target.exists() or target.is_symlink()) and not force:
+        raise UsageError(f"expected to create {target}, found it exists; use --force to overwrite, or another name")
+
+
+def output_folder(path: str, *, force: bool) -> Path:
+    """Return the folder `path`, made where it is missing; one that holds anything only with `force`, a link never."""
+    folder = Path(path)
+    if folder.is_symlink():
+        raise UsageError(f"expected a folder to write into, found a link at {path}; give the folder itself")
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not (force and folder.is_dir()):
+            raise UsageError(
+                f"expected a new or empty folder, found {'one with files' if folder.is_dir() else 'a file'} at {path}; "
+                "use --force to write into a folder that holds files, or another name"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error
+    return folder

@@ -1,0 +1,169 @@
+"""The run for other tools: one timeline of all ranks on one clock, or its tables.
+
+examples:
+  stepscope export run-folder/ --perfetto timeline.pftrace          open in ui.perfetto.dev
+  stepscope export run-folder/ --perfetto timeline.json.gz          Chrome's JSON: chrome://tracing and others
+  stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
+  stepscope export run-folder/ --csv tables/ --parquet tables/
+
+Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
+nanoseconds; docs/tables.md has every column.
+"""
+
+import argparse
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.given_run import above_zero, positive
+from stepscope.cli.output import refuse_existing, write_output, write_pieces
+from stepscope.cli.progress import reading_progress
+from stepscope.cli.record import steps_from
+from stepscope.errors import UsageError
+from stepscope.report.chrome_timeline import chrome_trace
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import Timeline, timeline_of
+from stepscope.report.timeline_filter import MOST_SLICES, Filter
+from stepscope.run.aligned import aligned
+from stepscope.run.load import Run, load
+from stepscope.run_folder import SCHEMA
+from stepscope.units import NS_PER_US, printable, readable_bytes
+
+_GZIP = 31
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN", nargs="+", help="run folder, trace, folder of traces, or glob")
+    parser.add_argument(
+        "--perfetto", metavar="FILE", help="timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"
+    )
+    chosen = parser.add_argument_group("what the timeline shows")
+    chosen.add_argument("--ranks", type=_ranks, metavar="0,3,8-15", help="these ranks")
+    chosen.add_argument("--steps", metavar="FIRST:LAST", help="these steps, LAST exclusive")
+    chosen.add_argument("--gpu-only", action="store_true", help="what ran on devices, steps and collectives")
+    chosen.add_argument("--min-us", type=above_zero, metavar="N", help="slices of at least N microseconds")
+    chosen.add_argument(
+        "--max-slices",
+        type=_count,
+        default=MOST_SLICES,
+        metavar="N",
+        help=f"thin what is not chosen until so many are left ({MOST_SLICES:,}); 0 keeps all",
+    )
+    parser.add_argument("--json", metavar="PATH", help="write what was written where as JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
+    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank could not be read."""
+    if not args.perfetto:
+        raise UsageError(
+            "expected something to write, found nothing; "
+            "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
+        )
+    refuse_existing(Path(args.perfetto), force=args.force)
+    chosen = _filter(args)
+    with reading_progress() as progress:
+        recorded = load(
+            args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
+        )
+    _refuse_unknown(recorded, chosen)
+    written = [_write_timeline(recorded, args, chosen)]
+    _say(written, args)
+    return 3 if recorded.unreadable else 0
+
+
+def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
+    timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None)
+    size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto), force=args.force)
+    return {
+        "what": "timeline",
+        "path": args.perfetto,
+        "size_bytes": size,
+        "ranks": len(timeline.ranks),
+        "slices": timeline.num_slices,
+        "flows": timeline.num_flows,
+        "warnings": list(timeline.notes),
+    }
+
+
+def _pieces(timeline: Timeline, path: str) -> Iterable[bytes]:
+    name = Path(path).name.lower()
+    pieces = chrome_trace(timeline) if name.removesuffix(".gz").endswith(".json") else perfetto_trace(timeline)
+    return _compressed(pieces) if name.endswith(".gz") else pieces
+
+
+def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    packer = zlib.compressobj(wbits=_GZIP)
+    for piece in pieces:
+        yield packer.compress(piece)
+    yield packer.flush()
+
+
+def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Tell what was written on standard output, what was left out on standard error."""
+    if args.json:
+        write_output(args.json, json.dumps({"schema": SCHEMA, "written": written}, indent=1) + "\n", force=args.force)
+    for one in written:
+        if args.json != "-":
+            print(_line(one))
+        for warning in one["warnings"]:
+            print(f"warning: {printable(warning, width=400)}", file=sys.stderr)
+
+
+def _line(one: dict[str, Any]) -> str:
+    counts = ", ".join(f"{one[key]:,} {key}" for key in ("slices", "ranks", "flows", "files", "rows") if key in one)
+    return f"{one['what']}: {printable(one['path'])}  {counts}, {readable_bytes(one['size_bytes'])}"
+
+
+def _filter(args: argparse.Namespace) -> Filter:
+    steps = steps_from(args.steps) if args.steps else None
+    return Filter(
+        ranks=args.ranks,
+        steps=range(*steps) if steps else None,
+        gpu_only=args.gpu_only,
+        min_ns=round(args.min_us * NS_PER_US) if args.min_us else None,
+    )
+
+
+def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
+    """Raise where ranks or steps are asked for that the run does not have."""
+    there = {rank.rank for rank in recorded.ranks}
+    if chosen.ranks is not None and not chosen.ranks <= there:
+        absent = ", ".join(map(str, sorted(chosen.ranks - there)[:10]))
+        raise UsageError(
+            f"--ranks: expected ranks of the run, found {absent}; it has {len(there)}, {min(there)} to {max(there)}"
+        )
+    numbers = {int(n) for rank in recorded.ranks for n in rank.steps.number}
+    if chosen.steps is not None and not any(n in chosen.steps for n in numbers):
+        known = f"the run has {min(numbers)}:{max(numbers) + 1}" if numbers else "the run has no recorded steps"
+        raise UsageError(
+            f"--steps: expected recorded steps, found none in {chosen.steps.start}:{chosen.steps.stop}; {known}"
+        )
+
+
+def _ranks(text: str) -> frozenset[int]:
+    """Return the ranks in `0,3,8-15`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or (last and not last.isdigit()) or part.endswith("-"):
+            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {text!r}")
+        low, high = int(first), int(last or first)
+        if high < low or high - low > 1 << 20:
+            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {part!r}")
+        found.update(range(low, high + 1))
+    return frozenset(found)
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text}")
+    return number
