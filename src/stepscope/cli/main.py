@@ -18,6 +18,7 @@ COMMANDS = {
     "health": "three steps, all ranks, one table; gates for CI",
     "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
+    "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",
