@@ -156,7 +156,7 @@ def steadiness_of(
 def log_series(logs: Sequence[StepLog]) -> Series | None:
     """Return the undisturbed steps of the step logs, median over the ranks that have each; None without any."""
     kept = [(log.step[keep], log.dur_ns[keep]) for log in logs for keep in (log.undisturbed & (log.dur_ns > 0),)]
-    return _median_over_ranks(kept, source="step logs")
+    return median_over_ranks(kept, source="step logs")
 
 
 def recorded_series(run: Run) -> Series | None:
@@ -167,10 +167,11 @@ def recorded_series(run: Run) -> Series | None:
         if len(steps):
             ends = np.append(steps.start_ns[1:], steps.end_ns[-1])
             kept.append((steps.number, ends - steps.start_ns))
-    return _median_over_ranks(kept, source="recorded steps")
+    return median_over_ranks(kept, source="recorded steps")
 
 
-def _median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> Series | None:
+def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> Series | None:
+    """Return step by step the median over ranks, from each rank's step numbers and durations; None without any."""
     kept = [(step, dur) for step, dur in kept if len(step)]
     if not kept:
         return None
