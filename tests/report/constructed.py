@@ -143,7 +143,40 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
         "by_strategy": {
             "name": "fsdp",
             "sure": "stated",
-            "sharding": {"gathers": 64, "ranks": [{"rank": 0, "time_ms": 3.0}]},
+            "sharding": {
+                "stage": "zero3",
+                "ranks": [
+                    {
+                        "rank": r,
+                        "gathers_of_parameters": 2.0,
+                        "traffic_of_parameters": 3.0,
+                        "gathered_bytes": 5e7,
+                        "gather_ms": 18.0,
+                        "gather_exposed_ms": 9.0,
+                        "gather_wait_ms": 4.0,
+                        "early_pct": 40.0,
+                        "scattered_bytes": 2.5e7,
+                        "scatter_ms": 8.0,
+                        "scatter_exposed_ms": 6.0,
+                        "scatter_wait_ms": 1.0,
+                    }
+                    for r in range(ranks)
+                ],
+            },
+            "buckets": {
+                "buckets": [{"order": 0, "size_bytes": None, "ready_ms": 2.0, "time_ms": 4.0, "exposed_ms": 1.0}]
+            },
+            "pipeline": {
+                "stages": 2,
+                "microbatches": 4,
+                "schedule": "1f1b",
+                "bubble_pct": 21.0,
+                "textbook_pct": 20.0,
+                "schedule_pct": 20.0,
+                "ranks": [
+                    {"rank": r, "stage": r, "forward_ms": 9.0, "wait_ms": 5.0, "bubble_pct": 21.0} for r in (0, 1)
+                ],
+            },
         },
         "verdict": "compute-bound",
         "findings": [

@@ -2,13 +2,15 @@
 
 data.py         what the page shows, as plain columns
 grid.py         ranks x steps            one_step.py, rank_slices.py    the slices of one step
-trust.py        how far to trust it
+trust.py        how far to trust it      calibration_curves.py          what collectives should take
 pack.py         columns to text          page.py     template, styles, scripts and data to one file
 template.html, report.css, js/           the page itself
 """
 
 from stepscope.analyze.account import Account
+from stepscope.cost.calibration import Calibration
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
@@ -19,12 +21,12 @@ from stepscope.report.json_report import plain, report_json
 __all__ = ["render_html", "report_data"]
 
 
-def render_html(account: Account, diagnosis: Diagnosis) -> str:
-    """Return the report as the text of one HTML file."""
-    return page_of(report_data(account, diagnosis))
+def render_html(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> str:
+    """Return the report as the text of one HTML file, with a picture of the calibration where one is given."""
+    return page_of(report_data(account, diagnosis, calibration=calibration))
 
 
-def report_data(account: Account, diagnosis: Diagnosis) -> ReportData:
+def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibration | None = None) -> ReportData:
     """Return what the page of a run shows."""
     report = plain(report_json(account, diagnosis))  # a page cannot read NaN
     trust = trust_lines(report)
@@ -33,4 +35,10 @@ def report_data(account: Account, diagnosis: Diagnosis) -> ReportData:
         del rank["step_ms"]  # the grid holds it
     grid = grid_of(account)
     wanted = [r for f in diagnosis.findings for r in f.ranks] + [s.rank for s in account.stragglers]
-    return ReportData(report=report, grid=grid, slices=slices_of(account, grid, wanted=wanted), trust=trust)
+    return ReportData(
+        report=report,
+        grid=grid,
+        slices=slices_of(account, grid, wanted=wanted),
+        trust=trust,
+        calibration=plain(calibration_curves(account, calibration)) if calibration else None,
+    )

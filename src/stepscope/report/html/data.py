@@ -82,3 +82,5 @@ class ReportData:
     slices: Slices | None
     trust: tuple[str, ...] = ()
     """how far to trust the report: one line each, beside the report's own warnings"""
+    calibration: dict[str, Any] | None = None
+    """curves of the machine's collectives beside the run's own points, where calibrated"""

@@ -29,7 +29,13 @@ _Columns = dict[str, bytes]
 def packed(data: ReportData) -> str:
     """Return the page's data as base64 text: a length, a JSON header with the offsets, the columns."""
     columns: _Columns = {}
-    header: dict[str, Any] = {"report": data.report, "trust": list(data.trust), "grid": None, "slices": None}
+    header: dict[str, Any] = {
+        "report": data.report,
+        "trust": list(data.trust),
+        "calibration": data.calibration,
+        "grid": None,
+        "slices": None,
+    }
     if data.grid is not None:
         header["grid"] = _grid(data.grid, columns)
     if data.slices is not None:

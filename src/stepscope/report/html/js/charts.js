@@ -1,4 +1,4 @@
-// The waterfall from peak to achieved, the times of the steps, and memory over the window: drawn as SVG.
+// The waterfall from peak to achieved, and the times of the steps: drawn as SVG.
 
 function waterfall(report) {
   const rows = report.waterfall;
@@ -11,7 +11,7 @@ function waterfall(report) {
     if (!last && row.pct_of_peak < 0.05) continue;
     bars.push([words(row.loss), row.pct_of_peak, last ? 0 : left, last ? "bar-total" : lossClass(row.loss), row]);
   }
-  const [width, line, from, to] = [560, 22, 170, 480];
+  const [width, line, from, to] = [560, Math.max(22, Math.min(30, 210 / bars.length)), 150, 470];
   const x = (pct) => from + ((to - from) * pct) / 100;
   const chart = picture(width, bars.length * line + 4, "Waterfall from peak to achieved FLOP rate; the table below holds its numbers");
   bars.forEach(([name, pct, start, kind, row], i) => {
@@ -19,15 +19,23 @@ function waterfall(report) {
     const label = pct && kind !== "bar-total" ? `−${pct.toFixed(1)} %` : `${pct.toFixed(1)} %`;
     chart.append(svg("g", { on: { mousemove: (e) => row && tip.show(e, name, waterfallLines(row)), mouseleave: tip.hide } },
       svg("rect", { x: 0, y, width, height: line, class: "hit" }),
-      svg("text", { x: from - 10, y: y + 15, class: "axis end" }, name),
+      svg("text", { x: from - 10, y: y + line / 2 + 4, class: "axis end" }, name),
       svg("rect", { x: x(start), y: y + 4, width: Math.max(1.5, x(pct) - from), height: line - 8, rx: 2, class: kind }),
-      svg("text", { x: Math.max(x(start) + Math.max(1.5, x(pct) - from), from) + 6, y: y + 15, class: "axis" }, label)));
+      errorBar(row?.loss === "achieved" ? x(pct) : x(start), x(row?.plus_minus ?? 0) - from, y + line / 2),
+      svg("text", { x: Math.max(x(start) + Math.max(1.5, x(pct) - from), from) + 6 + errorWidth(x, row), y: y + line / 2 + 4, class: "axis" }, label)));
   });
-  return panel("waterfall", "Where the FLOPs go", chart,
+  return panel("waterfall", "Where the FLOPs go: from peak to achieved", chart,
     el("p", { class: "quiet" }, report.efficiency.flops_source ? `FLOPs from ${report.efficiency.flops_source}; attention counted in full.` : ""),
     folded("as a table", plainTable(["loss", "of peak", "per step", "±"],
       rows.map((r) => [words(r.loss), pctText(r.pct_of_peak), timeText(r.ms_per_step), pctText(r.plus_minus)]))));
 }
+
+// How far off a loss may be, at the end it reaches down to: the other end is where the one before stopped.
+function errorBar(at, half, y) {
+  return half < 1 ? null : svg("path", { d: `M${at - half} ${y - 4}v8M${at - half} ${y}h${2 * half}M${at + half} ${y - 4}v8`, class: "error" });
+}
+
+const errorWidth = (x, row) => (row?.loss === "achieved" ? x(row.plus_minus ?? 0) - x(0) : 0);
 
 const lossClass = (loss) => (["non_matmul_kernels", "matmul_below_peak", "precision", "recomputation"].includes(loss) ? "bar-quiet" : "bar-loss");
 
@@ -99,56 +107,4 @@ function steadyText(s) {
   const drift = s.drift && s.drift.significant ? `, drifts by ${pctText(s.drift.change_pct)}` : "";
   const spread = `median ${timeText(s.median_ms)}, 99 % below ${timeText(s.p99_ms)}, spread ${pctText(s.robust_spread_pct)}`;
   return `${words(s.source)}: ${spread}, ${s.num_spikes} spikes${drift}`;
-}
-
-const MEMORY_COLUMNS = [
-  "rank", "peak_allocated_bytes", "peak_reserved_bytes", "device_total_bytes", "cache_bytes", "parameter_bytes", "host_peak_bytes",
-  "allocator_calls",
-];
-const MEMORY_COLOURS = ["forward", "input", "copy", "transfer", "optimizer", "host", "wait", "unknown"];
-
-function memory(report) {
-  const view = report.memory;
-  if (!view || !view.ranks.length) return null;
-  const box = panel("memory", "Memory");
-  const fullest = view.ranks.find((r) => r.rank === view.fullest_rank) || view.ranks[0];
-  if (fullest.timeline) box.append(el("h3", {}, `Rank ${fullest.rank}, the fullest`), memoryChart(fullest));
-  const used = MEMORY_COLUMNS.filter((c) => view.ranks.some((r) => known(r[c])));
-  const column = (c) => ({ title: titleOf(c), get: (r) => r[c], show: (v) => valueText(c, v), number: true });
-  box.append(sortedTable("memory of ranks", view.ranks, used.map(column)));
-  const growing = view.ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
-  if (growing.length) box.append(el("p", { class: "warning" }, `Memory grows from step to step on rank ${growing.join(", ")}.`));
-  return box;
-}
-
-function memoryChart(rank) {
-  const line = rank.timeline;
-  // What stays lies below what comes and goes.
-  const series = line.by_category ? Object.entries(line.by_category).reverse() : [["allocated", line.allocated_bytes]];
-  const [width, height, from, base] = [1120, 220, 70, 190];
-  const first = line.time_ms[0], last = line.time_ms.at(-1);
-  const most = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);
-  const x = (t) => from + ((width - from - 6) * (t - first)) / (last - first || 1);
-  const y = (b) => base - ((base - 10) * b) / most;
-  const chart = picture(width, height, `Memory of rank ${rank.rank} over the window, at most ${bytesText(most)}`);
-  for (const part of [0, 0.5, 1]) {
-    chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
-      svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, bytesText(most * part)));
-  }
-  const points = (values) => values.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`);
-  const colourOf = (k) => MEMORY_COLOURS[k % MEMORY_COLOURS.length];
-  let below = line.time_ms.map(() => 0);
-  series.forEach(([name, values], k) => {
-    const top = values.map((v, i) => below[i] + v);
-    const outline = [...points(top), ...points(below).reverse()].join(" ");
-    chart.append(svg("polygon", { points: outline, fill: `var(--${colourOf(k)})` }, svg("title", {}, words(name))));
-    below = top;
-  });
-  if (line.reserved_bytes) chart.append(svg("polyline", { points: points(line.reserved_bytes).join(" "), class: "dashed" }));
-  [["", 0], ["middle", 0.5], ["end", 1]].forEach(([anchor, part]) => {
-    const text = timeText((last - first) * part);
-    chart.append(svg("text", { x: x(first + (last - first) * part), y: base + 18, class: `axis ${anchor}` }, text));
-  });
-  const entries = series.map(([name], k) => [colourOf(k), words(name)]);
-  return el("div", {}, chart, legend(line.reserved_bytes ? [...entries, ["quiet", "reserved (dashed)"]] : entries));
 }

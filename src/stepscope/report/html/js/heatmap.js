@@ -5,11 +5,11 @@ const METRICS = [
   ["wait", "waiting for others"], ["transfer", "exposed communication"], ["host", "host (gaps, syncs, stalls)"],
   ["input", "input"], ["copy", "copies"],
 ];
-const ORDERS = [["rank", "by rank"], ["value", "largest first"], ["spread", "most uneven first"]];
+const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest first"], ["spread", "most uneven first"]];
 // cividis: even in lightness, and the same for people who do not tell red from green
 const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].map(rgb);
 
-function heatmap(grid) {
+function heatmap(grid, ranks) {
   const state = { metric: "own", order: "rank", cell: null };
   const label = "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline";
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });
@@ -17,11 +17,13 @@ function heatmap(grid) {
   const scale = el("div", { class: "scale", "aria-hidden": "true" });
   const num = { ranks: grid.ranks.length, steps: grid.steps.length };
   const frame = { left: 52, top: 4, width: 0, height: Math.max(60, Math.min(480, num.ranks * (num.ranks <= 16 ? 22 : 7.5))) };
+  const hostOf = new Map(ranks.map((r) => [r.rank, r.host ?? ""]));
+  const hosts = grid.ranks.map((rank) => hostOf.get(rank) ?? "");
   let values, rows, low, high, image;
 
   function compute() {
     values = metricOf(grid, state.metric);
-    rows = orderOf(values, num, state.order);
+    rows = orderOf(values, num, state.order, hosts);
     [low, high] = rangeOf(values);
     image = imageOf(values, rows, num, low, high);
     const meaning = state.metric === "step" || state.metric === "own" ? "lighter is slower" : "lighter is more";
@@ -33,6 +35,7 @@ function heatmap(grid) {
     const { context } = sharp(canvas, frame.left + frame.width + 2, frame.top + frame.height + 22);
     context.imageSmoothingEnabled = num.steps > frame.width || num.ranks > frame.height;
     context.drawImage(image, frame.left, frame.top, frame.width, frame.height);
+    heatmapLines(context, frame, num);
     heatmapLabels(context, grid, rows, frame, num);
     if (state.cell) {
       const [r, s] = state.cell, [w, h] = [frame.width / num.steps, frame.height / num.ranks];
@@ -55,7 +58,7 @@ function heatmap(grid) {
   const titleOfCell = ([r, s]) => `rank ${grid.ranks[rows[r]]}, step ${grid.steps[s]}`;
   function choose(cell) {
     state.cell = cell;
-    said.textContent = `${titleOfCell(cell)}: ${linesOf(cell).join(", ")}`;
+    said.replaceChildren(el("b", {}, titleOfCell(cell)), `: ${linesOf(cell).join(", ")} `, chip("rank in the timeline", showRank));
     draw();
   }
   const showRank = () => state.cell && document.dispatchEvent(new CustomEvent("show-rank", { detail: grid.ranks[rows[state.cell[0]]] }));
@@ -72,12 +75,19 @@ function heatmap(grid) {
   });
   const change = (key) => (value) => { state[key] = value; state.cell = null; compute(); draw(); };
   const used = METRICS.filter(([id]) => id === "step" || id === "own" || grid.groups[id].some((v) => v > 0));
+  const orders = ORDERS.filter(([id]) => id !== "host" || new Set(hosts).size > 1);
   const metrics = select("colour by", used, change("metric"));
   metrics.querySelector("select").value = state.metric;
+  document.addEventListener("show-cell", ({ detail: { metric, rank, step } }) => {
+    metrics.querySelector("select").value = metric;
+    change("metric")(metric);
+    choose([rows.findIndex((r) => grid.ranks[r] === rank), grid.steps.indexOf(step)]);
+    jump("heatmap");
+  });
   const box = panel("heatmap", "Ranks × steps",
-    el("div", { class: "controls" }, metrics, select("order", ORDERS, change("order")),
+    el("div", { class: "controls" }, metrics, select("order", orders, change("order")),
       el("span", { class: "quiet" }, "click a cell, or focus and use the arrow keys")),
-    el("div", { class: "canvas-box" }, canvas), scale, said,
+    el("div", { class: "canvas-box" }, canvas), el("div", { class: "beside" }, scale, said),
     grid.quantum > 0.01 ? el("p", { class: "quiet" }, `Times rounded to at most ${timeText(grid.quantum)}.`) : null);
   compute();
   redrawn(draw);
@@ -90,9 +100,10 @@ function metricOf(grid, id) {
   return grid.step.map((v, i) => v - grid.groups.wait[i] - grid.groups.transfer[i]);
 }
 
-function orderOf(values, num, order) {
+function orderOf(values, num, order, hosts) {
   const rows = Array.from({ length: num.ranks }, (_, r) => r);
   if (order === "rank") return rows;
+  if (order === "host") return rows.sort((a, b) => hosts[a].localeCompare(hosts[b], "en", { numeric: true }) || a - b);
   const key = rows.map((r) => {
     const mine = values.subarray(r * num.steps, (r + 1) * num.steps);
     const middle = median(mine);
@@ -134,6 +145,14 @@ function rampColours() {
     const [r, g, b] = RAMP[k].map((c, j) => Math.round(c + (RAMP[k + 1][j] - c) * f));
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
   });
+}
+
+// Thin lines between cells that are large enough to have them.
+function heatmapLines(context, frame, num) {
+  const [wide, high] = [frame.width / num.steps, frame.height / num.ranks];
+  context.fillStyle = colour("panel");
+  if (wide >= 6) for (let s = 1; s < num.steps; s++) context.fillRect(Math.round(frame.left + s * wide), frame.top, 1, frame.height);
+  if (high >= 6) for (let r = 1; r < num.ranks; r++) context.fillRect(frame.left, Math.round(frame.top + r * high), frame.width, 1);
 }
 
 function heatmapLabels(context, grid, rows, frame, num) {

@@ -6,17 +6,42 @@ function pair(...boxes) {
   return there.length > 1 ? el("div", { class: "pair" }, there) : there[0] ?? null;
 }
 
+const SHORT = {
+  findings: "Fix first", budget: "Step", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
+  calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
+};
+
+// Links to the sections, the one in view marked.
+function contents(root) {
+  const links = new Map([...root.querySelectorAll("section.panel")].map((section) =>
+    [section, el("a", { href: `#${section.id}` }, SHORT[section.id] ?? section.querySelector("h2").textContent)]));
+  const seen = new Set();
+  const mark = () => {
+    const first = [...links.keys()].find((section) => seen.has(section));
+    for (const [section, link] of links) section === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+  };
+  const watch = new IntersectionObserver((entries) => {
+    for (const e of entries) e.isIntersecting ? seen.add(e.target) : seen.delete(e.target);
+    mark();
+  }, { rootMargin: "-60px 0px -40% 0px" });
+  for (const section of links.keys()) watch.observe(section);
+  return el("nav", { class: "contents", "aria-label": "Sections" }, ...links.values());
+}
+
 async function main() {
   const root = document.getElementById("report");
   const data = await unpack(document.getElementById("data").textContent);
   const { report, grid, slices } = data;
   document.getElementById("top").append(...header(report));
   const parts = [
-    cards(report), findings(report), budget(report), pair(waterfall(report), grid && stepTimes(grid, report.steadiness)),
-    grid && heatmap(grid), slices && timeline(slices), ranks(report), collectives(report), kernels(report), operators(report),
-    pair(idle(report), criticalPath(report)), memory(report), strategyView(report), checks(report), trust(data),
+    cards(report), findings(report, grid), budget(report), pair(waterfall(report), grid && stepTimes(grid, report.steadiness)),
+    grid && heatmap(grid, report.ranks), slices && timeline(slices), ranks(report), collectives(report),
+    pair(calibration(data.calibration), memory(report)), strategyView(report), kernels(report), operators(report),
+    pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
   root.append(...parts.filter(Boolean));
+  root.before(contents(root));
+  for (const link of root.querySelectorAll("a.card")) if (!document.getElementById(link.hash.slice(1))) link.removeAttribute("href");
   redraws.forEach((draw) => draw());
   let width = root.clientWidth;
   new ResizeObserver(() => {

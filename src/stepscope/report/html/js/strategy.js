@@ -3,15 +3,12 @@
 function strategyView(report) {
   const view = report.by_strategy;
   if (!view || !view.name) return null;
+  const views = Object.entries(view).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
+  if (!views.length) return null;
   const box = panel("strategy", `Strategy: ${view.name}`);
   if (view.sure) box.append(el("p", { class: "quiet" }, `known from: ${words(view.sure)}`));
-  for (const [name, value] of Object.entries(view)) {
-    if (["name", "sure"].includes(name) || isEmpty(value)) continue;
-    box.append(folded(words(name), anyValue(name, value)));
-  }
-  const views = box.querySelectorAll(":scope > details");
-  if (!views.length) return null;
-  views[Math.min(1, views.length - 1)].open = true; // the first lists the dimensions, the second says what they did
+  for (const [name, value] of views) if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value));
+  for (const [name, value] of views) box.append(folded(`${words(name)} in numbers`, anyValue(name, value)));
   return box;
 }
 
@@ -36,7 +33,8 @@ function rowsTable(name, list) {
   const rows = list.filter((r) => r && typeof r === "object");
   const keys = [...new Set(rows.flatMap((r) => Object.keys(r)))].filter((k) => rows.some((r) => !isEmpty(r[k]) || isPlain(r[k])));
   const show = (k) => (v) => (isPlain(v) ? valueText(k, v) : shortText(k, v));
-  const column = (k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number") });
+  const isLong = (k) => rows.some((r) => typeof r[k] === "string" && r[k].length > 40);
+  const column = (k) => ({ title: titleOf(k), get: (r) => r[k], show: show(k), number: rows.some((r) => typeof r[k] === "number"), name: isLong(k) });
   return sortedTable(words(name), rows, keys.map(column));
 }
 
@@ -50,11 +48,3 @@ function shortText(name, value) {
 
 const spreads = (value) => plainTable(["over ranks", "mean", "min", "max", "std"],
   Object.entries(value).map(([k, s]) => [titleOf(k), ...[s.mean, s.min, s.max, s.std].map((v) => valueText(k, v))]));
-
-function trust(data) {
-  const { report, slices } = data;
-  const about = (s) => `timeline: step ${s.step ?? "unknown"}, ${s.ranks.length} ranks, times rounded to ${s.rounded} ns`;
-  const drawn = slices ? [about(slices), ...slices.notes] : [];
-  return panel("trust", "How far to trust this report", el("ul", {},
-    [...data.trust, ...drawn].map((line) => el("li", {}, line)), report.warnings.map((line) => el("li", { class: "warning" }, line))));
-}

@@ -1,4 +1,4 @@
-// The top of the page: what the run is, the five cards, what to fix first, and the step's budget.
+// The top of the page: what the run is, the cards, what to fix first, and the step's budget.
 
 function header(report) {
   const run = report.run;
@@ -26,25 +26,32 @@ function changeTheme() {
   redraws.forEach((draw) => draw());
 }
 
+// What a part of the step costs is fine below 5 %, and the first thing to look at above 15 %.
+const toneOf = (pct) => (!known(pct) ? "unknown" : pct >= 15 ? "high" : pct >= 5 ? "medium" : "low");
+
 function cards(report) {
-  const { step, efficiency } = report;
-  const known_ms = step.unprofiled_ms ?? step.profiled_ms;
-  const overlap = report.ranks.map((r) => r.overlap_pct).filter(known);
-  const mean = overlap.reduce((a, b) => a + b, 0) / overlap.length;
-  const overhead = step.profiler_overhead_pct;
+  const share = (...names) => report.step.budget.filter((p) => names.includes(p.part)).reduce((sum, p) => sum + p.pct, 0);
+  const wait = share("wait", "pipeline_bubble"), transfer = share("exposed_transfer");
+  const host = share("launch_gap", "host_sync", "allocator", "host_stall", "data_loading");
+  const some = report.step.budget.length > 0;
   const list = [
-    ["verdict", "Verdict", words(report.verdict ?? "unknown"), verdictWhy(report)],
-    ["step", "Step", timeText(known_ms), stepWhy(step)],
-    ["mfu", "MFU", known(efficiency.mfu) ? pctText(100 * efficiency.mfu) : NONE,
-      known(efficiency.mfu) ? `of ${digits(efficiency.peak_tflops)} TFLOP/s ${efficiency.precision ?? ""}` : "FLOPs or peak unknown"],
-    ["overlap", "Communication hidden", overlap.length ? pctText(mean) : NONE,
-      overlap.length ? "of its time lies under compute" : "no communication recorded"],
-    ["overhead", "Profiler overhead", known(overhead) ? pctText(overhead) : NONE,
-      known(overhead) ? "longer than an unprofiled step" : "unprofiled step unknown"],
+    ["verdict", "findings", "Verdict", words(report.verdict ?? "unknown"), verdictWhy(report)],
+    ["plain", "steps", "Step", timeText(report.step.unprofiled_ms ?? report.step.profiled_ms), stepWhy(report)],
+    ["plain", "waterfall", "MFU", mfuText(report.efficiency.mfu), mfuWhy(report.efficiency)],
+    report.run.num_ranks > 1 && some && [toneOf(wait), "heatmap", "Waiting for others", pctText(wait), waitWhy(report)],
+    report.run.num_ranks > 1 && some && [toneOf(transfer), "collectives", "Exposed communication", pctText(transfer), hiddenWhy(report)],
+    some && [toneOf(host), "idle", "Host and input", pctText(host), hostWhy(report)],
+    memoryCard(report),
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" },
-    list.map(([id, title, value, why]) => el("div", { class: `card ${id}` },
-      el("div", { class: "quiet" }, title), el("div", { class: "value" }, value), el("div", { class: "quiet" }, why))));
+    list.filter(Boolean).map(([tone, place, title, value, why]) => el("a", { class: `card ${tone}`, href: `#${place}` },
+      el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
+}
+
+const mfuText = (mfu) => (known(mfu) ? pctText(100 * mfu) : NONE);
+
+function mfuWhy({ mfu, peak_tflops, precision }) {
+  return known(mfu) ? `of ${digits(peak_tflops)} TFLOP/s ${precision ?? ""}` : "FLOPs or peak unknown";
 }
 
 function verdictWhy(report) {
@@ -52,12 +59,38 @@ function verdictWhy(report) {
   return top ? `${words(top.part)} takes ${pctText(top.pct, 0)} of the step` : "no step was recorded";
 }
 
-function stepWhy(step) {
-  if (known(step.unprofiled_ms)) return `without the profiler; ${timeText(step.profiled_ms)} with it`;
-  return known(step.profiled_ms) ? "as profiled" : "no step was recorded";
+function stepWhy({ step, steadiness }) {
+  if (known(step.unprofiled_ms)) return `${timeText(step.profiled_ms)} while profiled, +${pctText(step.profiler_overhead_pct)}`;
+  const spread = steadiness ? `, 99 % below ${timeText(steadiness.p99_ms)}` : "";
+  return known(step.profiled_ms) ? `as profiled${spread}` : "no step was recorded";
 }
 
-function findings(report) {
+function waitWhy(report) {
+  const late = report.stragglers.map((s) => s.rank);
+  return late.length ? `for rank ${late.slice(0, 3).join(", ")}${late.length > 3 ? ", …" : ""}` : "mean over ranks";
+}
+
+function hiddenWhy(report) {
+  const overlap = report.ranks.map((r) => r.overlap_pct).filter(known);
+  if (!overlap.length) return "no communication recorded";
+  return `${pctText(overlap.reduce((a, b) => a + b, 0) / overlap.length, 0)} of communication is hidden`;
+}
+
+function hostWhy(report) {
+  const parts = ["data_loading", "host_stall", "host_sync", "launch_gap", "allocator"];
+  const top = report.step.budget.filter((p) => parts.includes(p.part) && p.pct > 0).sort((a, b) => b.pct - a.pct)[0];
+  return top ? `mostly ${words(top.part)}` : "never kept the device waiting";
+}
+
+function memoryCard(report) {
+  const full = (report.memory?.ranks ?? []).filter((r) => known(r.peak_allocated_bytes)).sort((a, b) => b.peak_allocated_bytes - a.peak_allocated_bytes)[0];
+  if (!full) return null;
+  const pct = full.peak_pct_of_total;
+  const of = known(full.device_total_bytes) ? `of ${bytesText(full.device_total_bytes)}, ` : "";
+  return [known(pct) ? (pct >= 95 ? "high" : pct >= 85 ? "medium" : "low") : "plain", "memory", "Peak memory", bytesText(full.peak_allocated_bytes), `${of}rank ${full.rank}`];
+}
+
+function findings(report, grid) {
   const list = report.findings;
   const step_ms = report.step.unprofiled_ms ?? report.step.profiled_ms;
   const box = panel("findings", "What to fix first");
@@ -65,7 +98,8 @@ function findings(report) {
     box.append(el("p", {}, "Nothing that would save 2 % of the step or more was found."));
     return box;
   }
-  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0))));
+  const most = Math.max(...list.map((f) => f.saving_pct), 1);
+  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0, most, grid))));
   const all = report.findings_combined.at(-1);
   if (list.length > 1 && all) {
     const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per step` : "";
@@ -76,17 +110,19 @@ function findings(report) {
 
 const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
 
-function finding(f, open) {
+function finding(f, open, most, grid) {
   const level = severity(f);
   const saves = f.saving_ms_per_step > 0 ? `−${timeText(f.saving_ms_per_step)}/step (${pctText(f.saving_pct)})` : "no saving by itself";
+  const gauge = el("span", { class: "gauge", "aria-hidden": "true" }, el("span", { class: `fill ${level}`, style: { width: `${(100 * Math.max(0, f.saving_pct)) / most}%` } }));
+  const places = placesOf(f, grid);
   return el("details", { class: "finding", open },
     el("summary", {},
-      el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), el("span", { class: "saves" }, saves)),
+      el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), gauge, el("span", { class: "saves" }, saves)),
     el("div", { class: "body" },
       el("p", {}, f.cause),
       el("p", {}, el("b", {}, "Try: "), f.remedy),
       f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
-      el("p", {}, f.ranks.map((rank) => placeButton(`rank ${rank} in the timeline`, rank))),
+      places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
       el("p", { class: "quiet" },
         `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per step · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
 }
@@ -96,12 +132,7 @@ function evidenceRow(e) {
   const value = typeof e.value === "number" ? e.value.toLocaleString("en", { maximumFractionDigits: 3 }) : String(e.value);
   return el("tr", {},
     el("th", { scope: "row" }, e.what), el("td", { class: "number" }, `${value} ${e.unit || ""}`.trim()),
-    el("td", {}, rank ? placeButton(e.where, Number(rank[1])) : e.where));
-}
-
-// Evidence leads to the place it is about.
-function placeButton(text, rank) {
-  return el("button", { type: "button", class: "chip", on: { click: () => document.dispatchEvent(new CustomEvent("show-rank", { detail: rank })) } }, text);
+    el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : e.where));
 }
 
 function budget(report) {

@@ -9,13 +9,13 @@ function plainTable(titles, rows) {
 }
 
 // columns: { title, get(row), show(value, row), number, bar }
-function sortedTable(name, rows, columns, { filter = null, sort = null } = {}) {
+function sortedTable(name, rows, columns, { filter = null, sort = null, most = SHOWN_ROWS } = {}) {
   const state = { column: sort, down: true, text: "", all: false };
   const body = el("tbody");
   const more = el("button", { type: "button", class: "more", on: { click: () => { state.all = !state.all; draw(); } } });
   const heads = columns.map((column, i) => el("th", { scope: "col", class: column.number ? "number" : null },
     el("button", { type: "button", on: { click: () => { state.down = state.column === i ? !state.down : true; state.column = i; draw(); } } }, column.title)));
-  const most = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
+  const largest = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
   function chosen() {
     const text = state.text.toLowerCase();
     const list = text ? rows.filter((r) => filter(r).toLowerCase().includes(text)) : [...rows];
@@ -26,9 +26,9 @@ function sortedTable(name, rows, columns, { filter = null, sort = null } = {}) {
   }
   function draw() {
     const list = chosen();
-    const shown = state.all ? list : list.slice(0, SHOWN_ROWS);
-    body.replaceChildren(...shown.map((row) => el("tr", {}, columns.map((c, i) => cell(c, row, most[i])))));
-    more.hidden = list.length <= SHOWN_ROWS;
+    const shown = state.all ? list : list.slice(0, most);
+    body.replaceChildren(...shown.map((row) => el("tr", {}, columns.map((c, i) => cell(c, row, largest[i])))));
+    more.hidden = list.length <= most;
     more.textContent = state.all ? "show fewer" : `show all ${list.length}`;
     heads.forEach((head, i) => head.setAttribute("aria-sort", state.column !== i ? "none" : state.down ? "descending" : "ascending"));
   }
@@ -137,7 +137,7 @@ function criticalPath(report) {
       nameColumn("name", (r) => r.name),
       timeColumn("per step", "ms_per_step", { bar: true }),
       { title: "share", get: (r) => r.pct, show: (v) => pctText(v), number: true },
-    ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3 }));
+    ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3, most: 8 }));
 }
 
 function checks(report) {
@@ -160,3 +160,14 @@ function checkTable(items) {
     ...(items.some((r) => r.remedy) ? [nameColumn("try", (r) => r.remedy)] : []),
   ]);
 }
+
+// Rows of a table that evidence is about: filtered where the filter leaves any.
+document.addEventListener("show-rows", ({ detail: [id, text] }) => {
+  const section = document.getElementById(id), input = section?.querySelector(".filter input");
+  const filter = (value) => { input.value = value; input.dispatchEvent(new Event("input")); };
+  if (input) {
+    filter(text);
+    if (!section.querySelector("tbody tr")) filter("");
+  }
+  jump(id);
+});

@@ -9,7 +9,7 @@ function timeline(slices) {
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
   const view = {
     t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
-    hits: null, match: null, rank: null, arrows: false,
+    marks: null, match: null, cursor: null, rank: null, arrows: false,
   };
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": timelineLabel(slices), "aria-describedby": "timeline-help" });
   const spacer = el("div", { class: "spacer" });
@@ -58,18 +58,40 @@ function timeline(slices) {
     return best;
   }
   function choose(i) {
+    view.cursor = i;
     view.match = i !== null && slices.match[i] >= 0 ? slices.match[i] : null;
     said.textContent = i === null ? "" : [slices.names[slices.name[i]], ...sliceLines(slices, i)].join(" · ");
     arrivals.replaceChildren(...(view.match === null ? [] : [arrivalTable(slices, members.get(view.match), view.match)]));
     soon();
   }
+  // Brings a slice into view: the time around it, wide enough to be seen, and its rank.
+  function reveal(i) {
+    const [start, dur] = [slices.start[i], slices.dur[i]], span = view.t1 - view.t0;
+    if (dur < (6 * span) / view.width) show(start - 60 * Math.max(dur, 1e-4), start + 60 * Math.max(dur, 1e-4));
+    else if (start < view.t0 || start + dur > view.t1) show(start + dur / 2 - span / 2, start + dur / 2 + span / 2);
+    const y = slices.rank[i] * rowHeight(view);
+    if (y < view.top || y + rowHeight(view) > view.top + view.height - AXIS) box.scrollTop = y - view.height / 2;
+    choose(i);
+  }
+  function mark(marks) {
+    view.marks = marks;
+    view.match = null;
+    let count = 0, total = 0;
+    if (marks) for (let i = 0; i < slices.name.length; i++) if (marks(i)) { count++; total += slices.dur[i]; }
+    found.textContent = marks ? `${count.toLocaleString("en")} slices, ${timeText(total / slices.ranks.length)} per rank` : "";
+    soon();
+  }
   function search(text) {
     const wanted = text.trim().toLowerCase();
-    view.hits = wanted ? slices.names.map((name) => name.toLowerCase().includes(wanted)) : null;
-    let count = 0, total = 0;
-    if (view.hits) for (let i = 0; i < slices.name.length; i++) if (view.hits[slices.name[i]]) { count++; total += slices.dur[i]; }
-    found.textContent = view.hits ? `${count.toLocaleString("en")} slices, ${timeText(total / slices.ranks.length)} per rank` : "";
-    soon();
+    const hits = slices.names.map((name) => name.toLowerCase().includes(wanted));
+    mark(wanted ? (i) => hits[slices.name[i]] : null);
+  }
+  function showKinds(kinds) {
+    const codes = kinds.map((kind) => KINDS.indexOf(kind));
+    find.value = "";
+    mark((i) => codes.includes(slices.kind[i]));
+    said.textContent = `${kinds.map((kind) => KIND_TEXT[kind]).join(" and ")} marked; Escape clears`;
+    jump("timeline");
   }
   function showRank(rank) {
     view.rank = rank;
@@ -79,14 +101,23 @@ function timeline(slices) {
     jump("timeline");
     soon();
   }
+  function clear() {
+    view.rank = null;
+    find.value = "";
+    mark(null);
+    choose(null);
+  }
   const found = el("output", { class: "quiet", id: "found" });
   const slider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight });
   slider.addEventListener("input", () => { view.laneHeight = Number(slider.value); soon(); });
   const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
   const allArrows = el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } });
-  const find = el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", on: { input: (e) => search(e.target.value) } });
-  listen(canvas, box, { zoom, pan, show, sliceAt, choose, timeAt, view, slices, soon });
+  const find = el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", "aria-describedby": "found", on: { input: (e) => search(e.target.value) } });
+  const control = { zoom, pan, show, sliceAt, choose, reveal, clear, timeAt, view, slices, rows, soon };
+  listenToPointer(canvas, box, control);
+  listenToKeys(canvas, box, find, control);
   document.addEventListener("show-rank", (e) => showRank(e.detail));
+  document.addEventListener("show-kinds", (e) => showKinds(e.detail));
   redrawn(draw);
   return panel("timeline", timelineTitle(slices),
     el("div", { class: "controls" },
@@ -96,8 +127,8 @@ function timeline(slices) {
     el("p", { class: "quiet", id: "timeline-help" }, HELP), box, legend(usedKinds(slices)), said, arrivals);
 }
 
-const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag to zoom into a range. " +
-  "Click a collective for its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
+const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for a range, . and , for the next slice, N for the next match. " +
+  "A click on a collective lists its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;
@@ -133,48 +164,4 @@ function arrivalTable(slices, list, match) {
       { title: "waited", get: (i) => slices.wait[i], show: timeText, number: true },
       { title: "transfer", get: (i) => slices.dur[i] - slices.wait[i], show: timeText, number: true },
     ], { sort: 1 }));
-}
-
-function listen(canvas, box, { zoom, pan, show, sliceAt, choose, timeAt, view, slices, soon }) {
-  let drag = null;
-  canvas.addEventListener("wheel", (e) => {
-    if (!e.ctrlKey && !e.metaKey) return;
-    e.preventDefault();
-    zoom(e.deltaY > 0 ? ZOOM : 1 / ZOOM, timeAt(e));
-  }, { passive: false });
-  canvas.addEventListener("pointerdown", (e) => {
-    drag = { x: e.clientX, t0: view.t0, t1: view.t1, from: timeAt(e), range: e.shiftKey, moved: false };
-    canvas.setPointerCapture(e.pointerId);
-  });
-  canvas.addEventListener("pointermove", (e) => {
-    if (!drag) {
-      const i = sliceAt(e);
-      return i === null ? tip.hide() : tip.show(e, slices.names[slices.name[i]], sliceLines(slices, i));
-    }
-    tip.hide();
-    const by = e.clientX - drag.x;
-    drag.moved ||= Math.abs(by) > 3;
-    if (!drag.range && drag.moved) {
-      const shift = (by / (view.width - GUTTER)) * (drag.t1 - drag.t0);
-      show(drag.t0 - shift, drag.t1 - shift);
-    }
-  });
-  canvas.addEventListener("pointerup", (e) => {
-    if (drag && drag.range && drag.moved) show(Math.min(drag.from, timeAt(e)), Math.max(drag.from, timeAt(e)));
-    else if (drag && !drag.moved) choose(sliceAt(e));
-    drag = null;
-  });
-  canvas.addEventListener("pointercancel", () => (drag = null));
-  canvas.addEventListener("pointerleave", tip.hide);
-  canvas.addEventListener("keydown", (e) => {
-    const run = {
-      w: () => zoom(1 / ZOOM), "+": () => zoom(1 / ZOOM), s: () => zoom(ZOOM), "-": () => zoom(ZOOM), a: () => pan(-0.2), d: () => pan(0.2),
-      ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => (box.scrollTop -= 40), ArrowDown: () => (box.scrollTop += 40),
-      Home: () => show(0, slices.span), Escape: () => { view.rank = null; choose(null); },
-    }[e.key.length === 1 ? e.key.toLowerCase() : e.key];
-    if (!run || e.ctrlKey || e.metaKey || e.altKey) return;
-    e.preventDefault();
-    run();
-  });
-  box.addEventListener("scroll", soon);
 }

@@ -5,7 +5,7 @@ const AXIS = 22;
 const ROW_GAP = 4;
 const DIMMED = 0.25;
 
-// view: { t0, t1, top, laneHeight, width, height, lanes, query, hits, match, rank }
+// view: { t0, t1, top, laneHeight, width, height, lanes, marks, match, cursor, rank, arrows }
 function drawTimeline(canvas, slices, rows, members, view) {
   const { context, scale } = sharp(canvas, view.width, view.height);
   const palette = KINDS.map((kind) => rgb(colour(kind)));
@@ -21,6 +21,7 @@ function drawTimeline(canvas, slices, rows, members, view) {
   context.putImageData(image, 0, 0);
   for (const place of shown) drawLabels(context, slices, place, view, look);
   drawSelected(context, slices, members, view, look, shown);
+  if (view.cursor !== null) drawCursor(context, slices, view, look);
   drawAxis(context, view, look);
 }
 
@@ -56,7 +57,7 @@ function drawBars(pixels, canvas, slices, place, view, look, scale) {
 // One line of pixels of a lane, the same for all its height.
 function lineOf(slices, lane, view, look, width, perPixel) {
   const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
-  const strength = view.hits || view.match !== null ? DIMMED : 1;
+  const strength = isDimming(view) ? DIMMED : 1;
   for (const series of lane.series) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
   const out = new Uint32Array(width);
   const [br, bg, bb] = look.back;
@@ -81,7 +82,8 @@ function markSlices(out, slices, lane, view, look, perPixel) {
   }
 }
 
-const isMarked = (slices, i, view) => (view.hits ? view.hits[slices.name[i]] : view.match !== null && slices.match[i] === view.match);
+const isDimming = (view) => view.marks !== null || view.match !== null;
+const isMarked = (slices, i, view) => (view.marks ? view.marks(i) : view.match !== null && slices.match[i] === view.match);
 
 function firstVisible(slices, lane, t0) {
   return lane.until ? lane.from + lastAtMost(lane.until, t0) + 1 : lane.to;
@@ -114,7 +116,7 @@ function drawNames(context, slices, lane, view, look) {
     if (to - from < 30) continue;
     const marked = isMarked(slices, i, view);
     const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
-    const dim = (view.hits || view.match !== null) && !marked;
+    const dim = isDimming(view) && !marked;
     context.fillStyle = dim ? look.quiet : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
     context.fillText(labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX)), from + 3, lane.y + view.laneHeight / 2);
   }
@@ -150,6 +152,17 @@ function drawSelected(context, slices, members, view, look, shown) {
     for (const i of list) if (i !== last) arrow(context, point(last), [timeX(view, slices.start[i] + slices.wait[i]), point(i)[1]]);
   }
   context.restore();
+}
+
+// A frame around the slice that the keys have reached.
+function drawCursor(context, slices, view, look) {
+  const i = view.cursor, lane = view.lanes.indexOf(LANE_OF_KIND[slices.kind[i]]);
+  const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width - 1, timeX(view, slices.start[i] + slices.dur[i]));
+  const y = slices.rank[i] * rowHeight(view) - view.top + lane * view.laneHeight;
+  if (to < GUTTER || from > view.width || y < -view.laneHeight || y > view.height - AXIS) return;
+  context.strokeStyle = look.text;
+  context.lineWidth = 2;
+  context.strokeRect(from - 1, y - 1, Math.max(3, to - from + 2), view.laneHeight + 1);
 }
 
 const MOST_ARROWS = 400;

@@ -20,6 +20,7 @@ async function unpack(text) {
   return {
     report: header.report,
     trust: header.trust,
+    calibration: header.calibration,
     grid: header.grid && gridOf(header.grid, column),
     slices: header.slices && slicesOf(header.slices, column),
   };
