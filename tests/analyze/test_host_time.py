@@ -74,6 +74,19 @@ def test_long_calls_wait_for_room_in_the_queue(tmp_path: Path) -> None:
     assert [len(x) for x in blocked_host(rank, synchronisations_only=True)] == [0, 0]
 
 
+def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:
+    """The host is 150 launches ahead and gets on no faster than the device; its first launch was slow by itself."""
+    trace = RankTrace(0)
+    trace.step(0, 0, 100 * MS)
+    trace.kernel("gemm", at=10, start=100, end=300, call_us=80)
+    for i in range(1, 150):
+        trace.kernel("gemm", at=100 + 10 * i, start=100 + 200 * i, end=300 + 200 * i, call_us=5)
+    for i in range(150, 160):
+        trace.kernel("gemm", at=2000 + 200 * (i - 150), start=100 + 200 * i, end=300 + 200 * i, call_us=190)
+    start, end = blocked_host(rank_of(tmp_path, trace))
+    assert ((end - start) / 1000).tolist() == [190] * 10
+
+
 def test_pageable_copies_block_and_pinned_ones_do_not(tmp_path: Path) -> None:
     trace = RankTrace(0)
     trace.step(0, 0, 10 * MS)

@@ -17,7 +17,10 @@ from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
 
 FULL_QUEUE_NS = 500_000
-"""a runtime call that takes longer waited for room in a full queue"""
+"""a runtime call that takes longer waited for room in a full queue ..."""
+_SLOW_LAUNCH_NS = 50_000
+_DEEP_QUEUE = 100
+"""... and so did a launch that takes this long while so many others were still waiting to run"""
 SHORTEST_STALL_NS = 1_000_000
 """python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
 SHORTEST_STALL_SHARE = 0.05
@@ -75,9 +78,23 @@ def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[In
     if not synchronisations_only:
         long = calls[trace["dur_ns"][calls] > FULL_QUEUE_NS]
         rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
+        rows = np.union1d(rows, _throttled_launches(rank))
     start = trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
     return start[order], (start + trace["dur_ns"][rows])[order]
+
+
+def _throttled_launches(rank: Rank) -> Int64s:
+    """Return the launches that took long because the device had a long queue of others to run first."""
+    work, trace = rank.work, rank.trace
+    known = np.flatnonzero(work.launch_row >= 0)
+    launches = work.launch_row[known]
+    asked = np.sort(trace["ts_ns"][launches])
+    begun = np.sort(work.start_ns[known])
+    slow = np.unique(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
+    when = trace["ts_ns"][slow]
+    queued = np.searchsorted(asked, when) - np.searchsorted(begun, when)
+    return slow[queued >= _DEEP_QUEUE]
 
 
 def _pageable_copies(rank: Rank) -> Int64s:

@@ -57,6 +57,8 @@ class Replay:
     """time per step of the replay with that factor: the baseline of every what-if"""
     profiled_ns: float
     """time per step of the replay as recorded"""
+    message_bytes: int = 0
+    """collectives have been merged into messages of this size already; 0 as recorded"""
 
 
 def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay | None:
@@ -137,7 +139,7 @@ def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
 def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
     large = sum(len(p) for p in programs) / num_steps * _FEWEST_STEPS > _MOST_ITEMS
     repeats = max(1, -(-(_FEWEST_STEADY if large else _FEWEST_STEPS) // num_steps))
-    return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats)
+    return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
 
 
 def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:

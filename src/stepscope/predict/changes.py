@@ -5,7 +5,7 @@ Selections of work (`chosen`) are one boolean array per rank over the rows of it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.host_time import HostParts
 from stepscope.analyze.program import NOTHING, Program
 from stepscope.analyze.replay import Replay, rebuilt
+from stepscope.predict.straggler_off import compute_ns
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -48,16 +49,18 @@ def without_syncs(replay: Replay) -> Replay:
     return rebuilt(replay, [unreleased(p) for p in replay.programs])
 
 
-def without_work(replay: Replay, chosen: Chosen) -> Replay:
+def without_work(replay: Replay, chosen: Chosen, *, entered: Chosen | None = None) -> Replay:
     """Return the run without some device work and without the host's time for it.
 
     What the host does after the last piece of such work, before it launches the next thing, belongs to it as well:
-    that launch keeps no more than the usual time.
+    that launch keeps no more than the usual time. So do the launches marked in `entered`: before them the host
+    prepared for such work.
     """
     programs = []
-    for program, mask in _per_program(replay, chosen):
+    prepared = entered if entered is not None else [np.zeros_like(mask) for mask in chosen]
+    for (program, mask), (_, first) in zip(_per_program(replay, chosen), _per_program(replay, prepared), strict=True):
         own = program.host.own_ns.copy()
-        after = np.concatenate(([False], mask[:-1])) & ~mask
+        after = (np.concatenate(([False], mask[:-1])) | first) & ~mask
         if len(own):
             own[after] = np.minimum(own[after], int(np.median(own)))
         own[mask] = 0
@@ -129,46 +132,15 @@ def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
     return rebuilt(replay, programs)
 
 
-def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
-    """Return the run in which the named ranks are as fast as the median of the others, host and device."""
-    late = {i for i, r in enumerate(_ranks(replay)) if r.rank in set(ranks)}
-    peers = [p for i, p in enumerate(replay.programs) if i not in late]
-    if not late or not peers:
-        return replay
-    usual = {f.name: float(np.median([_total(p, f.name) for p in peers])) for f in fields(HostParts)}
-    compute = float(np.median([_compute(p) for p in peers]))
-    return rebuilt(replay, [_like(p, usual, compute) if i in late else p for i, p in enumerate(replay.programs)])
-
-
 def evenly_spread(replay: Replay) -> Replay:
     """Return the run with the same compute in all, spread evenly over the ranks."""
-    mean = float(np.mean([_compute(p) for p in replay.programs]))
+    mean = float(np.mean([compute_ns(p) for p in replay.programs]))
     programs = []
     for program in replay.programs:
-        mine = _compute(program)
+        mine = compute_ns(program)
         computes = program.kind != EventKind.COMM_KERNEL
         programs.append(_scaled(program, computes, mean / mine) if mine else program)
     return rebuilt(replay, programs)
-
-
-def _like(program: Program, usual: dict[str, float], compute_ns: float) -> Program:
-    """Return a program shortened, part by part, to what is usual."""
-    for name, total in usual.items():
-        own = _total(program, name)
-        if own > total:
-            program = _host_part_scaled(program, name, total / own)
-    mine = _compute(program)
-    if mine > compute_ns:
-        program = _scaled(program, program.kind != EventKind.COMM_KERNEL, compute_ns / mine)
-    return program
-
-
-def _compute(program: Program) -> float:
-    return float(program.duration_ns[program.kind != EventKind.COMM_KERNEL].sum())
-
-
-def _total(program: Program, part: str) -> float:
-    return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
 
 
 def _ranks(replay: Replay) -> tuple[Rank, ...]:
@@ -186,13 +158,6 @@ def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDAr
 def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
     duration = np.where(items, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
     return replace(program, duration_ns=duration)
-
-
-def _host_part_scaled(program: Program, part: str, factor: float) -> Program:
-    def scaled(parts: HostParts) -> HostParts:
-        return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
-
-    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
 
 
 def _without(parts: HostParts, name: str) -> HostParts:

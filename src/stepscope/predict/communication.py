@@ -1,4 +1,4 @@
-"""Changes to how a run communicates: fewer bytes, larger messages, earlier starts, no repeats.
+"""Changes to what a run communicates: fewer bytes, larger messages, no repeats.
 
 A transfer is modelled as latency + bytes / bandwidth, fitted on the run's own collectives of the same operation.
 """
@@ -18,8 +18,6 @@ from stepscope.run.match import POINT_TO_POINT
 from stepscope.trace.table import Int64s
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
-_CONTENTION = 0.1
-"""compute beside a transfer takes longer by this share of the transfer: its kernels share cores and memory"""
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
@@ -74,10 +72,12 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
 
     Each keeps its bytes and its share of one message's latency, on the network and on the host.
     """
+    if replay.message_bytes >= message_bytes:
+        return replay
     lines = transfer_lines(replay, bulk_only=True)
     programs = []
     for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
-        items = _group_items(rank.collectives.op, program)
+        items = group_items(rank.collectives.op, program)
         rows = program.collective[items]
         size = rank.collectives.full_bytes[rows]
         recorded = (rank.collectives.end_ns - rank.collectives.start_ns - np.maximum(replay.shared.wait_ns[index], 0))[
@@ -86,7 +86,7 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
         share = _merged(lines, rank.collectives.op[rows], size, recorded, message_bytes) / np.maximum(recorded, 1)
         merged = _with_transfer_share(program, items, np.where(size > 0, share, 1.0), recorded)
         programs.append(_spare_calls(merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
-    return rebuilt(replay, programs)
+    return replace(rebuilt(replay, programs), message_bytes=message_bytes)
 
 
 def _merged(
@@ -121,14 +121,18 @@ def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.
 def _spare_calls(program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
     """Return a program in which the host is spared a share of each of these calls.
 
-    A call's cost is what the host takes before and after its launch beyond what it takes around any other launch.
+    Without the call, the host would take the usual time from the launch before it to the launch after it. What it
+    takes beyond that is the call's: part of it comes before its own launch, the rest before the next.
     """
     if not len(items):
         return program
     own = program.host.own_ns.astype(float)
     usual = float(np.median(own))
-    for place in (items, np.minimum(items + 1, len(program) - 1)):
-        own[place] -= spared * np.maximum(own[place] - usual, 0)
+    following = np.minimum(items + 1, len(program) - 1)
+    last_of_several = ~np.isin(following, items)
+    more_after = np.maximum(own[following] - usual, 0) * last_of_several
+    own[items] -= spared * own[items]
+    own[following] -= spared * more_after
     return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
 
 
@@ -146,83 +150,7 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
     return rebuilt(replay, programs, kept)
 
 
-def overlapped(
-    replay: Replay, backward: Sequence[Mask], *, message_bytes: int = GOOD_MESSAGE_BYTES, exactly: bool = False
-) -> Replay:
-    """Return the run with its gradient collectives started while the backward pass still runs.
-
-    The bytes of a step, in pieces of at most `message_bytes` (or as recorded, where they are smaller and the pieces
-    need not be `exactly` that large), each ready when its share of the backward pass is done. With n equal pieces of
-    a total transfer T the last piece ends at
-
-        max(end of backward + T/n,  1/n of backward + T)
-
-    because either the last piece is what remains, or the link was busy all the time. Transfers take a share of the
-    device, so what runs beside them gets longer. `backward` marks the backward pass's work per rank, over the rows
-    of its DeviceWork.
-    """
-    latency = max((line.alpha_ns for op, line in transfer_lines(replay).items() if op in GRADIENT_OPS), default=0.0)
-    programs = []
-    for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
-        items = _group_items(rank.collectives.op, program, GRADIENT_OPS)
-        size = np.maximum(rank.collectives.full_bytes, 0)
-        pieces = _pieces(program, items, size, message_bytes, exactly=exactly)
-        programs.append(_overlapped(program, items, mask, pieces, latency))
-    return rebuilt(replay, programs)
-
-
-def _pieces(program: Program, items: Int64s, size: Int64s, message_bytes: int, *, exactly: bool) -> dict[int, int]:
-    """Return in how many pieces the gradients of each step travel."""
-    out = {}
-    for step in np.unique(program.step[items]).tolist():
-        mine = items[program.step[items] == step]
-        total = int(size[program.collective[mine]].sum())
-        out[step] = max(1 if exactly else len(mine), -(-total // message_bytes))
-    return out
-
-
-def _overlapped(
-    program: Program, items: Int64s, backward: Mask, pieces_of: dict[int, int], latency_ns: float
-) -> Program:
-    """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
-    duration, after = program.duration_ns.copy(), list(program.also_after)
-    computes = (program.collective == NOTHING) & (backward[program.device_index] if len(backward) else False)
-    waits = list(program.waits_for)
-    before = program.stream_predecessor.copy()
-    for step in np.unique(program.step):
-        mine = items[program.step[items] == step]
-        if not len(mine):
-            continue
-        last = int(mine[-1])
-        back = np.flatnonzero(computes & (program.step == step))
-        back = back[back < last]  # what comes later (copies out of a bucket) waits for the collective itself
-        if not len(back):
-            continue
-        pieces = pieces_of[int(step)]
-        total = int(duration[mine].sum() + latency_ns * max(0, pieces - len(mine)))
-        first_ready = int(back[min(len(back) - 1, np.searchsorted(
-            np.cumsum(duration[back]), duration[back].sum() / pieces))])  # fmt: skip
-        hidden = min(total - total // pieces, int(duration[back].sum()))
-        duration[back] = np.rint(duration[back] * (1 + _CONTENTION * hidden / max(int(duration[back].sum()), 1)))
-        duration[mine] = 0
-        duration[last] = total // pieces
-        after.append((last, first_ready, total - total // pieces))
-        # The other collectives of the step wait for nothing any more; the last one for the end of backward.
-        for item in mine[:-1].tolist():
-            waits[item] = ()
-        waits[last] = (int(back[-1]),)
-        if before[last] in set(back.tolist()):
-            before[last] = NOTHING
-    return replace(
-        program,
-        duration_ns=duration,
-        also_after=tuple(after),
-        waits_for=tuple(waits),
-        stream_predecessor=before,
-    )
-
-
-def _group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
+def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, ...] = ()) -> Int64s:
     """Return the items that are collectives of a group (not point-to-point)."""
     items = np.flatnonzero(program.collective != NOTHING)
     op = ops[program.collective[items]]
@@ -234,7 +162,7 @@ def _with_transfers(replay: Replay, changed: Transfers) -> Replay:
     """Return the run with the transfers that `changed(program, op, size, items)` gives for group collectives."""
     programs = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
-        items = _group_items(rank.collectives.op, program)
+        items = group_items(rank.collectives.op, program)
         rows = program.collective[items]
         known = rank.collectives.full_bytes[rows] > 0
         items, rows = items[known], rows[known]

@@ -14,8 +14,10 @@ from stepscope.analyze.region_names import Region
 from stepscope.analyze.replay import Replay
 from stepscope.cost.families import Family
 from stepscope.errors import UsageError
-from stepscope.predict.changes import Change, faster_network, faster_work, straggler_off, without_work
-from stepscope.predict.communication import fewer_bytes, larger_messages, overlapped
+from stepscope.predict.changes import Change, faster_network, faster_work, without_work
+from stepscope.predict.communication import fewer_bytes, larger_messages
+from stepscope.predict.overlap import overlapped
+from stepscope.predict.straggler_off import straggler_off
 from stepscope.trace.classify import EventKind
 
 Masks = list[npt.NDArray[np.bool_]]

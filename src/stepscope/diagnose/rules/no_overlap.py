@@ -10,7 +10,8 @@ from stepscope.analyze.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.communication import GRADIENT_OPS, overlapped
+from stepscope.predict.communication import GRADIENT_OPS, larger_messages
+from stepscope.predict.overlap import overlapped
 
 _LATE = 0.85
 """of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
@@ -34,18 +35,31 @@ def no_overlap(account: Account) -> list[Candidate]:
             title="Gradients are sent when backward is over, not while it runs",
             cause="collectives start late: one bucket, a flat buffer, or a synchronisation after backward()",
             remedy="Use DistributedDataParallel with buckets of 4-25 MB (bucket_cap_mb), or start each all-reduce in a post-accumulate "
-            "hook on a stream of its own. The saving is of the same bytes overlapped as far as dependencies allow.",
-            change=lambda replay: overlapped(replay, backward),
+            "hook on a stream of its own. The saving is of the same bytes overlapped as far as dependencies allow, small messages put together "
+            "into buckets of 4 MB.",
+            change=lambda replay: overlapped(larger_messages(replay), backward, exactly=True),
             cost_ns=exposed,
             evidence=(
                 Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
                 Evidence("exposed transfer per step", host_ms(exposed), "ms", "mean rank"),
+                Evidence(
+                    "gradient collectives per step", round(_sends_per_step(account.replay), 1), "calls", "mean rank"
+                ),
                 Evidence("overlap efficiency", round(efficiency, 3) if efficiency is not None else "unknown"),
             ),
             doubt=0.3,
             sureness=0.8,
         )
     ]
+
+
+def _sends_per_step(replay: Replay) -> float:
+    """Return how many gradient collectives the mean rank runs per step."""
+    counts = []
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        sends = program.collective[program.collective != NOTHING]
+        counts.append(np.isin(rank.collectives.op[sends], GRADIENT_OPS).sum() / len(replay.steps))
+    return float(np.mean(counts))
 
 
 def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> float | None:

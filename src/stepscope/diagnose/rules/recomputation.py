@@ -1,9 +1,16 @@
 """`recomputation`: activation checkpointing repeats forward work in the backward pass."""
 
+import numpy as np
+
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import device_ms
+from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.predict.changes import without_work
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
+
+_ENTRIES = ("_NoopSaveInputs", "CheckpointFunction")
+"""what torch.utils.checkpoint runs first in a checkpointed block, after it has kept the state of the random numbers"""
 
 
 def recomputation(account: Account) -> list[Candidate]:
@@ -12,6 +19,7 @@ def recomputation(account: Account) -> list[Candidate]:
     repeated = device_ms(account, chosen)
     if not repeated:
         return []
+    entered = [_first_launches(rank) for rank in account.run.ranks]
     return [
         Candidate(
             id="recomputation",
@@ -19,8 +27,21 @@ def recomputation(account: Account) -> list[Candidate]:
             cause="activation checkpointing discards activations and recomputes them",
             remedy="Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as far "
             "as memory allows. The saving is of no recomputation at all.",
-            change=lambda replay: without_work(replay, chosen),
+            change=lambda replay: without_work(replay, chosen, entered=entered),
             cost_ns=repeated * 1e6,
             evidence=(Evidence("recomputed device work per step", round(repeated, 3), "ms", "mean rank"),),
         )
     ]
+
+
+def _first_launches(rank: Rank) -> Mask:
+    """Return which device work was the first that a checkpointed block launched."""
+    operators = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    entries = np.sort(rank.trace["ts_ns"][rows_named(rank.trace, operators, lambda name: name in _ENTRIES)])
+    first = np.zeros(len(rank.work), bool)
+    launched = np.flatnonzero(rank.work.launch_row >= 0)
+    when = rank.trace["ts_ns"][rank.work.launch_row[launched]]
+    order = np.argsort(when, kind="stable")
+    at = np.searchsorted(when[order], entries, side="right")
+    first[launched[order[at[at < len(order)]]]] = True
+    return first

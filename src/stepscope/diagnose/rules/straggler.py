@@ -4,7 +4,8 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.changes import evenly_spread, straggler_off
+from stepscope.predict.changes import evenly_spread
+from stepscope.predict.straggler_off import straggler_off
 
 _WHY = {
     "host": "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
