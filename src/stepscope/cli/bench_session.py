@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from stepscope.bench.gathered import environment, rows
 from stepscope.bench.launch import LaunchResult, launch, records_of
 from stepscope.bench.results import results, write_results
@@ -85,7 +87,14 @@ def command_line() -> str:
     return shlex.join(["stepscope", *sys.argv[1:]])
 
 
-def finished(args: argparse.Namespace, document: Document, *, folder: Path, interrupted: bool = False) -> int:
+def finished(
+    args: argparse.Namespace,
+    document: Document,
+    *,
+    folder: Path,
+    interrupted: bool = False,
+    show: Callable[[Document, Console], None] = print_bench,
+) -> int:
     """Return the exit code after writing and showing the results: 0, 3 where they are partial, 130 after Ctrl-C."""
     if not document["series"]:
         raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
@@ -95,7 +104,7 @@ def finished(args: argparse.Namespace, document: Document, *, folder: Path, inte
         write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
     if args.json != "-":
         out = console(sys.stdout)
-        print_bench(document, out)
+        show(document, out)
         out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)
     if document["message"]:
         print(f"stepscope bench: partial result: {document['message']}", file=sys.stderr)
