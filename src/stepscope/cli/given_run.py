@@ -6,6 +6,8 @@ from pathlib import Path
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.efficiency import Given
 from stepscope.cli.progress import reading_progress
+from stepscope.cost.calibration import Calibration
+from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.chip_table import load_chips
 from stepscope.run.load import load
 
@@ -47,6 +49,12 @@ def account_from(
         unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
+
+
+def calibration_for(path: str | None, account: Account) -> Calibration | None:
+    """Return the calibration in a file, or the one that lies beside the run's traces; None where there is none."""
+    beside = Path(account.run.ranks[0].trace.path).parent / "calibration.json"
+    return load_calibration(path or beside) if path or beside.is_file() else None
 
 
 def above_zero(text: str) -> float:

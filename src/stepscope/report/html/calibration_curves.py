@@ -1,26 +1,16 @@
 """What do collectives take on this machine, and what did they take in this run? Curves and points for one picture."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.cost.calibration import Calibration, Curve
-from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.calibration_run import points_from_run
 from stepscope.errors import InputError
-from stepscope.run.load import Run
 from stepscope.units import NS_PER_US
 
-CALIBRATION_JSON = "calibration.json"
 _SAMPLES = 40
-
-
-def calibration_of_run(run: Run) -> Calibration | None:
-    """Return the calibration that lies beside the run's traces, None where there is none."""
-    beside = Path(run.ranks[0].trace.path).parent / CALIBRATION_JSON
-    return load_calibration(beside) if beside.is_file() else None
 
 
 def calibration_curves(account: Account, calibration: Calibration) -> dict[str, Any]:

@@ -22,7 +22,7 @@ function stackedBars(label, rows, parts, show = timeText) {
     chart.append(row);
   });
   const left = rows.length > list.length ? el("p", { class: "quiet" }, `the first ${list.length} of ${rows.length}`) : null;
-  return el("div", {}, chart, legend(parts), left);
+  return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, chart), legend(parts), left);
 }
 
 const rest = (whole, part) => Math.max(0, (whole ?? 0) - (part ?? 0));

@@ -1,0 +1,83 @@
+"""Look at a run in the browser: its report, its tables, its timeline in Perfetto.
+
+The pages are served on this machine only, behind a token that is in the printed address. Ctrl-C ends it. The timeline
+opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing; where the `perfetto` extra is
+installed (pip install 'stepscope[perfetto]'), Perfetto's pages come from this machine too and no network is needed.
+
+examples:
+  stepscope view run-folder/
+  stepscope view run-folder/ --port 9000 --no-browser     then: ssh -L 9000:localhost:9000 HOST
+"""
+
+import argparse
+import threading
+import webbrowser
+from contextlib import ExitStack
+
+from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
+from stepscope.diagnose.findings import diagnose
+from stepscope.report.html import render_html
+from stepscope.report.json_report import plain, report_json
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import timeline_of
+from stepscope.report.view.perfetto_ui import folder_site, perfetto_folder
+from stepscope.report.view.server import LocalServer, local_server
+from stepscope.report.view.site import PERFETTO, ViewSite
+from stepscope.report.view.tables import ReportTables
+from stepscope.units import printable
+
+DEFAULT_PORT = 8750
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument("--calibration", metavar="FILE", help="calibration.json to compare with (the run folder's own)")
+    parser.add_argument(
+        "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({DEFAULT_PORT})"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 after Ctrl-C, 3 where a rank could not be read."""
+    account = account_from(args)
+    diagnosis = diagnose(account)
+    with ExitStack() as open_servers:
+        ui = perfetto_folder()
+        offline = _served(open_servers, local_server(folder_site(ui), with_token=False)) if ui else None
+        site = ViewSite(
+            name=account.run.name,
+            report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
+            tables=ReportTables(plain(report_json(account, diagnosis))),
+            timeline=lambda: b"".join(perfetto_trace(timeline_of(account.shared))),
+            perfetto=offline.origin if offline else PERFETTO,
+        )
+        server = _served(open_servers, local_server(site, port=args.port))
+        print(f"{printable(account.run.name)} is at {server.url}\nCtrl-C ends it.", flush=True)
+        if not args.no_browser:
+            webbrowser.open(server.url)
+        _until_stopped()
+    return 3 if account.run.unreadable else 0
+
+
+def _served(open_servers: ExitStack, server: LocalServer) -> LocalServer:
+    open_servers.callback(server.server_close)
+    open_servers.callback(server.shutdown)
+    server.start()
+    return server
+
+
+def _until_stopped() -> None:
+    """Wait for Ctrl-C, which is how a reader leaves and no error."""
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print()
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text}")
+    return number

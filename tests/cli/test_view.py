@@ -1,0 +1,81 @@
+"""`stepscope view`: prints its address, answers there, and ends with Ctrl-C and nothing left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+
+from stepscope.cli.main import main
+
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("job")
+    for trace in simulate(STEP, STEP, steps=3).traces:
+        trace.write(place)
+    return place
+
+
+@pytest.fixture
+def viewed(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Return the running command and the address it printed."""
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope.cli.main",
+        "view",
+        str(folder),
+        "--no-browser",
+        "--no-cache",
+        "--port",
+        "0",
+    ]
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert job.stdout is not None
+    line = job.stdout.readline()
+    assert " is at http://127.0.0.1:" in line, line or (job.stderr.read() if job.stderr else "")
+    yield job, line.split()[-1]
+    if job.poll() is None:
+        job.kill()
+    job.communicate()
+
+
+def got(url: str) -> bytes:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=30) as answer:
+        return bytes(answer.read())
+
+
+def test_address_answers_until_ctrl_c(viewed: tuple[subprocess.Popen[str], str]) -> None:
+    job, url = viewed
+    assert b"<h1>job" in got(url)
+    assert b"stepscope" in got(url + "report.html")
+    names = json.loads(got(url + "tables.json"))["tables"]
+    assert names
+    assert all(json.loads(got(f"{url}tables/{name}.json?limit=3"))["columns"] for name in names)
+    assert len(got(url + "timeline")) > 100
+    job.send_signal(signal.SIGINT)
+    _, said = job.communicate(timeout=20)
+    assert (job.returncode, said) == (0, "")
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_wrong_port_is_one_line(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["view", "somewhere", "--port", port])
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_missing_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", os.fspath(tmp_path / "none")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
