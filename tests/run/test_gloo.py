@@ -145,3 +145,22 @@ def test_hostile_peers_are_unknown(tmp_path: Path) -> None:
         sent = event("cpu_op", "c10d::send", 1, 2, **{"Concrete Inputs": values})
         c = rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives
         assert c.peer.tolist() == [-1]
+
+
+def test_operators_on_one_flat_buffer_say_what_they_receive(tmp_path: Path) -> None:
+    """Without the group its size is unknown, but the full buffer is the operator's first input."""
+    header = world(4)
+    listed = header["distributedInfo"]["pg_config"]  # type: ignore[index]
+    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]  # type: ignore[index]
+    both = {"Input type": ["float", "float"]}
+    events = [
+        asked("_allgather_base", 0, [2000], [1000]),
+        asked("_reduce_scatter_base", 20, [500], [1000]),
+        ran("all_gather", 10, 15, 1000),
+        ran("all_reduce", 30, 35, 1000),
+    ]
+    for e in events[:2]:
+        e["args"] |= both
+    c = rank_of(tmp_path, events, **header).collectives
+    assert c.full_bytes.tolist() == [8000, 4000]
+    assert c.out_bytes.tolist() == [8000, 2000]

@@ -3,12 +3,13 @@
 The operator on the calling thread (`c10d::allreduce_`) says what was asked for; the span on a gloo thread
 (`gloo:all_reduce`) says when it ran. Gloo's threads take operators in the order they were called, so a span belongs
 to the first operator still waiting that it can mean and whose size it has. Gloo carries out a reduce-scatter as an
-all-reduce: the meaning is the operator's.
+all-reduce: the meaning is the operator's. Which group it was in, only the flight recorder says (`flight.py`); without
+its file the group is known where the rank has just one.
 """
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from stepscope.run.collective_names import is_comm_annotation, op_name
 from stepscope.run.collectives import Collectives, Meaning, collective_table, received_bytes
 from stepscope.run.device_work import Rows
+from stepscope.run.flight import FlightCall, calls_of_operators
 from stepscope.run.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.shapes import element_counts, shape_bytes
 from stepscope.run.steps import Steps
@@ -24,19 +26,24 @@ from stepscope.trace.table import Trace
 
 # What gloo runs for an operator where the names differ.
 _RUNS_AS = {"reduce_scatter": ("reduce_scatter", "all_reduce")}
+_BASE = "_base_"
+"""operators on one flat buffer (`c10d::_allgather_base_`): what they receive is their first input, what they send the
+second"""
 _PEER_AT = 2
 """where `c10d::send` and `c10d::recv_` have the other rank among their inputs, counted in the group"""
 
 
-def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps) -> Collectives:
-    """Return the gloo spans of a rank with the operators that asked for them."""
+def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequence[FlightCall] = ()) -> Collectives:
+    """Return the gloo spans of a rank with the operators that asked for them, and what the flight recorder noted."""
     spans = span_rows(trace, kinds)
     asked = _by_start(
         trace, rows_named(trace, _host(kinds), lambda s: s.startswith("c10d::") and is_comm_annotation(s))
     )
     operator_of = _match(trace, spans, asked)
+    called = trace["ts_ns"][np.array(asked, np.int64)]
+    calls = dict(zip(asked, calls_of_operators(flight, [_op(trace, row) for row in asked], called), strict=True))
     group = _only_group(trace)
-    meanings = [_meaning(trace, span, op, group) for span, op in zip(spans, operator_of, strict=True)]
+    meanings = [_meaning(trace, span, op, group, calls.get(op)) for span, op in zip(spans, operator_of, strict=True)]
     rows = np.array(spans, np.int64)
     ops = np.array(operator_of, np.int64)
     issue = np.where(ops >= 0, trace["ts_ns"][ops], np.iinfo(np.int64).min)
@@ -100,21 +107,30 @@ def _first_that_fits(trace: Trace, span: int, queue: Iterable[int]) -> int:
     return first
 
 
-def _meaning(trace: Trace, span: int, operator: int, group: Group) -> Meaning:
+def _meaning(trace: Trace, span: int, operator: int, group: Group, call: FlightCall | None) -> Meaning:
     op = _op(trace, operator if operator >= 0 else span)
-    size = shape_bytes(_text(trace, "input_dims", span), _text(trace, "input_types", span))
-    if size < 0 and operator >= 0:
-        size = shape_bytes(_text(trace, "input_dims", operator), _text(trace, "input_types", operator))
+    group = call.group if call is not None and call.group is not UNKNOWN_GROUP else group
+    sent = _bytes_at(trace, span)
+    if sent < 0:
+        sent = call.size_bytes if call is not None else _bytes_at(trace, operator)
+    received = received_bytes(sent, op=op, ranks=group.size)
+    if received < 0 and _BASE in _name(trace, operator):
+        received = _bytes_at(trace, operator)
     peer = _peer(trace, operator, group) if op in ("send", "recv") else -1
     return Meaning(
         op=op,
         group=group,
-        in_bytes=size if op != "recv" else 0,
-        out_bytes=received_bytes(size, op=op, ranks=group.size) if op != "send" else 0,
+        in_bytes=sent if op != "recv" else 0,
+        out_bytes=received if op != "send" else 0,
         peer=peer,
         record_row=operator,
-        messages=((op == "send", peer, size),) if peer >= 0 else (),
+        messages=((op == "send", peer, sent),) if peer >= 0 else (),
     )
+
+
+def _bytes_at(trace: Trace, row: int) -> int:
+    """Return the bytes of the first input of an event, -1 where there is none."""
+    return shape_bytes(_text(trace, "input_dims", row), _text(trace, "input_types", row)) if row >= 0 else -1
 
 
 def _peer(trace: Trace, operator: int, group: Group) -> int:
@@ -126,8 +142,12 @@ def _peer(trace: Trace, operator: int, group: Group) -> int:
         return -1
 
 
+def _name(trace: Trace, row: int) -> str:
+    return trace.text(int(trace["name"][row])) or "" if row >= 0 else ""
+
+
 def _op(trace: Trace, row: int) -> str:
-    return op_name(trace.text(int(trace["name"][row])) or "")
+    return op_name(_name(trace, row))
 
 
 def _text(trace: Trace, column: str, row: int) -> str | None:
@@ -135,6 +155,6 @@ def _text(trace: Trace, column: str, row: int) -> str | None:
 
 
 def _only_group(trace: Trace) -> Group:
-    """Return the group when the rank has just one: gloo events never say which."""
+    """Return the group when the rank has just one: gloo's events never say which."""
     groups = list(header_groups(trace.header).values())
     return groups[0] if len(groups) == 1 else UNKNOWN_GROUP

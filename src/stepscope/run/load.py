@@ -7,15 +7,19 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stepscope.errors import InputError, StepscopeError
+from stepscope.run.flight import FLIGHT_RECORDER
 from stepscope.run.quality import quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, step_logs
-from stepscope.run_folder import RUN_JSON
+from stepscope.run.table import Table
+from stepscope.run_folder import RUN_JSON, rank_file
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
@@ -46,6 +50,15 @@ class Run:
         known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
 
+    def table(self, name: str) -> Table:
+        """Return one of the run's tables (`docs/tables.md`): events, collectives, steps, budget, findings, ..."""
+        return cast(Table, self._tables.table(name))
+
+    @cached_property
+    def _tables(self) -> Any:
+        # Tables of findings are made above this room: the room that makes them is found by name when it is needed.
+        return import_module("stepscope.report.tables").RunTables(self)
+
 
 def load(
     given: str | Path | Sequence[str | Path],
@@ -71,8 +84,7 @@ def load(
         traces, in_parts = _with_parts_joined(traces)
         known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
         _refuse_double_ranks(traces, known)
-        ranks = list(pool.map(lambda pair: rank_of_trace(pair[0], rank=pair[1][0], rank_source=pair[1][1]),
-                              zip(traces, known, strict=True)))  # fmt: skip
+        ranks = list(pool.map(lambda pair: _rank(pair[0], pair[1], folder), zip(traces, known, strict=True)))
     ranks.sort(key=lambda r: r.rank)
     description, damaged = _description(folder)
     run = Run(
@@ -173,6 +185,12 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
                 "two runs or two windows lie together: pass one of them, by folder or by glob"
             )
         owner[rank] = trace.path
+
+
+def _rank(trace: Trace, known: tuple[int, str], folder: Path | None) -> Rank:
+    rank, rank_source = known
+    beside = folder / rank_file(rank, FLIGHT_RECORDER) if folder else None
+    return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
 
 
 def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:

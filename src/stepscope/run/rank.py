@@ -1,10 +1,12 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stepscope.run.collectives import Collectives, device_collectives
 from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
+from stepscope.run.flight import flight_calls
 from stepscope.run.gloo import gloo_collectives
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import Kinds, event_kinds
@@ -68,10 +70,14 @@ def believable_world(said: object) -> int | None:
     return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MOST_RANKS else None
 
 
-def rank_of_trace(trace: Trace, *, rank: int, rank_source: str) -> Rank:
-    """Return the rank with everything joined that its trace allows."""
+def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Path | None = None) -> Rank:
+    """Return the rank with everything joined that its trace allows, and its flight recorder's file on gloo."""
     kinds = event_kinds(trace)
     steps = recorded_steps(trace, kinds)
     work, joins = device_work(trace, kinds, steps)
-    collectives = device_collectives(trace, kinds, work) if len(work) else gloo_collectives(trace, kinds, steps)
+    if len(work):
+        collectives = device_collectives(trace, kinds, work)
+    else:
+        flight = flight_calls(flight_file) if flight_file is not None else ()
+        collectives = gloo_collectives(trace, kinds, steps, flight=flight)
     return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)

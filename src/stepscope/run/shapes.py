@@ -23,7 +23,7 @@ def shape_bytes(dims: str | None, types: str | None) -> int:
     """
     for shape, kind in zip(_listed(dims), _listed(types), strict=False):
         size = element_bytes(kind if isinstance(kind, str) else None)
-        elements = _elements(shape)
+        elements = shape_elements(shape)
         if size and elements is not None:
             return elements * size
     return UNKNOWN
@@ -38,8 +38,8 @@ def element_counts(dims: str | None) -> frozenset[int]:
     """
     counts = set()
     for shape in _listed(dims):
-        each = [shape] if _elements(shape) is not None else shape if isinstance(shape, list) else []
-        counts |= {n for n in map(_elements, each) if n is not None}
+        each = [shape] if shape_elements(shape) is not None else shape if isinstance(shape, list) else []
+        counts |= {n for n in map(shape_elements, each) if n is not None}
     return frozenset(counts)
 
 
@@ -51,8 +51,8 @@ def _listed(text: str | None) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _elements(shape: Any) -> int | None:
-    """Return the number of elements of one shape, None where it is none."""
+def shape_elements(shape: Any) -> int | None:
+    """Return the number of elements of one shape, None where it is none (an empty one stands for no tensor)."""
     if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
         return None
     elements = math.prod(shape)

@@ -93,7 +93,7 @@ _TABLES = (
         (
             _RANK,
             _text("op", "all_reduce, all_gather, reduce_scatter, ..."),
-            _text("group", "process group: what it is for, else its name"),
+            _text("process_group", "process group: what it is for, else its name"),
             _int("group_size", "ranks", "ranks in the group", null=True),
             _START,
             _DUR,
@@ -259,7 +259,7 @@ _TABLES = (
         "collectives by operation and process group, means per rank",
         (
             _text("op", "operation"),
-            _text("group", "process group"),
+            _text("process_group", "process group"),
             _int("group_size", "ranks", "ranks in the group", null=True),
             _int("count", "calls", "calls of one rank"),
             _int("size_bytes", "bytes", "all calls of one rank", null=True),
@@ -312,7 +312,7 @@ _TABLES = (
             _text("what", "what was measured"),
             _text("value", "the number, or a name"),
             _text("unit", "its unit"),
-            _text("where", "rank, step, kernel or operator"),
+            _text("place", "rank, step, kernel or operator"),
         ),
     ),
     TableSchema(
