@@ -52,7 +52,7 @@ class Table:
 
     def arrow(self) -> Any:
         """Return the table as a `pyarrow.Table`; texts are dictionary-encoded, fields carry unit and meaning."""
-        pa = _pyarrow()
+        pa = pyarrow_module()
         fields, arrays = [], []
         for column in self.schema.columns:
             array = _arrow_array(pa, self.cells[column.name])
@@ -107,7 +107,8 @@ def _arrow_array(pa: Any, cells: Cells) -> Any:
     return pa.DictionaryArray.from_arrays(array, pa.array(cells.texts, pa.string()))
 
 
-def _pyarrow() -> Any:
+def pyarrow_module() -> Any:
+    """Return pyarrow; a `UsageError` where it is not installed."""
     try:
         import pyarrow as pa
     except ImportError as error:
