@@ -127,7 +127,7 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         more = warmup_steps + 2 * found.slow_steps
         doubts.append(
             Doubt(
-                f"the first {found.slow_steps} measured steps of a run are slower than the rest, try a warm-up of {more}",
+                f"the first {found.slow_steps} measured steps of a run are slower, try {more} warm-up steps",
                 "the warm-up was too short: more --warmup-epochs",
             )
         )

@@ -9,6 +9,7 @@ the ranks, not here.
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ _GRACE_S = 1.0
 """for the other ranks to end by themselves after one has failed"""
 _KILL_AFTER_S = 5.0
 _KEPT_LINES = 200
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+"""torch puts it before each line of an uncaught error"""
 
 Records = list[dict[str, Any]]
 
@@ -163,7 +166,10 @@ class _Rank:
         code = self.exit_code or 0
         if code < 0:
             return f"rank {self.rank} was killed by signal {-code}"
-        errors = [line for line in self._said if line and not line.startswith((" ", "[W", "[rank"))]
+        lines = [_RANK_PREFIX.sub("", line) for line in self._said]
+        errors = [
+            line for line in lines if line and not line.startswith((" ", "[W", "[E", "frame #", "Exception raised"))
+        ]
         return f"rank {self.rank} ended with exit code {code}: {errors[-1] if errors else 'no message'}"
 
 

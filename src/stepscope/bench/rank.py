@@ -76,7 +76,6 @@ def run_plan(plan: dict[str, Any]) -> None:
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=float(plan.get("collective_timeout_s", 120))),
-        device_id=device if device.type == "cuda" else None,
     )
     try:
         with (out / rank_file(rank, SAMPLES)).open("a") as stream:

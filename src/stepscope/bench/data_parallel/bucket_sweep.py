@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, entry, finalists
 from stepscope.bench.data_parallel.bucket_search import SIZES_MB, Found, search
 from stepscope.bench.data_parallel.compare import compare
 from stepscope.bench.data_parallel.contender import Contender, cleared
@@ -20,8 +21,6 @@ from stepscope.bench.measure import measure
 from stepscope.bench.rank import Bench
 from stepscope.bench.workload import WorkloadSpec, workload
 
-DEFAULT_MB = 25.0
-DDP_OPTIONS = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
 _TURNS = 3
 
 
@@ -57,21 +56,6 @@ def distinct_sizes(spec: WorkloadSpec, sizes: Sequence[float]) -> tuple[list[flo
     return list(kept.values()), same
 
 
-def finalists(implementation: str, best_mb: float) -> list[dict[str, Any]]:
-    """Return the series to compare: the default size first, then the best, then each option on top of the best."""
-    best = {"bucket_size_mb": best_mb}
-    rows = [_entry(implementation, f"{DEFAULT_MB:g}MB-default", {"bucket_size_mb": DEFAULT_MB})]
-    if best_mb != DEFAULT_MB:
-        rows.append(_entry(implementation, f"{best_mb:g}MB", best))
-    if implementation == "pytorch_ddp":
-        rows += [_entry(implementation, f"{best_mb:g}MB-{name}", {**best, name: True}) for name in DDP_OPTIONS]
-    return rows
-
-
-def _entry(implementation: str, name: str, options: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "implementation": implementation, "options": options}
-
-
 class _Rounds:
     """Measures sizes in turns, a few steps each; every rank gets the slowest rank's times, so all decide alike."""
 
@@ -91,7 +75,7 @@ class _Rounds:
         return times_ms
 
     def _turn(self, size_mb: float) -> tuple[float, ...]:
-        series = _entry(self._settings["implementation"], f"{size_mb:g}MB", {"bucket_size_mb": size_mb})
+        series = entry(self._settings["implementation"], f"{size_mb:g}MB", {"bucket_size_mb": size_mb})
         contender = Contender.of(self._settings, series)
         cleared(self._bench)
         training = contender.training(self._bench)

@@ -59,4 +59,4 @@ def cleared(bench: Bench) -> None:
     gc.collect()
     if bench.device.type == "cuda":
         torch.cuda.empty_cache()
-    dist.barrier()
+    dist.barrier(device_ids=[bench.device.index] if bench.device.type == "cuda" else None)

@@ -59,7 +59,8 @@ def profiled(bench: Bench, settings: dict[str, Any]) -> None:
 
     before = min(first, 1)
     steps = schedule(wait=first - before, warmup=before, active=last - first, repeat=1)
-    with profile(activities=activities(bench.device), schedule=steps, on_trace_ready=on_trace_ready) as profiler:
+    what = {"activities": activities(bench.device), "record_shapes": True}  # shapes: FLOPs and bytes in the report
+    with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = [_epoch(bench, training, profiler, total, recorded=first <= e < last) for e in range(total)]
     bench.emit(what="epochs", epochs=[vars(epoch) for epoch in epochs])
     if bench.rank == 0:

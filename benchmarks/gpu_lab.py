@@ -1,0 +1,171 @@
+"""The benchmark lab on a GPU: data parallelism on four NCCL ranks that share it, then sweeps on one rank.
+
+    PYTHONPATH=src python benchmarks/gpu_lab.py --out results                (about eight minutes)
+    PYTHONPATH=src python benchmarks/gpu_lab.py --out results --parts ddp --device cpu    (small, to try the script)
+
+Every part writes `PART.json` (a results document, as `stepscope bench` writes it) as soon as it is done; the traces of
+`ddp` and `fsdp` are packed beside it. Nothing but torch is needed. `benchmarks/gpu_lab_tables.py results` makes the
+tables of docs/gpu-lab.md from that folder, on any machine.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpu_record import guarded, shared_device
+
+from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, finalists
+from stepscope.bench.data_parallel.strategies import available
+from stepscope.bench.gathered import environment, rows
+from stepscope.bench.launch import launch
+from stepscope.bench.results import results
+from stepscope.bench.sweeps.control import Method, run_sweep
+from stepscope.bench.sweeps.sweep import sweep_named
+
+RANKS = 4
+SWEEPS = ("precision", "attention", "checkpointing", "compile")
+PARTS = ("ddp", "buckets", "fsdp", *SWEEPS)
+LIMIT_S = {
+    "ddp": 220,
+    "buckets": 180,
+    "fsdp": 110,
+    "precision": 60,
+    "attention": 60,
+    "checkpointing": 60,
+    "compile": 200,
+}
+FSDP = ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3")
+
+GPT = {"name": "gpt", "d_model": 512, "num_layers": 8, "num_heads": 8, "seq_len": 512, "vocab_size": 8192}
+LARGE = {"name": "gpt", "d_model": 1024, "num_layers": 16, "num_heads": 16, "seq_len": 512, "vocab_size": 8192}
+TINY = {
+    "name": "gpt",
+    "d_model": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+    "seq_len": 32,
+    "vocab_size": 256,
+    "batch_size": 2,
+}
+
+
+def main() -> int:
+    args = parsed()
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    with tempfile.TemporaryDirectory() as scratch, shared_device(args.device) as sharing:
+        print(f"ranks share the device by: {sharing}", flush=True)
+        for part in args.parts.split(","):
+            begin = time.monotonic()
+            found = guarded(lambda p=part: one_part(p, Path(scratch) / p, out, args))
+            failed += "error" in found
+            found |= {"sharing": sharing, "took_s": round(time.monotonic() - begin, 1)}
+            (out / f"{part}.json").write_text(json.dumps(found))
+            print(said(part, found), flush=True)
+    return 1 if failed else 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="gpu_lab_results")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--parts", default=",".join(PARTS))
+    return parser.parse_args()
+
+
+def one_part(part: str, scratch: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
+    if part in SWEEPS:
+        return one_sweep(part, scratch, cuda=args.device == "cuda")
+    return data_parallel(part, scratch, out, cuda=args.device == "cuda")
+
+
+def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool) -> dict[str, Any]:
+    """Return the results of one comparison on all ranks."""
+    settings = settings_of(part, cuda=cuda)
+    job = "bucket_sweep:bucket_sweep" if part == "buckets" else "compare:compare"
+    ranks = RANKS if cuda else 2
+    result = launch(
+        {"job": f"stepscope.bench.data_parallel.{job}", "settings": settings, "share_devices": True},
+        world_size=ranks,
+        backend="nccl" if cuda else "gloo",
+        out=scratch,
+        limit_s=LIMIT_S[part],
+        on_record=lambda r: print(part, r["what"], r.get("series"), r.get("run"), flush=True),
+    )
+    if (scratch / "traces").is_dir():
+        with tarfile.open(out / f"traces-{part}.tar.gz", "w:gz") as packed:
+            packed.add(scratch / "traces", arcname=f"traces-{part}")
+    entries = settings.get("series") or finalists(settings["implementation"], best_mb(result.records[0]))
+    found = rows(
+        result.records, entries=entries, config={**settings["workload"], "warmup_steps": settings["warmup_steps"]}
+    )
+    where = environment(result.records, backend="nccl" if cuda else "gloo")
+    search = [r for r in result.records[0] if r["what"] in ("round", "found")]
+    return results(found, command=f"bench {part}", environment=where, message=result.message, search=search)
+
+
+def settings_of(part: str, *, cuda: bool) -> dict[str, Any]:
+    large = part == "fsdp"
+    work = {**(LARGE if large else GPT), "batch_size": 8 if large else 24, "precision": "bf16"} if cuda else TINY
+    method = {"warmup_steps": 8, "steps": 25, "runs": 3, "trace_steps": 3} if cuda else {
+        "warmup_steps": 2, "steps": 3, "runs": 1, "trace_steps": 2}  # fmt: skip
+    if part == "buckets":
+        return {"workload": work, **method, "runs": 2, "trace_steps": 0, "implementation": "pytorch_ddp",
+                "round_turns": 2, "round_steps": 10, "round_warmup": 4}  # fmt: skip
+    if large:
+        method |= {"runs": 2, "steps": 12, "warmup_steps": 5} if cuda else {}
+    names = available(FSDP) if large else available()
+    return {"workload": work, **method, "series": [{"name": name, "implementation": name} for name in names]}
+
+
+def best_mb(records: list[dict[str, Any]]) -> float:
+    return next((r["best_mb"] for r in records if r["what"] == "found"), DEFAULT_MB)
+
+
+def one_sweep(name: str, scratch: Path, *, cuda: bool) -> dict[str, Any]:
+    """Return everything a sweep on one rank measured, as it was recorded."""
+    spec = {**GPT, "d_model": 1024, "num_layers": 12, "num_heads": 16, "batch_size": 16} if cuda else dict(TINY)
+    spec |= {"seq_len": 1024} if cuda else {}
+    spec["precision"] = "bf16"
+    method = Method(
+        backend="nccl" if cuda else "gloo",
+        runs=3 if name != "compile" else 2,
+        warmup_steps=5 if cuda else 1,
+        steps=20 if cuda else 2,
+        item_limit_s=90,
+        limit_s=LIMIT_S[name],
+    )
+    sweep = sweep_named(name, spec, {})
+    found = run_sweep(sweep, spec=spec, method=method, out=scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return {"kind": "sweep", "sweep": asdict(sweep), "spec": spec, "method": asdict(method), "measured": asdict(found)}
+
+
+def said(part: str, found: dict[str, Any]) -> str:
+    if "error" in found:
+        return f"== {part} FAILED after {found['took_s']} s: {found['error'][-600:]}"
+    lines = [f"== {part}: {found['took_s']} s, {found.get('message')}"]
+    for row in found.get("series", []):
+        s, a = row["summary"], row.get("agreement") or {}
+        lines.append(
+            f"{row['name']:<30} {s['median_step_time']:9.2f} ms  peak {s['peak_memory_allocated_gb']}  "
+            f"agrees {a.get('agrees')} grad {a.get('gradient_error')} weights {a.get('weight_error')}"
+        )
+    for name, runs in found.get("measured", {}).get("runs", {}).items():
+        times = sorted(t for run in runs for t in run["step_ms"])
+        lines.append(f"{name:<30} {times[len(times) // 2]:9.2f} ms")
+    for name, refusal in found.get("measured", {}).get("refusals", {}).items():
+        lines.append(f"{name:<30} {refusal['what']}: {refusal.get('reason')}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

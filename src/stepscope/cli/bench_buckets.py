@@ -1,0 +1,121 @@
+"""Which bucket size is best for DDP's gradients, and do its options help? Found by a search, then measured properly.
+
+examples:
+  stepscope bench buckets --world-size 2
+  stepscope bench buckets --backend nccl --world-size 8 --d-model 1024 --precision bf16
+  stepscope bench buckets --implementation ddp_bucketed --sizes-mb 1,5,25,100
+
+Sizes from 1 to 250 MB. Those that cut the model into the same buckets are measured once; the search tries every third,
+then the neighbours of the best. --exhaustive tries all.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from stepscope.bench.data_parallel.bucket_finalists import finalists
+from stepscope.bench.gathered import first
+from stepscope.cli.bench_arguments import (
+    add_method_arguments,
+    add_model_arguments,
+    add_output_arguments,
+    add_rank_arguments,
+    results_folder,
+    workload_settings,
+)
+from stepscope.cli.bench_session import Document, document_of, finished, launched
+from stepscope.cli.sizes import at_least_one
+from stepscope.errors import UsageError
+from stepscope.report.bench_text import times_of
+from stepscope.report.terminal import console, plain_table
+
+_JOB = "stepscope.bench.data_parallel.bucket_sweep:bucket_sweep"
+_ROUNDS = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--implementation", choices=("pytorch_ddp", "ddp_bucketed"), default="pytorch_ddp")
+    parser.add_argument("--sizes-mb", metavar="A,B", help="sizes to choose from (14 sizes from 1 to 250)")
+    parser.add_argument("--exhaustive", action="store_true", help="try every size")
+    parser.add_argument("--round-steps", type=at_least_one, default=10, metavar="N", help="steps of one turn (10)")
+    add_model_arguments(parser)
+    add_method_arguments(parser)
+    add_rank_arguments(parser)
+    add_output_arguments(parser, what=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where only a part could be measured."""
+    settings = {
+        "workload": workload_settings(args),
+        "implementation": args.implementation,
+        "sizes_mb": _sizes(args.sizes_mb),
+        "exhaustive": args.exhaustive,
+        "round_steps": args.round_steps,
+        "warmup_steps": args.warmup_steps,
+        "steps": args.steps,
+        "runs": args.runs,
+        "grad_accum": args.grad_accum,
+    }
+    folder = results_folder(args)
+    plan = {"job": _JOB, "settings": settings}
+
+    def document(records: Any, message: str | None) -> Document:
+        found = first(records, what="found")
+        series = finalists(args.implementation, found["best_mb"]) if found else []
+        search = {name: found.get(name) for name in ("best_mb", "tried_mb", "ratios", "same_as")}
+        return {**document_of(args, plan, series=series)(records, message), "search": search}
+
+    result = launched(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
+    whole = recommended(document(result.records, result.message))
+    code = finished(args, whole, folder=folder, interrupted=result.interrupted)
+    if args.json != "-":
+        _print_search(whole)
+    return code
+
+
+def recommended(document: Document) -> Document:
+    """Return the results with the fastest series named, and what it wins over the default."""
+    timed = [(times, row) for row in document["series"] if (times := times_of(row))]
+    if not timed:
+        return document
+    best, row = min(timed, key=lambda pair: pair[0].median_ms)
+    default = timed[0][0]
+    clear = best.high_ms < default.low_ms
+    return {
+        **document,
+        "recommendation": {
+            "series": row["name"] if clear else timed[0][1]["name"],
+            "saving_pct": 100 * (1 - best.median_ms / default.median_ms) if clear else 0.0,
+            "reason": "fastest, clear of the default's interval" if clear else "nothing is clearly faster than it",
+            "results_agree": all((r.get("agreement") or {}).get("agrees", False) for _, r in timed),
+        },
+    }
+
+
+def _print_search(document: Document) -> None:
+    out, search = console(sys.stdout), document["search"]
+    if search["ratios"]:
+        table = plain_table(out, "bucket MB", "time over the best")
+        for size, over in search["ratios"].items():
+            table.add_row(f"{float(size):g}", f"{over:.3f}")
+        out.print(table)
+    for size, other in (search["same_as"] or {}).items():
+        out.print(f"{float(size):g} MB cuts this model into the same buckets as {other:g} MB", markup=False)
+    if advice := document.get("recommendation"):
+        out.print(
+            f"recommended: {advice['series']} ({advice['reason']}; saves {advice['saving_pct']:.1f} %)", markup=False
+        )
+
+
+def _sizes(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        sizes = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] <= 0:
+        raise UsageError(f"--sizes-mb: expected sizes above 0 in MB such as 1,5,25, found {text!r}")
+    return sizes
