@@ -42,7 +42,8 @@ class Captured:
     def _capture(self, batch: Any) -> None:
         self._batch = batch
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Only this thread is watched: others, such as the process group's, may ask the device meanwhile.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = self._step(batch)
 
 

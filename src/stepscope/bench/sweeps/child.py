@@ -1,7 +1,7 @@
 """In the process of its own: build each variant, compare its results, measure it, and say so line by line.
 
-    settings    {"spec", "sweep", "reference", "items": [{"variant": {...}, "run": 0}], "warmup_steps", "steps",
-                 "item_limit_s"}
+    settings    {"spec", "reference", "items": [{"variant": {...}, "run": 0}], "accumulation", "warmup_steps",
+                 "steps", "item_limit_s"}
     records     begin, then one of: samples, not_measured, out_of_memory, failed; all with `variant` and `run`
 
 An item that takes longer than its limit ends the process: who started it goes on without that variant.
@@ -24,12 +24,12 @@ from stepscope.bench.rank import Bench
 from stepscope.bench.sweeps import host_memory
 from stepscope.bench.sweeps.sketch import gradient_sketch
 from stepscope.bench.sweeps.train_step import TrainStep
-from stepscope.bench.workload import Workload, WorkloadSpec, workload
+from stepscope.bench.workload import WorkloadSpec, workload
 
 CHECKED_STEPS = 3
 _HUNG = 3
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError)
-_NO_MEMORY = ("out of memory", "can't allocate memory", "bad_alloc", "cannot allocate memory")
+_NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "bad_alloc", "cannot allocate memory")
 
 
 def job(bench: Bench, settings: dict[str, Any]) -> None:
@@ -109,7 +109,10 @@ def _outcome(device: torch.device, settings: dict[str, Any], item: dict[str, Any
 
 
 def _measured(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    spec, step_settings = spec_of(settings["spec"], item["variant"]), item["variant"].get("step", {})
+    spec = spec_of(settings["spec"], item["variant"])
+    step_settings = {"accumulation": settings["accumulation"], **item["variant"].get("step", {})}
+    micro = step_settings["accumulation"]
+    halves = _halves(spec, device, 2 * micro) if settings["reference"] == "halves" and item["run"] == 0 else None
     base_bytes = host_memory.reset_peak() if device.type == "cpu" else None
     work = workload(spec, device)
     flops = work.flops_per_step()
@@ -117,8 +120,6 @@ def _measured(device: torch.device, settings: dict[str, Any], item: dict[str, An
         check = checked(step)
         samples = measure(step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device)
     peak_bytes = host_memory.peak_bytes() if device.type == "cpu" else None
-    halves = _halves(spec, device) if settings["reference"] == "halves" and item["run"] == 0 else None
-    micro = step_settings.get("accumulation", 1)
     return {
         "what": "samples",
         **samples.as_dict(),
@@ -137,15 +138,18 @@ def checked(step: TrainStep) -> dict[str, Any]:
     begin_s = perf_counter()
     losses = [float(step())]
     first_step_ms = 1000 * (perf_counter() - begin_s)
-    sketch = gradient_sketch(step.parameters)
+    sketch = gradient_sketch(step.parameters, device=step.device)
     losses += [float(step()) for _ in range(CHECKED_STEPS - 1)]
     return {"losses": losses, "sketch": sketch, "first_step_ms": first_step_ms}
 
 
-def _halves(spec: WorkloadSpec, device: torch.device) -> dict[str, Any] | None:
+def _halves(spec: WorkloadSpec, device: torch.device, parts: int) -> dict[str, Any] | None:
     """Return the same steps with each batch taken in two halves, None where it cannot be halved."""
     if spec.batch_size % 2:
         return None
     half = dataclasses.replace(spec, batch_size=spec.batch_size // 2)
-    work: Workload = workload(half, device)
-    return checked(TrainStep(work, {"accumulation": 2}))
+    with closing(TrainStep(workload(half, device), {"accumulation": parts})) as step:
+        found = checked(step)
+    del step  # the whole batch may need all of the memory
+    free(device)
+    return found

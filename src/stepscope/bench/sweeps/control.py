@@ -31,6 +31,8 @@ class Method:
     runs: int = 3
     warmup_steps: int = 10
     steps: int = 50
+    accumulation: int = 1
+    """micro-batches of variants that say nothing else"""
     threads: int = 1
     item_limit_s: float = 300.0
     limit_s: float = 3600.0
@@ -51,9 +53,13 @@ class Measured:
 
 
 def run_sweep(
-    sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None
-) -> Measured:
-    """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is."""
+    sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None,
+    keep: Callable[[Measured], None] | None = None,
+) -> Measured:  # fmt: skip
+    """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is.
+
+    `keep` gets what has been found so far after every measurement.
+    """
     found, pending = Measured(), interleaved(sweep.variants, runs=method.runs)
     total, deadline_s = len(pending), time.monotonic() + method.limit_s
     for number in range(2 * total):
@@ -61,10 +67,12 @@ def run_sweep(
         if not pending or found.interrupted or left_s <= 0:
             break
         items = pending[:1] if sweep.fresh else pending
-        result = _launched(sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s,
-                           on_record=_counted(progress, total - len(pending), total))  # fmt: skip
-        _taken(found, result)
-        done = {(item["variant"], item["run"]) for runs in found.runs.values() for item in runs}
+        listen = _Listener(found, progress=progress, keep=keep, total=total)
+        result = _launched(
+            sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s, on_record=listen
+        )
+        _ended(found, result, begun=listen.begun)
+        done = {(record["variant"], record["run"]) for runs in found.runs.values() for record in runs}
         pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
     if pending and not found.message:
         found.message = f"not finished after {method.limit_s:.0f} s; raise --limit-s or ask for fewer steps"
@@ -129,6 +137,7 @@ def _launched(
         "spec": dict(spec),
         "reference": sweep.reference,
         "items": [{"variant": asdict(variant), "run": run} for variant, run in items],
+        "accumulation": method.accumulation,
         "warmup_steps": method.warmup_steps,
         "steps": method.steps,
         "item_limit_s": method.item_limit_s,
@@ -140,28 +149,47 @@ def _launched(
         )  # fmt: skip
 
 
-def _taken(found: Measured, result: LaunchResult) -> None:
-    """Add a process's records; the variant it ended in gets the reason."""
-    records = result.records[0]
-    begun = None
-    for record in records:
+class _Listener:
+    """Takes each record as it comes."""
+
+    def __init__(
+        self, found: Measured, *, progress: Progress | None, keep: Callable[[Measured], None] | None, total: int
+    ) -> None:
+        self._found, self._progress, self._keep, self._total = found, progress, keep, total
+        self.begun: dict[str, Any] | None = None
+        """the measurement that has begun and not ended"""
+
+    def __call__(self, record: dict[str, Any]) -> None:
         if record["what"] == "machine":
-            found.environment = found.environment or {k: v for k, v in record.items() if k != "what"}
+            self._found.environment = self._found.environment or {k: v for k, v in record.items() if k != "what"}
         elif record["what"] == "begin":
-            begun = record
-        elif record["what"] == "samples":
-            found.runs.setdefault(record["variant"], []).append(record)
-            begun = None
+            self.begun = record
         elif record["what"] in _OUTCOMES:
-            found.refusals[record["variant"]] = record
-            begun = None
+            self.begun = None
+            self._outcome(record)
+        if self._progress and "variant" in record:
+            done = sum(map(len, self._found.runs.values())) + len(self._found.refusals)
+            self._progress(done, self._total, record["variant"])
+
+    def _outcome(self, record: dict[str, Any]) -> None:
+        if record["what"] == "samples":
+            self._found.runs.setdefault(record["variant"], []).append(record)
+        else:
+            self._found.refusals[record["variant"]] = record
+        if self._keep:
+            self._keep(self._found)
+
+
+def _ended(found: Measured, result: LaunchResult, *, begun: dict[str, Any] | None) -> None:
+    """Note how a process ended; the variant it ended in gets the reason."""
     if result.interrupted:
         found.interrupted, found.message = True, result.message
     elif result.exit_codes[0] == _REFUSED:
         raise UsageError(result.message)
     elif begun is not None:
-        found.refusals[begun["variant"]] = {**begun, "what": "failed", "reason": result.message or "the process ended"}
-    elif not any(record["what"] in _OUTCOMES for record in records):
+        reason = result.message or "the process ended"
+        found.refusals[begun["variant"]] = {**begun, "what": "failed", "reason": reason}
+    elif not found.runs and not found.refusals:
         raise UsageError(f"nothing could be measured: {result.message}")
 
 
@@ -175,20 +203,6 @@ def _variables(env: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-def _counted(progress: Progress | None, done: int, total: int) -> Callable[[dict[str, Any]], None] | None:
-    """Return a listener that says what is being measured and how many are done."""
-    if progress is None:
-        return None
-    count = [done]
-
-    def listen(record: dict[str, Any]) -> None:
-        count[0] += record["what"] in _OUTCOMES
-        if "variant" in record:
-            progress(count[0], total, record["variant"])
-
-    return listen
 
 
 def _probed(progress: Progress | None) -> Callable[[dict[str, Any]], None] | None:

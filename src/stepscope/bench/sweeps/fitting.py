@@ -7,6 +7,7 @@ A size that ends the process did not fit: who started it says so in `known` and 
 """
 
 import dataclasses
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -50,9 +51,9 @@ def _tried(spec: WorkloadSpec, device: torch.device) -> dict[str, Any]:
 
 
 def _two_steps(spec: WorkloadSpec, device: torch.device) -> None:
-    step = TrainStep(workload(spec, device), {})
-    for _ in range(_STEPS):
-        float(step())
+    with closing(TrainStep(workload(spec, device), {})) as step:
+        for _ in range(_STEPS):
+            float(step())
 
 
 def _peak_gb(device: torch.device) -> float | None:

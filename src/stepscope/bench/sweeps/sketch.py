@@ -12,12 +12,12 @@ SUMS = 256
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def gradient_sketch(parameters: Iterable[torch.Tensor], *, seed: int = 0) -> list[float]:
-    """Return the sketch of all gradients together; the same seed and order give comparable ones."""
+def gradient_sketch(parameters: Iterable[torch.Tensor], *, device: torch.device, seed: int = 0) -> list[float]:
+    """Return the sketch of all gradients together; the same kind of device, seed and order give comparable ones."""
     total = torch.zeros(SUMS, dtype=torch.float64)
     for index, parameter in enumerate(parameters):
         if parameter.grad is not None:
-            total += _sketched(_local(parameter.grad), seed=seed + index).cpu()
+            total += _sketched(_local(parameter.grad).to(device), seed=seed + index).cpu()
     return [float(value) for value in total]
 
 

@@ -1,9 +1,11 @@
 """The words of a sweep: one question, its variants, and how closely their results have to agree. No torch here."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Literal
+
+from stepscope.errors import UsageError
 
 SWEEPS = {
     "batch-size": "batch_size",
@@ -66,6 +68,15 @@ def sweep_named(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) 
     """Return a sweep for a workload described by `spec`; `options` are the sweep's own."""
     made: Sweep = import_module(f"stepscope.bench.sweeps.{SWEEPS[name]}").sweep(spec, **options)
     return made
+
+
+def only(sweep: Sweep, names: Sequence[str]) -> Sweep:
+    """Return the sweep with these variants alone; the first always stays."""
+    known = [variant.name for variant in sweep.variants]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(f"expected variants of {', '.join(known)}, found {', '.join(unknown)}")
+    return replace(sweep, variants=tuple(v for i, v in enumerate(sweep.variants) if i == 0 or v.name in names))
 
 
 def rounding(precision: str) -> Tolerance:

@@ -54,6 +54,11 @@ class TrainStep:
         self._batches.close()
 
     @property
+    def device(self) -> torch.device:
+        """Return where the step runs."""
+        return self._work.device
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """Return the model's parameters, in order."""
         return [p for p in self._work.model.parameters() if p.requires_grad]

@@ -13,7 +13,7 @@ from stepscope.bench.workloads.checkpointing import checked_policy, through
 from stepscope.bench.workloads.experts import Experts, GatedMlp, rebalance
 from stepscope.bench.workloads.gpt import next_token_loss
 from stepscope.bench.workloads.latent_attention import LatentAttention, latent_sizes, rotary_angles
-from stepscope.bench.workloads.loader import CountingText
+from stepscope.bench.workloads.loader import text_for
 from stepscope.errors import UsageError
 
 
@@ -67,7 +67,7 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         spec=spec,
         model=DeepSeek(spec).to(device),
         device=device,
-        samples=CountingText(seq_len=spec.seq_len, vocab_size=spec.vocab_size, seed=spec.seed),
+        samples=text_for(spec),
         objective=next_token_loss,
         tokens_per_step=spec.batch_size * spec.seq_len,
         model_flops=_flops(spec),

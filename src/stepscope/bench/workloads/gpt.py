@@ -12,7 +12,7 @@ from torch import nn
 from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.attention import attend, checked_kernel
 from stepscope.bench.workloads.checkpointing import checked_policy, through
-from stepscope.bench.workloads.loader import CountingText
+from stepscope.bench.workloads.loader import text_for
 from stepscope.errors import UsageError
 
 
@@ -74,7 +74,7 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         spec=spec,
         model=Gpt(spec).to(device),
         device=device,
-        samples=CountingText(seq_len=spec.seq_len, vocab_size=spec.vocab_size, seed=spec.seed),
+        samples=text_for(spec),
         objective=next_token_loss,
         tokens_per_step=spec.batch_size * spec.seq_len,
         model_flops=_flops(spec),

@@ -1,5 +1,6 @@
 """Which samples each rank gets, and how they reach its device."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,13 +29,14 @@ class RankBatches(Sampler[list[int]]):  # type: ignore[misc]
 class CountingText(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc]
     """Tokens that count up by a step of their own, and the tokens that follow each: cheap, endless, learnable."""
 
-    def __init__(self, *, seq_len: int, vocab_size: int, seed: int) -> None:
-        self._seq_len, self._vocab, self._seed = seq_len, vocab_size, seed
+    def __init__(self, *, seq_len: int, vocab_size: int, seed: int, cost_us: int = 0) -> None:
+        self._seq_len, self._vocab, self._seed, self._cost_us = seq_len, vocab_size, seed, cost_us
 
     def __len__(self) -> int:
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        worked(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         start = torch.randint(self._vocab, (), generator=own)
         stride = torch.randint(1, 9, (), generator=own)
@@ -45,16 +47,31 @@ class CountingText(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[
 class PlantedVectors(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[misc]
     """Random vectors and a fixed smooth function of each: something to regress on."""
 
-    def __init__(self, *, width: int, seed: int) -> None:
-        self._width, self._seed = width, seed
+    def __init__(self, *, width: int, seed: int, cost_us: int = 0) -> None:
+        self._width, self._seed, self._cost_us = width, seed, cost_us
 
     def __len__(self) -> int:
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        worked(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         x = torch.randn(self._width, generator=own)
         return x, torch.sin(x.roll(1))
+
+
+def text_for(spec: Any, *, vocab_size: int | None = None) -> CountingText:
+    """Return the text of a workload's description; its option `preprocess_us` makes each sample cost that much."""
+    vocab_size = vocab_size or spec.vocab_size
+    cost_us = spec.option("preprocess_us", 0)
+    return CountingText(seq_len=spec.seq_len, vocab_size=vocab_size, seed=spec.seed, cost_us=cost_us)
+
+
+def worked(cost_us: int) -> None:
+    """Keep the processor busy for a time, as decoding or tokenising a sample does."""
+    until_ns = time.perf_counter_ns() + 1000 * cost_us
+    while time.perf_counter_ns() < until_ns:
+        pass
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from stepscope.bench.workload import Workload, WorkloadSpec
-from stepscope.bench.workloads.loader import CountingText
+from stepscope.bench.workloads.loader import text_for
 from stepscope.errors import UsageError
 
 _SIZES = {
@@ -39,7 +39,7 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         spec=spec,
         model=model.to(device),
         device=device,
-        samples=CountingText(seq_len=spec.seq_len, vocab_size=int(config.vocab_size), seed=spec.seed),
+        samples=text_for(spec, vocab_size=int(config.vocab_size)),
         objective=_loss,
         tokens_per_step=spec.batch_size * spec.seq_len,
     )

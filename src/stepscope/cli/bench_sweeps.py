@@ -1,0 +1,218 @@
+"""One choice at a time: every variant measured in turn, checked against the first, ended with advice.
+
+examples:
+  stepscope bench precision --backend nccl --d-model 1024 --num-layers 12 --batch-size 16
+  stepscope bench batch-size --memory-limit 2GB
+  stepscope bench dataloader --workers 0,2,8 --preprocess-us 500
+  stepscope bench compile --workload mymodule:make --runs 5
+
+Variants run in a process of their own: one that runs out of memory, crashes or hangs is named, and the rest goes on.
+Variants that cannot run here are listed as not measured, with the reason.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stepscope.analyze.sweep_verdict import sweep_verdict
+from stepscope.bench.results import results, series, write_results
+from stepscope.bench.sweeps.batch_size import START, largest_fitting, measured_sizes
+from stepscope.bench.sweeps.control import Measured, Method, Progress, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.host_memory import available_bytes
+from stepscope.bench.sweeps.sweep import Sweep, only, sweep_named
+from stepscope.cli.bench_arguments import (
+    add_method_arguments,
+    add_model_arguments,
+    add_output_arguments,
+    add_rank_arguments,
+    results_folder,
+    workload_settings,
+)
+from stepscope.cli.bench_session import command_line, finished
+from stepscope.cli.progress import work_progress
+from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
+from stepscope.errors import InputError, UsageError
+from stepscope.report.bench_text import print_doubts
+from stepscope.report.sweep_text import print_sweep
+
+_HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "allocator", "dataloader", "offload")
+"""sweeps that start from bf16 on a CUDA device, as jobs there do"""
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the arguments of one sweep."""
+    add_model_arguments(parser)
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the workload, such as kv_heads=2"
+    )
+    add_method_arguments(parser)
+    add_rank_arguments(parser, world_size=None)
+    parser.add_argument(
+        "--variant-limit-s", type=above_zero, default=300.0, metavar="S", help="give up on one measurement after (300)"
+    )
+    if what != "batch-size":
+        parser.add_argument("--only", metavar="NAME,NAME", help="these variants alone, besides the first")
+    if what == "batch-size":
+        parser.add_argument("--start", type=at_least_one, default=START, metavar="N", help=f"first size ({START})")
+        parser.add_argument("--most", type=at_least_one, default=1 << 16, metavar="N", help="last size (65536)")
+        parser.add_argument(
+            "--memory-limit", type=size_bytes, metavar="SIZE", help="of the process on the CPU (half of what is free)"
+        )
+    if what == "dataloader":
+        parser.add_argument("--workers", type=_counts, default=(0, 1, 2, 4), metavar="N,N", help="default 0,1,2,4")
+        parser.add_argument(
+            "--preprocess-us", type=int, default=0, metavar="US", help="work per sample while loading (0)"
+        )
+    add_output_arguments(parser, what=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return the exit code: 0, 3 where the sweep is not complete, 130 after Ctrl-C."""
+    folder, spec = results_folder(args), _spec(args)
+    method = Method(
+        backend=args.backend, runs=args.runs, warmup_steps=args.warmup_steps, steps=args.steps, threads=args.threads,
+        accumulation=args.grad_accum, item_limit_s=args.variant_limit_s, limit_s=args.limit_s,
+    )  # fmt: skip
+    with _progress() as progress:
+        sweep, notes = _prepared(args, spec, method, folder, progress)
+        found = run_sweep(
+            sweep, spec=spec, method=method, out=folder / "processes", progress=progress,
+            keep=lambda so_far: _kept(_document(args, sweep, spec, so_far, notes), folder),
+        )  # fmt: skip
+    document = _document(args, sweep, spec, found, notes)
+    if not document["series"]:
+        raise InputError(f"nothing was measured: {found.message or _refusals(found)}")
+    return finished(args, document, folder=folder, interrupted=found.interrupted, show=_show)
+
+
+def _kept(document: dict[str, Any], folder: Path) -> None:
+    if document["series"]:
+        write_results({**document, "complete": False, "message": "still measuring"}, folder)
+
+
+def _show(document: dict[str, Any], out: Console) -> None:
+    print_sweep(document, sweep_verdict(document), out)
+    print_doubts(document["series"], out)
+
+
+def _prepared(
+    args: argparse.Namespace, spec: dict[str, Any], method: Method, folder: Path, progress: Progress | None
+) -> tuple[Sweep, dict[str, Any]]:
+    """Return the sweep to measure; for batch sizes, after finding those that fit."""
+    if args.what != "batch-size":
+        options = {"workers": args.workers} if args.what == "dataloader" else {}
+        sweep = sweep_named(args.what, spec, options)
+        return (only(sweep, args.only.split(",")) if args.only else sweep), {}
+    limit = _memory_limit(args)
+    known, reasons = fitting_sizes(
+        spec, start=args.start, most=args.most, memory_limit_bytes=limit, method=method, out=folder / "processes",
+        progress=progress,
+    )  # fmt: skip
+    sizes = measured_sizes(known)
+    if not sizes:
+        raise UsageError(
+            f"expected a batch of 1 to fit into memory, found: {next(iter(reasons.values()), 'no reason')}"
+        )
+    notes = {
+        "largest": largest_fitting(known),
+        "did_not_fit": {str(size): reason for size, reason in sorted(reasons.items())},
+        "memory_limit_bytes": limit,
+    }
+    return sweep_named("batch-size", spec, {"sizes": sizes}), {"fitting": notes}
+
+
+def _memory_limit(args: argparse.Namespace) -> int | None:
+    """Return the limit on the CPU, where running out would take other processes along; devices have their own."""
+    if args.backend == "nccl":
+        if args.memory_limit:
+            raise UsageError("expected --memory-limit on the CPU only, found --backend nccl; the device is the limit")
+        return None
+    if args.memory_limit:
+        return int(args.memory_limit)
+    free = available_bytes()
+    if free is None:
+        raise UsageError("expected --memory-limit here: the system does not say how much memory is free")
+    return free // 2
+
+
+def _document(
+    args: argparse.Namespace, sweep: Sweep, spec: dict[str, Any], found: Measured, notes: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the results with the verdict in them."""
+    rows = [_row(args, variant.name, asdict(variant), spec, found.runs[variant.name])
+            for variant in sweep.variants if variant.name in found.runs]  # fmt: skip
+    about = {k: v for k, v in asdict(sweep).items() if k != "variants"}
+    about["variants"] = [asdict(variant) for variant in sweep.variants]
+    about["refusals"] = {name: {"what": r["what"], "reason": r["reason"]} for name, r in found.refusals.items()}
+    environment = {"backend": args.backend, "world_size": 1, **found.environment}
+    document = results(
+        rows, command=command_line(), environment=environment, message=found.message, sweep={**about, **notes}
+    )
+    document["sweep"]["verdict"] = asdict(sweep_verdict(document))
+    return document
+
+
+def _row(
+    args: argparse.Namespace, name: str, variant: dict[str, Any], spec: dict[str, Any], runs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    first = min(runs, key=lambda record: record["run"])
+    host = [record["peak_host_bytes"] for record in runs if record["peak_host_bytes"] is not None]
+    changed = {**spec, **variant["spec"], "options": {**spec["options"], **variant["options"]}}
+    row = series(
+        name,
+        config={**changed, **variant["step"], **variant["env"], "warmup_steps": args.warmup_steps},
+        runs=[[record] for record in sorted(runs, key=lambda record: record["run"])],
+        samples_per_step=first["samples_per_step"],
+        tokens_per_step=first["tokens_per_step"],
+        flops_per_step=first["flops_per_step"],
+        peak_host_memory_gb=max(host) / 1e9 if host else None,
+    )
+    row["summary"]["samples_per_step"] = first["samples_per_step"]
+    return {**row, "check": first["check"], "reference": first["reference"]}
+
+
+def _spec(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the workload's description, with the options given by name."""
+    spec = workload_settings(args)
+    if args.backend == "nccl" and args.what in _HALF_PRECISION and args.precision == "fp32":
+        spec["precision"] = "bf16"
+    options: dict[str, Any] = {}
+    for given in args.option:
+        name, _, value = given.partition("=")
+        if not name or not value:
+            raise UsageError(f"expected --option NAME=VALUE, found {given!r}")
+        options[name] = _value(value)
+    if getattr(args, "preprocess_us", 0):
+        options["preprocess_us"] = args.preprocess_us
+    return {**spec, "options": options}
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, found {text!r}") from error
+
+
+def _refusals(found: Measured) -> str:
+    return "; ".join(f"{name}: {record['reason']}" for name, record in found.refusals.items()) or "no variant"
+
+
+@contextmanager
+def _progress() -> Iterator[Progress | None]:
+    with work_progress("measuring") as update:
+        yield (lambda done, total, name: update(done, total)) if update else None
