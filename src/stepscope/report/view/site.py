@@ -34,7 +34,7 @@ class ViewSite:
     tables: Tables
     timeline: Callable[[], bytes]
     perfetto: str = PERFETTO
-    """origin of the Perfetto pages that the reader's click opens"""
+    """address of the Perfetto page that the reader's click opens"""
     _made: dict[str, bytes] = field(default_factory=dict, repr=False)
     _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
 

@@ -2,7 +2,7 @@
 (() => {
   const PAGE = 200;
   const byId = (id) => document.getElementById(id);
-  const perfetto = document.body.dataset.perfetto;
+  const address = document.body.dataset.perfetto, perfetto = new URL(address).origin;
   const said = (text) => (byId("said").textContent = text);
   const state = { table: null, offset: 0, total: 0 };
 
@@ -71,7 +71,7 @@
 
   // The timeline: opened by the reader's click, handed over once the other page says it listens.
   byId("open-perfetto").addEventListener("click", async () => {
-    const other = window.open(perfetto);
+    const other = window.open(address);
     if (!other) return said(`The browser did not open ${perfetto}: allow this page to open windows.`);
     try {
       const ready = listening(other);

@@ -1,0 +1,26 @@
+"""A comparison as one HTML file that needs no network: the pieces of the report's page around another script."""
+
+from typing import Any
+
+from stepscope.report.html.data import ReportData
+from stepscope.report.html.pack import packed
+from stepscope.report.html.page import assembled
+from stepscope.units import printable
+
+_SCRIPTS = ("unpack", "numbers", "elements", "tables", "summary", "compare_charts", "compare")
+
+
+def render_comparison(document: dict[str, Any]) -> str:
+    """Return the page of a comparison, from its JSON."""
+    data = ReportData(report=document, grid=None, slices=None)
+    title = f"{document['a']['name']} against {document['b']['name']}"
+    return assembled(packed(data), scripts=_SCRIPTS, title=title, in_words=_in_words(document))
+
+
+def _in_words(document: dict[str, Any]) -> str:
+    """Return the essence for a reader without scripts."""
+    if document["basis"] == "bench":
+        said = [(s["name"], s["verdict"], s["step_ms"]) for s in document["series"]]
+    else:
+        said = [("step", document["verdict"], document["step_ms"])]
+    return " ".join(f"{printable(name)}: {verdict}, {d['a']:.2f} to {d['b']:.2f} ms." for name, verdict, d in said)

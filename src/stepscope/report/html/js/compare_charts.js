@@ -1,0 +1,64 @@
+// Two pictures of a comparison: changes with their intervals, and the step times of both sides.
+
+const SIDES = ["a", "b"];
+const SIDE_COLOUR = { a: "unknown", b: "compute" };
+const signed = (text, value) => (value > 0 ? `+${text}` : text.replace("-", "−"));
+const signedTime = (ms) => (known(ms) ? signed(timeText(ms), ms) : NONE);
+const signedPct = (pct, places = 1) => (known(pct) ? signed(pctText(pct, places), pct) : NONE);
+const TONE = { slower: "high", appeared: "high", came: "high", faster: "low", vanished: "low", went: "low" };
+
+// rows: { name, change, low, high, tone, lines }; `show` writes a number
+function intervalChart(rows, show, label) {
+  const [width, line, from, to] = [1120, 24, 300, 940];
+  const reach = Math.max(...rows.flatMap((r) => [r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)), 1e-9);
+  const x = (value) => (from + to) / 2 + ((to - from) / 2) * (value / reach);
+  const chart = picture(width, rows.length * line + 26, label);
+  chart.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: rows.length * line, class: "grid" }));
+  rows.forEach((row, i) => {
+    const y = i * line + line / 2;
+    const tone = row.tone ?? "note";
+    chart.append(svg("g", { on: { mousemove: (e) => tip.show(e, row.name, row.lines), mouseleave: tip.hide } },
+      svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }),
+      svg("text", { x: from - 12, y: y + 4, class: "axis end" }, shortened(row.name, 42)),
+      svg("rect", { x: Math.min(x(0), x(row.change)), y: y - 6, width: Math.max(1, Math.abs(x(row.change) - x(0))), height: 12, rx: 2,
+        fill: `var(--${tone})`, opacity: tone === "note" ? 0.35 : 0.75 }),
+      known(row.low) && svg("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: "var(--text)", "stroke-width": 1.5 }),
+      svg("text", { x: to + 12, y: y + 4, class: "axis" }, show(row.change))));
+  });
+  for (const [at, anchor] of [[-reach, ""], [0, "middle"], [reach, "end"]]) {
+    chart.append(svg("text", { x: x(at), y: rows.length * line + 18, class: `axis ${anchor}` }, at ? show(at) : "0"));
+  }
+  return chart;
+}
+
+const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+// Step times of all runs, one dot per step; a line at what the sides are compared by.
+function stepDots(report) {
+  const sides = SIDES.map((side) => report[side].runs.map((run) => run.step_times_ms));
+  const all = sides.flat(2);
+  if (!all.length) return null;
+  const [width, height, from, base] = [1120, 240, 66, 210];
+  const sorted = [...all].sort((p, q) => p - q);
+  const low = sorted[0], high = sorted[Math.min(sorted.length - 1, Math.floor(sorted.length * 0.995))] || 1;
+  const pad = (high - low || high * 0.1) * 0.08;
+  const y = (ms) => Math.max(6, base - ((base - 12) * (ms - low + pad)) / (high - low + 2 * pad));
+  const most = Math.max(...sides.flat().map((run) => run.length));
+  const x = (i) => from + ((width - from - 8) * (i + 0.5)) / most;
+  const chart = picture(width, height, `Step times of A around ${timeText(report.step_ms.a)} and of B around ${timeText(report.step_ms.b)}`);
+  for (const part of [0, 0.5, 1]) {
+    const ms = low + (high - low) * part;
+    chart.append(svg("line", { x1: from, x2: width, y1: y(ms), y2: y(ms), class: "grid" }),
+      svg("text", { x: from - 8, y: y(ms) + 4, class: "axis end" }, timeText(ms)));
+  }
+  SIDES.forEach((side, k) => {
+    const colour = `var(--${SIDE_COLOUR[side]})`;
+    let path = "";
+    for (const run of sides[k]) run.forEach((ms, i) => (path += `M${x(i).toFixed(1)} ${y(ms).toFixed(1)}h0`));
+    chart.append(svg("path", { d: path, stroke: colour, "stroke-width": most > 400 ? 2.5 : 5, "stroke-linecap": "round", opacity: 0.75 }));
+    const at = y(report.step_ms[side]);
+    if (sides[k].flat().length) chart.append(svg("line", { x1: from, x2: width, y1: at, y2: at, stroke: colour, "stroke-width": 1.5, "stroke-dasharray": "6 3" }));
+  });
+  chart.append(svg("text", { x: from, y: base + 20, class: "axis" }, "step of the run, warm-up left out"));
+  return el("div", {}, chart, legend(SIDES.map((side) => [SIDE_COLOUR[side], `${side.toUpperCase()}: ${report[side].name}`])));
+}
