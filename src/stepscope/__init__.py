@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "CommunicationProfiler": "stepscope.cost.strategy_cost_profiler",
+    "Trainer": "stepscope.bench.trainer",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.run.load",
     "memory_snapshot": "stepscope.record.memory",
@@ -24,6 +25,7 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from stepscope.bench.trainer import Trainer as Trainer
     from stepscope.cost.strategy_cost_profiler import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
     from stepscope.record.memory import memory_snapshot as memory_snapshot

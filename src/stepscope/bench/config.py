@@ -42,6 +42,17 @@ FLAGS = {
 }
 """plain flags of `stepscope bench` (`--d-model` is `d_model`) and the settings they stand for"""
 
+TRAINING_FLAGS = {
+    **{flag: dotted for flag, dotted in FLAGS.items() if dotted.startswith(("workload.", "train."))},
+    "strategy": "train.strategy",
+    "lr": "train.lr",
+    "steps": "train.steps",
+    "warmup_steps": "scheduler.warmup_steps",
+    "out": "output.dir",
+}
+"""plain flags of the trainer; with synthetic data an epoch is one step"""
+_ALSO = {"steps": ("num_epochs",), "warmup_steps": ("warmup_epochs",)}
+
 _SECTIONS: dict[str, Any] = get_type_hints(BenchConfig)
 _COMMAND_LINE = "command line"
 
@@ -73,6 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", metavar="KEY=VALUE", dest="overrides", action="append", default=[],
         help="change one setting, such as train.lr=0.01; may be repeated",
     )  # fmt: skip
+
+
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the plain flags of a training: `--d-model 512` is `--set workload.d_model=512`."""
+    for dest, dotted in TRAINING_FLAGS.items():
+        names = [f"--{name.replace('_', '-')}" for name in (dest, *_ALSO.get(dest, ()))]
+        parser.add_argument(*names, dest=dest, metavar="X", help=dotted)
+
+
+def training_overrides(args: argparse.Namespace) -> list[str]:
+    """Return the changes that `--set` and the plain flags of a training ask for, flags last."""
+    flags = {dotted: getattr(args, dest) for dest, dotted in TRAINING_FLAGS.items()}
+    return [*args.overrides, *(f"{dotted}={value}" for dotted, value in flags.items() if value is not None)]
 
 
 def settings_table() -> list[tuple[str, str, str, str]]:

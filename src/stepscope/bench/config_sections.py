@@ -127,9 +127,25 @@ def checked_together(config: BenchConfig, where: Callable[[str], str]) -> BenchC
             f"{where('train.precision')}: train.precision: expected fp32, tf32 or bf16 with strategy "
             f"{train.strategy}, whose shards share no loss scale, found 'fp16'"
         )
+    _refuse_what_it_cannot(train, where)
     if scheduler.final_ratio > 1:
         raise UsageError(
             f"{where('scheduler.final_ratio')}: scheduler.final_ratio: expected a share from 0 to 1, "
             f"found {scheduler.final_ratio:g}"
         )
     return config
+
+
+def _refuse_what_it_cannot(train: TrainConfig, where: Callable[[str], str]) -> None:
+    """Refuse what a strategy does not offer us: DeepSpeed's engine owns its gradients, ZeRO-1 shares out its state."""
+    engine = train.strategy.startswith("deepspeed")
+    if engine and train.clip_norm is not None:
+        raise UsageError(
+            f"{where('train.clip_norm')}: train.clip_norm: expected none with strategy {train.strategy}, whose engine "
+            f"owns the gradients, found {train.clip_norm:g}"
+        )
+    if train.checkpoint_every and (engine or train.strategy == "zero1"):
+        raise UsageError(
+            f"{where('train.checkpoint_every')}: train.checkpoint_every: expected none with strategy "
+            f"{train.strategy}, whose state is in pieces of its own, found {train.checkpoint_every}"
+        )

@@ -10,7 +10,6 @@ that recorder goes on and this one only adds what it knows. Where the framework 
 way: steps and regions are logged, the window has no trace, and one line says so.
 """
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,7 @@ from stepscope.record.hooks.install import Hooks, install
 from stepscope.record.profile import profile, region
 from stepscope.record.session import Recorder, current
 from stepscope.record.undisturbed import explain, say
-
-_INJECTED = "stepscope.record.inject_point"
+from stepscope.record.who_records import already_recorded
 
 
 class LoopRecording:
@@ -37,7 +35,7 @@ class LoopRecording:
         """Follow the loop from here on; `optimizers` are those made before, `facts` go to the rank's facts."""
         if self._hooks is not None:
             return
-        if somebody_records():
+        if already_recorded():
             say("already recorded by `stepscope record` or stepscope.profile: those settings and steps hold")
         else:
             self._follow(optimizers)
@@ -90,11 +88,6 @@ class LoopRecording:
             self._hooks.loop.start()
         except Exception as e:  # noqa: BLE001 - training comes first
             say(f"this training is not recorded: {explain(e)}")
-
-
-def somebody_records() -> bool:
-    """Return whether this process has a recorder, or will have one: `stepscope record` starts it with the training."""
-    return current() is not None or (_INJECTED in sys.modules and RecordConfig.from_env() is not None)
 
 
 def missing(package: str, error: ImportError) -> ImportError:
