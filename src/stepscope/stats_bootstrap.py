@@ -147,6 +147,15 @@ def holm(p_values: Floats) -> Floats:
     return out
 
 
+def same(a: float, b: float) -> bool:
+    """Return whether two numbers differ by rounding alone.
+
+    >>> same(0.1 + 0.2, 0.3), same(0.3, 0.31)
+    (True, False)
+    """
+    return abs(b - a) <= 1e-9 * max(abs(a), abs(b))
+
+
 def welch(variances: Sequence[float], df: Sequence[float]) -> float:
     """Return the degrees of freedom of a sum of variances."""
     whole = sum(v * v / d for v, d in zip(variances, df, strict=True))
@@ -216,7 +225,7 @@ def _judged(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[flo
     width = se * t_quantile(CONFIDENCE, df)
     below, above = _skew(shape, 1 - CONFIDENCE)
     if not se:
-        return Difference(a, b, b - a, b - a, float(a == b), 0.0)
+        return Difference(a, b, b - a, b - a, float(same(a, b)), 0.0)
     return Difference(
         a, b, b - a - below * width, b - a + above * width, _p_value(b - a, shape, errors), detectable(se, df)
     )
@@ -236,7 +245,7 @@ def _p_value(change: float, shape: Floats | None, errors: Sequence[tuple[float, 
     p = 1 - CONFIDENCE
     for _ in range(_ROUNDS):
         side = _skew(shape, min(max(p, _LEVELS[0]), _LEVELS[1]))[change < 0]
-        p = max(t_two_sided(change / (side * se), df) if side * se else float(change == 0) for se, df in errors)
+        p = max(t_two_sided(change / (side * se), df) if side * se else 0.0 for se, df in errors)
     return float(p)
 
 

@@ -24,6 +24,8 @@ class Comparison:
 
     basis: str
     """`unprofiled` or `profiled`: what the step times are"""
+    logged: bool
+    """whether the step times are those of the step logs; if not they are the profiled periods"""
     step: Difference
     """ms; mean over runs of the mean of the middle half of the steps"""
     sampled: dict[str, Difference]
@@ -44,6 +46,7 @@ def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
     step, notes = _step(a, b, logged=logged, basis=basis)
     return Comparison(
         basis=basis,
+        logged=logged,
         step=step,
         sampled=dict(_sampled(a, b, logged=logged)),
         budget=budget_rows(a, b, basis=basis),

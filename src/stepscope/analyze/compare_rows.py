@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.compare_samples import PerStep
-from stepscope.stats_bootstrap import CONFIDENCE, Difference, holm, mean_errors
+from stepscope.stats_bootstrap import CONFIDENCE, Difference, holm, mean_errors, same
 from stepscope.student_t import detectable, t_quantile, t_two_sided
 
 Floats = npt.NDArray[np.float64]
@@ -47,7 +47,7 @@ class Row:
 
 def changed_rows(a: Sequence[PerStep], b: Sequence[PerStep]) -> tuple[Row, ...]:
     """Return the rows that changed at all, the largest changes first."""
-    rows = [row for row in rows_of(a, b) if row.difference.change or row.a_count != row.b_count]
+    rows = [row for row in rows_of(a, b) if not same(row.difference.a, row.difference.b)]
     return tuple(sorted(rows, key=lambda row: -abs(row.difference.change)))
 
 
@@ -118,7 +118,7 @@ def _row_errors(sides: Sequence[Sequence[_Means]]) -> list[tuple[Floats, Floats]
 def _difference(a: float, b: float, errors: Sequence[tuple[float, float]]) -> Difference:
     if any(se != se for se, _ in errors):
         return Difference(float(a), float(b), nan, nan, None, None)
-    change = float(b - a)
+    change = 0.0 if same(a, b) else float(b - a)
     se, df = max(errors, key=lambda e: e[0] * t_quantile(CONFIDENCE, e[1]))
     width = se * t_quantile(CONFIDENCE, df)
     p = max(t_two_sided(change / se, df) if se else float(change == 0) for se, df in errors)

@@ -16,6 +16,7 @@ COMMANDS = {
     "record": "record every rank of a PyTorch job, with no code change",
     "report": "where did the step go: account of a run, a trace or a folder of traces",
     "health": "three steps, all ranks, one table; gates for CI",
+    "compare": "what differs between two runs or sets of runs, beyond chance; gates for CI",
     "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",

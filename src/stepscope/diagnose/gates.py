@@ -99,6 +99,36 @@ def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
     return found
 
 
+def dotted_numbers(value: Any, prefix: str = "") -> dict[str, float | None]:
+    """Return every number by its dotted name, None for what is not known; items of lists by what names them.
+
+    Items of the same name are told apart by their group, else by their place.
+
+    >>> dotted_numbers({"step": {"budget": [{"part": "wait", "pct": 3.5}], "note": "x"}})
+    {'step.budget.wait.pct': 3.5}
+    """
+    if value is None or _is_number(value):
+        return {prefix: value}
+    if isinstance(value, Mapping):
+        parts = list(value.items())
+    elif isinstance(value, list):
+        parts = _items_by_name(value)
+    else:
+        return {}
+    return {n: v for key, item in parts for n, v in dotted_numbers(item, f"{prefix}.{key}".strip(".")).items()}
+
+
+def _items_by_name(items: list[Any]) -> list[tuple[str, Any]]:
+    out: dict[str, Any] = {}
+    for place, item in enumerate(items):
+        name = next((str(item[k]) for k in _NAMED_BY if k in item), None) if isinstance(item, Mapping) else None
+        if name in out:
+            name = f"{name}:{item.get('group', place)}"
+        if name is not None:
+            out[name] = item
+    return list(out.items())
+
+
 def _judged(gate: Gate, values: list[float | None], why_unknown: str) -> GateResult:
     unknown = [v for v in values if v is None]
     met = [v for v in values if v is not None and gate.met(v)]
@@ -163,7 +193,7 @@ def _nothing_of_the_kind(within: str, name: str) -> bool:
 
 
 def _near(report: Mapping[str, Any], name: str) -> str:
-    known = [*_short_names(report), *_dotted_names(report)]
+    known = [*_short_names(report), *(n for n, value in dotted_numbers(report).items() if value is not None)]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"did you mean {' or '.join(near)}?" if near else f"there are e.g. {', '.join(known[:6])}"
 
@@ -171,18 +201,6 @@ def _near(report: Mapping[str, Any], name: str) -> str:
 def _short_names(report: Mapping[str, Any]) -> list[str]:
     checks = [c["id"] for c in report.get("checks") or ()]
     return ["step_ms", *checks, *(k for s in _SECTIONS for k, v in (report.get(s) or {}).items() if _is_number(v))]
-
-
-def _dotted_names(value: Any, prefix: str = "", depth: int = 0) -> list[str]:
-    """Return the dotted names of numbers, not deeper than reports go."""
-    if _is_number(value):
-        return [prefix]
-    if isinstance(value, Mapping) and depth < 4:
-        return [n for k, v in value.items() for n in _dotted_names(v, f"{prefix}.{k}".strip("."), depth + 1)]
-    if isinstance(value, list) and depth < 4:
-        named = [(next((str(i[k]) for k in _NAMED_BY if k in i), ""), i) for i in value if isinstance(i, Mapping)]
-        return [n for key, item in named for n in _dotted_names(item, f"{prefix}.{key}", depth + 1)]
-    return []
 
 
 def _is_number(value: Any) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError
+from stepscope.run.sources import RESULTS_JSON
 from stepscope.run_folder import SCHEMA
 
-RESULTS = "results.json"
 KIND = "bench"
 
 
@@ -37,13 +37,13 @@ class BenchResults:
 
 def is_bench_folder(path: str | Path) -> bool:
     """Return whether a folder holds the results of a benchmark."""
-    file = Path(path) / RESULTS
+    file = Path(path) / RESULTS_JSON
     return file.is_file() and _document(file).get("kind") == KIND
 
 
 def read_bench_results(folder: str | Path) -> BenchResults:
     """Return the results in a folder; an `InputError` where they are damaged or of another schema."""
-    path = Path(folder) / RESULTS
+    path = Path(folder) / RESULTS_JSON
     document = _document(path)
     if document.get("kind") != KIND or document.get("schema") != SCHEMA:
         raise InputError(f"expected benchmark results of schema {SCHEMA}, found something else at {path}")

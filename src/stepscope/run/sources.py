@@ -13,8 +13,12 @@ from stepscope.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.units import printable
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
+RESULTS_JSON = "results.json"
+"""what a benchmark leaves"""
 # JSON that lies beside traces and is none.
-_NO_TRACE = re.compile(r"^(run|report|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$")
+_NO_TRACE = re.compile(
+    r"^(run|report|compare|results|investigation|truth|calibration|config|metadata|package)\.json$|\.steps\.jsonl$"
+)
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 # May be the rank and may be a revision: believed only where it tells the files apart.
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
@@ -62,6 +66,18 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         if first is not source:
             repeated.append(f"{first.path.name} and {source.path.name} are the same file; it counts once")
     return Sources(tuple(unique.values()), folder, tuple(repeated))
+
+
+def runs_in(given: str) -> list[Path]:
+    """Return the runs that a name stands for: itself, or the folders in a folder that holds no trace of its own.
+
+    Such a folder is a set of runs: each folder in it with traces, or with the results of a benchmark, is one.
+    """
+    folder = Path(given)
+    if not folder.is_dir() or _in_folder(folder) or (folder / RESULTS_JSON).is_file():
+        return [folder]
+    below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
+    return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file()] or [folder]
 
 
 def _shown(given: Sequence[str | Path]) -> str:

@@ -29,7 +29,7 @@ def page_of(data: ReportData) -> str:
 
 
 def assembled(data: str, *, scripts: tuple[str, ...], title: str, in_words: str) -> str:
-    """Return a page of these scripts (files of `js/`) and its packed data, and for readers without scripts its words."""
+    """Return a page of these scripts (files of `js/`) and its packed data; `in_words` is for who runs no scripts."""
     script, style = _script(scripts), _source("report.css")
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
