@@ -19,16 +19,20 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.given_run import above_zero, positive
-from stepscope.cli.output import refuse_existing, write_output, write_pieces
+from stepscope.cli.output import output_folder, refuse_existing, write_output, write_pieces
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.record import steps_from
 from stepscope.errors import UsageError
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.tables_csv import table_csv
+from stepscope.report.tables_parquet import table_parquet
 from stepscope.report.timeline import Timeline, timeline_of
 from stepscope.report.timeline_filter import MOST_SLICES, Filter
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
+from stepscope.run.table import pyarrow_module
+from stepscope.run.table_schema import TABLES
 from stepscope.run_folder import SCHEMA
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
@@ -40,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", nargs="+", help="run folder, trace, folder of traces, or glob")
     parser.add_argument(
         "--perfetto", metavar="FILE", help="timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"
+    )
+    parser.add_argument("--csv", metavar="DIR", help="tables as CSV, one file each")
+    parser.add_argument("--parquet", metavar="DIR", help="tables as Parquet, one file each")
+    parser.add_argument(
+        "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
     )
     chosen = parser.add_argument_group("what the timeline shows")
     chosen.add_argument("--ranks", type=_ranks, metavar="0,3,8-15", help="these ranks")
@@ -62,21 +71,51 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
-    if not args.perfetto:
-        raise UsageError(
-            "expected something to write, found nothing; "
-            "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
-        )
-    refuse_existing(Path(args.perfetto), force=args.force)
     chosen = _filter(args)
+    _refuse_outputs(args)
     with reading_progress() as progress:
         recorded = load(
             args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
         )
     _refuse_unknown(recorded, chosen)
-    written = [_write_timeline(recorded, args, chosen)]
+    written = []
+    if args.perfetto:
+        written.append(_write_timeline(recorded, args, chosen))
+    written += [_write_tables(recorded, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     _say(written, args)
     return 3 if recorded.unreadable else 0
+
+
+def _refuse_outputs(args: argparse.Namespace) -> None:
+    """Raise before anything is read where nothing was asked for or an output cannot be written."""
+    if not (args.perfetto or args.csv or args.parquet):
+        raise UsageError(
+            "expected something to write, found nothing; "
+            "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
+        )
+    if args.perfetto:
+        refuse_existing(Path(args.perfetto), force=args.force)
+    if args.parquet:
+        pyarrow_module()
+    for folder in filter(None, (args.csv, args.parquet)):
+        output_folder(folder, force=args.force)
+
+
+def _write_tables(recorded: Run, args: argparse.Namespace, form: str) -> dict[str, Any]:
+    folder = Path(getattr(args, form))
+    tables = [recorded.table(name) for name in args.tables]
+    size = 0
+    for table in tables:
+        pieces = table_csv(table) if form == "csv" else table_parquet(table)
+        size += write_pieces(folder / f"{table.schema.name}.{form}", pieces, force=args.force)
+    return {
+        "what": f"tables as {form}",
+        "path": str(folder),
+        "size_bytes": size,
+        "files": len(tables),
+        "rows": sum(map(len, tables)),
+        "warnings": list(recorded.warnings),
+    }
 
 
 def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
@@ -110,11 +149,11 @@ def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Tell what was written on standard output, what was left out on standard error."""
     if args.json:
         write_output(args.json, json.dumps({"schema": SCHEMA, "written": written}, indent=1) + "\n", force=args.force)
-    for one in written:
-        if args.json != "-":
+    if args.json != "-":
+        for one in written:
             print(_line(one))
-        for warning in one["warnings"]:
-            print(f"warning: {printable(warning, width=400)}", file=sys.stderr)
+    for warning in dict.fromkeys(warning for one in written for warning in one["warnings"]):
+        print(f"warning: {printable(warning, width=400)}", file=sys.stderr)
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -146,6 +185,14 @@ def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
         raise UsageError(
             f"--steps: expected recorded steps, found none in {chosen.steps.start}:{chosen.steps.stop}; {known}"
         )
+
+
+def _tables(text: str) -> tuple[str, ...]:
+    """Return the tables in `steps,budget`."""
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= set(TABLES):
+        raise argparse.ArgumentTypeError(f"expected tables of {', '.join(TABLES)}, found {text!r}")
+    return names
 
 
 def _ranks(text: str) -> frozenset[int]:

@@ -1,0 +1,66 @@
+"""SQL over the tables of a run: events, collectives, steps, budget, findings and more.
+
+examples:
+  stepscope sql --tables
+  stepscope sql run-folder/ "SELECT kind, count(*), sum(dur_ns) / 1e6 AS ms FROM device_work GROUP BY 1"
+  stepscope sql run-folder/ "SELECT rank, avg(wait_ns) / 1e6 AS ms FROM collectives GROUP BY 1" --csv -
+
+The query reaches nothing but these tables: no file and no network. It needs the extra `sql` (DuckDB, PyArrow).
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli.given_run import positive
+from stepscope.cli.output import write_output
+from stepscope.cli.progress import reading_progress
+from stepscope.errors import UsageError
+from stepscope.report.tables import RunTables
+from stepscope.report.tables_csv import answer_csv
+from stepscope.report.tables_sql import queried, require_duckdb
+from stepscope.report.tables_text import answer_json, print_answer, print_tables
+from stepscope.report.terminal import console
+from stepscope.run.load import load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run", metavar="RUN", help="run folder, trace, folder of traces, or glob")
+    parser.add_argument("query", metavar="QUERY", help='one query: "SELECT ..."')
+    parser.add_argument("--tables", action=_ListTables, nargs=0, help="list the tables and their columns")
+    parser.add_argument("--csv", metavar="PATH", help="write the rows as CSV; - for standard output")
+    parser.add_argument("--json", metavar="PATH", help="write the rows as JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
+    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
+    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank could not be read."""
+    if args.csv and args.json:
+        raise UsageError("expected --csv or --json, found both: the rows are written once")
+    require_duckdb()
+    with reading_progress() as progress:
+        recorded = load(
+            args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
+        )
+    answer = queried(RunTables(recorded), args.query)
+    if args.csv:
+        write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
+    elif args.json:
+        write_output(args.json, json.dumps(answer_json(answer), indent=1) + "\n", force=args.force)
+    else:
+        print_answer(answer, console(sys.stdout))
+    return 3 if recorded.unreadable else 0
+
+
+class _ListTables(argparse.Action):
+    """Lists the tables and ends, as --help does: no run is needed for it."""
+
+    def __call__(self, *_: Any) -> None:
+        print_tables(console(sys.stdout))
+        raise SystemExit(0)

@@ -1,0 +1,58 @@
+"""All tables of a run by name, each made when it is first asked for.
+
+stepscope.load("run/").table("collectives")["wait_ns"]      a NumPy array
+stepscope.load("run/").table("events").arrow()              a pyarrow.Table
+"""
+
+from functools import cached_property
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.errors import UsageError
+from stepscope.report.tables_account import ACCOUNT_TABLES, NEED_FINDINGS, account_table
+from stepscope.report.tables_recorded import collectives, device_work, events, step_log, step_values, steps
+from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.load import Run
+from stepscope.run.table import Table
+from stepscope.run.table_schema import TABLES
+
+_OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
+_OF_LOGS = {"step_log": step_log, "step_values": step_values}
+
+
+class RunTables:
+    """The tables of one run. An account that is there already is used, else it is made where a table needs it."""
+
+    def __init__(self, run: Run, *, account: Account | None = None) -> None:
+        self._run = run
+        self._given = account
+        self._made: dict[str, Table] = {}
+
+    def table(self, name: str) -> Table:
+        """Return one table; a `UsageError` that lists them all where there is none of that name."""
+        if name not in TABLES:
+            raise UsageError(f"expected a table of the run, found {name!r}; use one of {', '.join(TABLES)}")
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Table:
+        if name in _OF_TRACES:
+            return _OF_TRACES[name](self._shared)
+        if name in _OF_LOGS:
+            return _OF_LOGS[name](self._run.logs)
+        assert name in ACCOUNT_TABLES
+        return account_table(name, self._account, self._diagnosis if name in NEED_FINDINGS else None)
+
+    @cached_property
+    def _account(self) -> Account:
+        return self._given or account_of(self._run)
+
+    @cached_property
+    def _shared(self) -> Aligned:
+        known = self._given or self.__dict__.get("_account")
+        return known.shared if known is not None else aligned(self._run)
+
+    @cached_property
+    def _diagnosis(self) -> Diagnosis:
+        return diagnose(self._account)

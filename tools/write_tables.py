@@ -1,0 +1,62 @@
+"""Write docs/tables.md from the schema, or with --check tell whether it is current."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from stepscope.run.table_schema import TABLES, Column, TableSchema
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "tables.md"
+
+HEAD = """\
+# Tables of a run
+
+Made from `src/stepscope/run/table_schema.py` by `tools/write_tables.py`; do not edit.
+
+The same tables everywhere: [`stepscope sql`](commands/sql.md), `--csv` and `--parquet` of
+[`stepscope export`](commands/export.md), and Python:
+
+    import stepscope
+
+    run = stepscope.load("run/")
+    waits = run.table("collectives")
+    waits["wait_ns"]           # a NumPy array, masked where a value is unknown; texts are objects, None where unknown
+    waits.arrow()              # a pyarrow.Table, its fields with unit and meaning (needs the extra `sql`)
+    waits.arrow().to_pandas()  # where pandas is installed
+
+Times are whole nanoseconds; starts are on the clock that all ranks share. A column that may be empty is marked *may be
+empty*: there the value is unknown or not of that row, never 0.
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    return HEAD + "".join(map(_section, TABLES.values()))
+
+
+def _section(table: TableSchema) -> str:
+    lines = "".join(map(_line, table.columns))
+    meaning = table.meaning[0].upper() + table.meaning[1:]
+    return f"\n## {table.name}\n{meaning}.\n\n| column | dtype | unit | meaning |\n|---|---|---|---|\n{lines}"
+
+
+def _line(column: Column) -> str:
+    empty = "; may be empty" if column.null else ""
+    return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning}{empty} |\n"
+
+
+def main() -> int:
+    """Write or check; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    if not parser.parse_args().check:
+        PAGE.write_text(page())
+        return 0
+    if PAGE.exists() and PAGE.read_text() == page():
+        return 0
+    print(f"{PAGE} is not what the schema says: run tools/write_tables.py", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
