@@ -21,7 +21,6 @@ COMMANDS = {
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "sql": "SQL over the tables of a run",
-    "sql": "SQL over the tables of a run",
     "view": "the report, the tables and the timeline in the browser",
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
