@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stepscope.run_folder import steps_file
 from tests.integrations.two_ranks import two_ranks
 
 from stepscope.cli.main import main
@@ -42,8 +43,15 @@ def test_report_reads_the_run_of_both_ranks(folder: Path) -> None:
     report = json.loads((folder / "report.json").read_text())
     assert (report["run"]["num_ranks"], report["run"]["num_steps"]) == (2, 2)
     assert report["run"]["strategy"] == "ddp"
-    parts = {part["part"]: part["ms_per_step"] for part in report["step"]["budget"]}
-    assert all(parts[name] > 0 for name in ("forward", "backward", "optimizer", "data_loading"))
+    assert report["step"]["unprofiled_ms"] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_rank_logs_the_regions_of_its_steps(folder: Path, rank: int) -> None:
+    lines = (folder / "ddp_bucketed" / "run" / steps_file(rank)).read_text().splitlines()[1:]
+    assert len(lines) == 8
+    regions = json.loads(lines[-1])["regions"]
+    assert all(regions[name]["ns"] > 0 for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"))
 
 
 def test_summary_is_of_the_whole_job(folder: Path) -> None:
