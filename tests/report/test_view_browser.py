@@ -15,6 +15,8 @@ from stepscope.report.timeline import timeline_of
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import ViewSite
+from stepscope.run.table import Table, table_of_rows
+from stepscope.run.table_schema import Column, TableSchema
 
 pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
 
@@ -29,12 +31,12 @@ addEventListener("message", (e) => {
 </script>"""
 
 
-class SomeTables:
-    def names(self) -> tuple[str, ...]:
-        return ("kernels", "steps")
+SCHEMA = TableSchema("steps", "", (Column("name", "text", "", "a name"), Column("row", "int64", "", "its place")))
 
-    def columns(self, name: str) -> dict[str, list[object]]:
-        return {"name": [HOSTILE] * 450, "row": list(range(450))}
+
+class SomeTables:
+    def table(self, name: str) -> Table:
+        return table_of_rows(SCHEMA, [(HOSTILE, row) for row in range(450)])
 
 
 @pytest.fixture(scope="module")

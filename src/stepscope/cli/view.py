@@ -17,13 +17,12 @@ from contextlib import ExitStack
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
-from stepscope.report.json_report import plain, report_json
 from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.tables import RunTables
 from stepscope.report.timeline import timeline_of
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
-from stepscope.report.view.tables import ReportTables
 from stepscope.units import printable
 
 DEFAULT_PORT = 8750
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         site = ViewSite(
             name=account.run.name,
             report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
-            tables=ReportTables(plain(report_json(account, diagnosis))),
+            tables=RunTables(account.run, account=account),
             timeline=lambda: b"".join(perfetto_trace(timeline_of(account.shared))),
             perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
         )

@@ -3,12 +3,14 @@
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stepscope.report.view.server import Answer
 from stepscope.report.view.shell import POLICY, shell_page
+from stepscope.run.table import Cells, Table
+from stepscope.run.table_schema import TABLES
 
 MOST_ROWS = 1000
 PERFETTO = "https://ui.perfetto.dev"
@@ -16,13 +18,10 @@ _FRAMED = {"Content-Security-Policy": "frame-ancestors 'self'"}
 
 
 class Tables(Protocol):
-    """Named tables of a run, each as columns of equal length."""
+    """The tables of a run by their names in `TABLES`."""
 
-    def names(self) -> Sequence[str]:
-        """Return what tables there are."""
-
-    def columns(self, name: str) -> Mapping[str, Sequence[Any]]:
-        """Return the columns of one of them."""
+    def table(self, name: str) -> Table:
+        """Return one of them."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +47,18 @@ class ViewSite:
         if path == "timeline":
             return Answer(self._timeline(), "application/octet-stream")
         if path == "tables.json":
-            return _json({"tables": list(self.tables.names())})
+            return _json({"tables": [{"name": name, "meaning": schema.meaning} for name, schema in TABLES.items()]})
         if path.startswith("tables/") and path.endswith(".json"):
             return self._page(path[len("tables/") : -len(".json")], query)
         return None
 
     def _page(self, name: str, query: Mapping[str, str]) -> Answer | None:
-        if name not in self.tables.names():
+        if name not in TABLES:
             return None
         offset, limit = _whole(query.get("offset"), 0), _whole(query.get("limit"), 100)
-        return _json(table_page(self.tables.columns(name), offset=offset, limit=limit))
+        with self._making:  # what several tables need is made once
+            table = self.tables.table(name)
+        return _json(table_page(table, offset=offset, limit=limit))
 
     def _timeline(self) -> bytes:
         with self._making:
@@ -66,29 +67,33 @@ class ViewSite:
             return self._made["timeline"]
 
 
-def table_page(columns: Mapping[str, Sequence[Any]], *, offset: int, limit: int) -> dict[str, Any]:
-    """Return some rows of a table as JSON values: `columns`, `rows`, `offset`, `total`.
+def table_page(table: Table, *, offset: int, limit: int) -> dict[str, Any]:
+    """Return some rows of a table as JSON values, with the unit and the meaning of each column."""
+    rows = slice(offset, offset + min(limit, MOST_ROWS))
+    parts = [_values(table.cells[name], rows) for name in table.columns]
+    return {
+        "columns": [{"name": c.name, "unit": c.unit, "meaning": c.meaning} for c in table.schema.columns],
+        "rows": [list(row) for row in zip(*parts, strict=True)],
+        "offset": offset,
+        "total": len(table),
+    }
 
-    >>> table_page({"rank": [0, 1, 2], "ms": [1.5, float("nan"), 3.0]}, offset=1, limit=1)
-    {'columns': ['rank', 'ms'], 'rows': [[1, None]], 'offset': 1, 'total': 3}
-    """
-    total = max((len(values) for values in columns.values()), default=0)
-    end = offset + min(limit, MOST_ROWS)
-    parts = [[_value(v) for v in values[offset:end]] for values in columns.values()]
-    rows = [list(row) for row in zip(*parts, strict=True)]
-    return {"columns": list(columns), "rows": rows, "offset": offset, "total": total}
+
+def _values(cells: Cells, rows: slice) -> list[Any]:
+    """Return a column's values in these rows, None where unknown."""
+    raw = cells.values[rows].tolist()
+    texts = None if cells.texts is None else (*cells.texts, None)  # where all are unknown there is no text at all
+    values = [_value(v) for v in raw] if texts is None else [texts[v] for v in raw]
+    if cells.missing is None:
+        return values
+    return [None if gone else v for v, gone in zip(values, cells.missing[rows].tolist(), strict=True)]
 
 
-def _value(value: Any) -> Any:
-    """Return a cell as a JSON value; NaN is null, and whole numbers that a page would round are text."""
-    value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int):
-        return value if abs(value) < 2**53 else str(value)
+def _value(value: bool | int | float) -> bool | int | float | str | None:
+    """Return a number as a page can hold it: NaN is null, whole numbers that it would round are text."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if isinstance(value, str) else str(value)
+    return value if isinstance(value, bool) or abs(value) < 2**53 else str(value)
 
 
 def _whole(text: str | None, default: int) -> int:

@@ -38,14 +38,15 @@
   async function listTables() {
     state.table = "";
     const { tables } = await (await answer("tables.json")).json();
-    byId("table").replaceChildren(...tables.map((name) => new Option(name, name)));
-    if (tables.length) await showTable(tables[0], 0);
+    byId("table").replaceChildren(...tables.map(({ name, meaning }) => Object.assign(new Option(name, name), { title: meaning })));
+    if (tables.length) await showTable(tables[0].name, 0);
   }
   async function showTable(name, offset) {
     const page = await (await answer(`tables/${encodeURIComponent(name)}.json?offset=${offset}&limit=${PAGE}`)).json();
     Object.assign(state, { table: name, offset: page.offset, total: page.total });
     const head = document.createElement("thead"), body = document.createElement("tbody");
-    row(head, "th", page.columns);
+    row(head, "th", page.columns.map((c) => c.name));
+    page.columns.forEach((c, i) => (head.firstChild.children[i].title = c.unit ? `${c.meaning} (${c.unit})` : c.meaning));
     page.rows.forEach((values) => row(body, "td", values));
     byId("grid").replaceChildren(head, body);
     const last = Math.min(page.offset + PAGE, page.total);
