@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stepscope.run_folder import steps_file
 from tests.integrations.two_ranks import two_ranks
 
 from stepscope.cli.main import main
+from stepscope.run_folder import steps_file
 
 pytestmark = pytest.mark.job
 JOB = Path(__file__).parent / "trainer_job.py"
