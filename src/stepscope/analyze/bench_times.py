@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.stats import slow_start
+from stepscope.stats_bootstrap import block_length
 
 _RESAMPLES = 1000
 _SPREAD_PCT = 10.0
@@ -102,12 +103,14 @@ def resampled_medians(runs: Sequence[Floats], *, seed: int = 0) -> Floats:
     random = np.random.default_rng(seed)
     drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
     steps = np.random.default_rng(seed + 1)
-    return np.array([np.median(np.concatenate([_blocks(runs[i], steps) for i in chosen])) for chosen in drawn])
+    lengths = [block_length(run) for run in runs]
+    return np.array(
+        [np.median(np.concatenate([_blocks(runs[i], lengths[i], steps) for i in chosen])) for chosen in drawn]
+    )
 
 
-def _blocks(run: Floats, random: np.random.Generator) -> Floats:
-    """Return a run of the same length put together from blocks of itself, about the root of its length each."""
-    length = max(1, int(len(run) ** 0.5))
+def _blocks(run: Floats, length: int, random: np.random.Generator) -> Floats:
+    """Return a run as long, put together from blocks of itself that are as long as steps depend on each other."""
     count = -(-len(run) // length)
     starts = random.integers(len(run), size=count)
     at = (starts[:, None] + np.arange(length)[None, :]) % len(run)
@@ -127,7 +130,7 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         more = warmup_steps + 2 * found.slow_steps
         doubts.append(
             Doubt(
-                f"the first {found.slow_steps} measured steps of a run are slower, try {more} warm-up steps",
+                f"a run's first {found.slow_steps} measured steps are slower, try {more} warm-up steps",
                 "the warm-up was too short: more --warmup-epochs",
             )
         )

@@ -78,7 +78,7 @@ def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
         found = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
         raise UsageError(f"expected one of {options}, found {found}")
     if given == ["backend"]:
-        return _measured(args)
+        return measured_points(args)
     if given == ["from_run"]:
         with reading_progress() as progress:
             recorded = load(args.from_run, progress=progress)
@@ -101,7 +101,7 @@ def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
     return points, {"source": ", ".join(Path(path).name for path in paths), **about}
 
 
-def _measured(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
+def measured_points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
     """Return what processes started for the purpose measured."""
     worlds = args.world_size or [2]
     if min(worlds) < 2:

@@ -60,7 +60,8 @@ def _measured(
         device=bench.device,
     )
     if check:
-        _sizes(bench, contender, training)
+        count = sum(w.numel() for w in training.parallel.model.parameters())
+        emit_size(bench, contender, contender.name, parameters=count)
         _checked(bench, contender, Outcome(gradients, _weights(training), samples.losses), reference)
     return samples
 
@@ -78,14 +79,16 @@ def _checked(bench: Bench, contender: Contender, found: Outcome, reference: list
     bench.emit(what="agreement", series=contender.name, **agreement(found, reference[0]).as_dict())
 
 
-def _sizes(bench: Bench, contender: Contender, training: Training) -> None:
-    work = training.work
+def emit_size(bench: Bench, contender: Contender, name: str, *, parameters: int | None = None) -> None:
+    """Emit what one step of the whole job processes."""
+    work = contender.workload
+    per_rank = work.batch_size * contender.options.grad_accum
     bench.emit(
         what="size",
-        series=contender.name,
-        samples_per_step=contender.workload.batch_size * contender.options.grad_accum * bench.world_size,
-        tokens_per_step=work.tokens_per_step * contender.options.grad_accum * bench.world_size,
-        parameters=sum(w.numel() for w in training.parallel.model.parameters()),
+        series=name,
+        samples_per_step=per_rank * bench.world_size,
+        tokens_per_step=per_rank * work.seq_len * bench.world_size,
+        parameters=parameters,
     )
 
 
