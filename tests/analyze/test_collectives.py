@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
-from stepscope.analyze.collectives import CollectiveRow, bus_factor, collective_rows, rank_wait
+from stepscope.analyze.collectives import CollectiveRow, bus_factor, collective_rows, late_rank, rank_wait
 from stepscope.analyze.rank_account import RankAccount, rank_account
 from stepscope.run.aligned import Aligned, aligned
 
@@ -78,6 +78,22 @@ def test_late_rank_is_not_named_within_the_clocks_doubt(tmp_path: Path) -> None:
             event["dur"] += 290
     (row,) = rows_of(tmp_path, traces)
     assert row.late_rank is None
+
+
+def test_late_rank_is_the_one_that_was_waited_for_longest_not_most_often(tmp_path: Path) -> None:
+    """Rank 1 comes last once, by 3 ms; rank 2 three times, by 0.3 ms."""
+    traces = [RankTrace(r, world_size=3) for r in range(3)]
+    late_us = {(1, 0): 3000, (2, 1): 300, (2, 2): 300, (2, 3): 300}
+    for trace in traces:
+        trace.step(0, 0, 20_000)
+        for k in range(4):
+            last = max(late_us.get((r, k), 0) for r in range(3))
+            start = 5000 * k + late_us.get((trace.rank, k), 0)
+            trace.collective("allreduce", at=5000 * k - 10, start=start, end=5000 * k + last + 100, elements=1000)
+    shared, accounts = shared_of(tmp_path, traces)
+    waits = [rank_wait(shared, i, a) for i, a in enumerate(accounts) if a]
+    assert late_rank(shared) == collective_rows(shared, accounts)[0].late_rank == 1
+    assert [w.waited_for_ns for w in waits] == [0, 2 * 3_000_000, 2 * 900_000]
 
 
 def test_one_row_for_a_mesh_dimension_of_many_groups(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from tests.run.together import Job
 
-from stepscope.analyze.collectives import collective_rows, rank_wait
+from stepscope.analyze.collectives import collective_rows, late_rank, rank_wait
 from stepscope.analyze.rank_account import rank_account
 from stepscope.analyze.stragglers import find_stragglers
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
 from stepscope.run_folder import trace_file
 
-GLOO = Path(__file__).parent.parent / "data" / "gloo-ddp"
+DATA = Path(__file__).parent.parent / "data"
+GLOO, DLRM = DATA / "gloo-ddp", DATA / "dlrm-8ranks"
 SECOND_NS = 1_000_000_000
 
 Document = dict[str, Any]
@@ -44,6 +45,7 @@ def conclusions(folder: Path) -> dict[str, Any]:
         "matched": len(shared.matches),
         "stragglers": [(s.rank, s.cause, s.steps_late) for s in find_stragglers(shared)],
         "late": {(r.op, r.group.name): r.late_rank for r in rows},
+        "late_rank": late_rank(shared),
         "bytes": sorted((r.op, r.size_bytes, r.count) for r in rows),
         "wait_ns": [w.wait_ns for w in waits],
         "transfer_ns": [w.transfer_ns for w in waits],
@@ -56,13 +58,23 @@ def shuffled(folder: Path, document: Document, rank: int) -> None:
 
 
 def clocks_shifted(folder: Path, document: Document, rank: int) -> None:
-    document["baseTimeNanoseconds"] += (0, 20_000_000, -10 * SECOND_NS, 3600 * SECOND_NS)[rank % 4]
+    shift(document, (0, 20_000_000, -10 * SECOND_NS, 3600 * SECOND_NS)[rank % 4])
     write(folder, document, rank)
+
+
+def shift(document: Document, by_ns: int) -> None:
+    """Set the file's clock; files without a base are in whole microseconds."""
+    if "baseTimeNanoseconds" in document:
+        document["baseTimeNanoseconds"] += by_ns
+        return
+    for e in document["traceEvents"]:
+        if "ts" in e:
+            e["ts"] += by_ns // 1000
 
 
 def base_time_folded_in(folder: Path, document: Document, rank: int) -> None:
     """Times as older versions write them: whole, without a base."""
-    base = document.pop("baseTimeNanoseconds")
+    base = document.pop("baseTimeNanoseconds", 0)
     for e in document["traceEvents"]:
         if "ts" in e:
             ns = base + round(e["ts"] * 1000)
@@ -72,7 +84,7 @@ def base_time_folded_in(folder: Path, document: Document, rank: int) -> None:
 
 
 def renamed_files(folder: Path, document: Document, rank: int) -> None:
-    (folder / f"{'dcab'[rank]}.json").write_text(json.dumps(document, indent=1))
+    (folder / f"{'dcabhgfe'[rank]}.json").write_text(json.dumps(document, indent=1))
 
 
 def other_thread_numbers(folder: Path, document: Document, rank: int) -> None:
@@ -113,9 +125,14 @@ def nccl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["nccl", "gloo"])
+@pytest.fixture(scope="module", params=["nccl", "gloo", "dlrm"])
 def source(request: pytest.FixtureRequest) -> Path:
-    return GLOO if request.param == "gloo" else request.getfixturevalue("nccl")
+    recorded = {"gloo": GLOO, "dlrm": DLRM}
+    return recorded.get(request.param) or request.getfixturevalue("nccl")
+
+
+def the_late_one(source: Path) -> int:
+    return {GLOO: 1, DLRM: 7}.get(source, 2)
 
 
 CHANGES = (shuffled, clocks_shifted, base_time_folded_in, renamed_files, other_thread_numbers, split)
@@ -132,10 +149,47 @@ def test_conclusions_stay(source: Path, change: Change, tmp_path: Path) -> None:
 
 
 def test_late_rank_is_found_in_the_first_place(source: Path) -> None:
-    found = conclusions(source)
-    late = 1 if source == GLOO else 2
+    found, late = conclusions(source), the_late_one(source)
+    assert found["late_rank"] == late
+    if source == DLRM:  # one step of one batch: who came last is known, what a step needs is not
+        assert found["late"] == {("all_to_all", "?"): 7, ("all_reduce", "?"): 4}
+        return
     assert [rank for rank, _, _ in found["stragglers"]] == [late]
     assert set(found["late"].values()) == {late}
+
+
+@pytest.mark.parametrize("shift_ns", [20_000_000, -20_000_000, 10 * SECOND_NS])
+def test_any_one_shifted_clock_changes_no_conclusion(source: Path, shift_ns: int, tmp_path: Path) -> None:
+    before = conclusions(source)
+    for shifted in documents(source):
+        folder = tmp_path / str(shifted)
+        folder.mkdir()
+        for rank, document in documents(source).items():
+            shift(document, shift_ns if rank == shifted else 0)
+            write(folder, document, rank)
+        after = conclusions(folder)
+        for name in ("wait_ns", "transfer_ns"):
+            assert np.allclose(before[name], after.pop(name), rtol=1e-6, atol=2)
+        assert after == {name: before[name] for name in after}
+
+
+def test_missing_rank_changes_nothing_for_the_others(source: Path, tmp_path: Path) -> None:
+    """Another rank's file is lost, the first one's too; who is late stays."""
+    before, late = conclusions(source), the_late_one(source)
+    if len(documents(source)) == 2:
+        pytest.skip("of two ranks one alone has nobody to wait for")
+    for dropped in documents(source).keys() - {late}:
+        folder = tmp_path / str(dropped)
+        folder.mkdir()
+        for rank, document in documents(source).items():
+            if rank != dropped:
+                write(folder, document, rank)
+        after = conclusions(folder)
+        kept = [i for i in range(len(before["accounts"])) if i != dropped]
+        assert after["late_rank"] == late
+        assert [s[:2] for s in after["stragglers"]] == [s[:2] for s in before["stragglers"]]
+        assert after["accounts"] == [before["accounts"][i] for i in kept]
+        assert after["matched"] == before["matched"]
 
 
 def test_other_rank_numbers_give_the_same_of_the_renumbered_ranks(source: Path, tmp_path: Path) -> None:
@@ -148,6 +202,7 @@ def test_other_rank_numbers_give_the_same_of_the_renumbered_ranks(source: Path, 
     before, after = conclusions(source), conclusions(tmp_path)
     assert [(new[r], cause, n) for r, cause, n in before["stragglers"]] == after["stragglers"]
     assert {key: new[r] for key, r in before["late"].items()} == after["late"]
+    assert new[before["late_rank"]] == after["late_rank"]
     assert before["accounts"] == after["accounts"][::-1]
     # Clocks are relative to another rank now: the same waits within what the clocks are sure of.
     assert np.allclose(before["wait_ns"], after["wait_ns"][::-1], rtol=0.02, atol=0.01 * max(before["wait_ns"]))

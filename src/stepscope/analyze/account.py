@@ -11,7 +11,7 @@ from stepscope.analyze.budget import RankBudget, budgets
 from stepscope.analyze.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.call_costs import call_costs
 from stepscope.analyze.chip import run_chip
-from stepscope.analyze.collectives import CollectiveRow, RankWait, collective_rows, rank_wait
+from stepscope.analyze.collectives import CollectiveRow, RankWait, collective_rows, late_rank, rank_wait
 from stepscope.analyze.critical_path import CriticalPath, critical_path
 from stepscope.analyze.efficiency import Efficiency, Given, efficiency
 from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
@@ -79,6 +79,11 @@ class Account:
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
         return collective_rows(self.shared, self.ranks)
+
+    @cached_property
+    def late_rank(self) -> int | None:
+        """Return the rank that the others waited for the most, None where the clocks do not tell."""
+        return late_rank(self.shared)
 
     @cached_property
     def operators(self) -> OperatorTable:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.rank_account import RankAccount
 from stepscope.cost.collective_time import bus_factor
@@ -30,7 +31,7 @@ class CollectiveRow:
     algbw_gb_per_s: float | None
     busbw_gb_per_s: float | None
     late_rank: int | None
-    """the rank that most often arrived last, by more than the clocks' uncertainty"""
+    """the rank that the others waited for the most, where the clocks allow to say"""
     unmatched: int
     """calls that no other recorded rank could be found for"""
 
@@ -42,6 +43,8 @@ class RankWait:
     wait_ns: int | None
     transfer_ns: int | None
     unmatched_ns: int
+    waited_for_ns: int | None
+    """what all others together waited in the collectives in which it came last"""
 
 
 def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
@@ -53,8 +56,15 @@ def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
     known = union(c.start_ns[~unmatched], c.end_ns[~unmatched])
     lost = clip(subtract(union(c.start_ns[unmatched], c.end_ns[unmatched]), known), account.start_ns, account.end_ns)
     if len(c) and unmatched.all():
-        return RankWait(None, None, lost.total_ns)
-    return RankWait(waits.total_ns, account.comm.total_ns - waits.total_ns - lost.total_ns, lost.total_ns)
+        return RankWait(None, None, lost.total_ns, None)
+    last = shared.last_arrivals
+    waited_for = int(last.waited_ns[last.rank_index == index].sum())
+    return RankWait(waits.total_ns, account.comm.total_ns - waits.total_ns - lost.total_ns, lost.total_ns, waited_for)
+
+
+def late_rank(shared: Aligned) -> int | None:
+    """Return the rank that the others waited for the most over all collectives, None where the clocks do not tell."""
+    return _latest(shared, np.ones(len(shared.matches), bool))
 
 
 def collective_rows(shared: Aligned, accounts: tuple[RankAccount | None, ...]) -> list[CollectiveRow]:
@@ -103,11 +113,11 @@ def _fastest_transfers(shared: Aligned) -> list[Int64s]:
     if len(matches):
         each = np.empty(len(matches.row), np.int64)
         for index in range(len(ranks)):
-            mine = matches.rank_index == index
+            mine = matches.members_of(index)
             each[mine] = own[index][matches.row[mine]]
         shortest = np.minimum.reduceat(each, matches.first[:-1])[matches.of_member]
         for index in range(len(ranks)):
-            mine = matches.rank_index == index
+            mine = matches.members_of(index)
             np.minimum.at(out[index], matches.row[mine], shortest[mine])
     return out
 
@@ -150,21 +160,21 @@ def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> Co
     )
 
 
-def _late_ranks(shared: Aligned) -> dict[tuple[str, Group], int]:
-    """Return the rank that most often arrived last, per operation and group, where the clocks allow to say."""
-    matches, ranks = shared.matches, shared.run.ranks
-    votes: dict[tuple[str, Group], dict[int, int]] = {}
-    for m in range(len(matches)):
-        members = slice(matches.first[m], matches.first[m + 1])
-        arrival, index = shared.arrival_ns[members], matches.rank_index[members]
-        order = np.argsort(arrival)
-        doubt = np.nan_to_num(shared.clocks.uncertainty_ns[index]).max()
-        if arrival[order[-1]] - arrival[order[-2]] > doubt:
-            key = (OPS[matches.op[m]], _across_ranks(matches.groups[matches.group[m]]))
-            counted = votes.setdefault(key, {})
-            last = ranks[index[order[-1]]].rank
-            counted[last] = counted.get(last, 0) + 1
-    return {key: max(counted, key=lambda r: counted[r]) for key, counted in votes.items()}
+def _late_ranks(shared: Aligned) -> dict[tuple[str, Group], int | None]:
+    """Return the late rank of each operation and group."""
+    matches = shared.matches
+    rows: dict[tuple[str, Group], list[tuple[int, int]]] = {}
+    for op, group in np.unique(np.stack((matches.op, matches.group)), axis=1).T.tolist():
+        rows.setdefault((OPS[op], _across_ranks(matches.groups[group])), []).append((op, group))
+    kind = matches.op.astype(np.int64) * len(matches.groups) + matches.group
+    codes = {key: [op * len(matches.groups) + group for op, group in listed] for key, listed in rows.items()}
+    return {key: _latest(shared, np.isin(kind, listed)) for key, listed in codes.items()}
+
+
+def _latest(shared: Aligned, chosen: npt.NDArray[np.bool_]) -> int | None:
+    last = shared.last_arrivals
+    waited = np.bincount(last.rank_index[chosen], last.waited_ns[chosen])
+    return shared.run.ranks[int(np.argmax(waited))].rank if waited.any() else None
 
 
 def _across_ranks(group: Group) -> Group:

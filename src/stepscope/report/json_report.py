@@ -147,6 +147,7 @@ def _wait(wait: RankWait | None) -> dict[str, Any]:
         "wait_ms": _ms(wait.wait_ns if wait else None),
         "transfer_ms": _ms(wait.transfer_ns if wait else None),
         "unmatched_comm_ms": _ms(wait.unmatched_ns if wait else None),
+        "waited_for_ms": _ms(wait.waited_for_ns if wait else None),
     }
 
 
@@ -163,6 +164,7 @@ def _step(account: Account) -> dict[str, Any]:
         "samples_per_s": used.samples_per_s,
         "tokens_per_s": used.tokens_per_s,
         "overlap_efficiency": account.overlap_efficiency,
+        "late_rank": account.late_rank,
         "budget": [
             {
                 "part": p.part,

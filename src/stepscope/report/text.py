@@ -156,6 +156,16 @@ def _ranks(account: Account, out: Console) -> None:
     out.print(table)
     if len(shown) > _MOST_RANKS:
         out.print(f"... and {len(shown) - _MOST_RANKS} more ranks with --json")
+    _last_to_arrive(account, out)
+
+
+def _last_to_arrive(account: Account, out: Console) -> None:
+    """Print who the others waited for where that is worth a line: over 1 % of its window each."""
+    others = len(account.run.ranks) - 1
+    for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
+        each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
+        if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
+            out.print(f"last to arrive: rank {rank.rank}; the others waited {each_ns / NS_PER_MS:.2f} ms each for it")
 
 
 def _warnings(account: Account, out: Console) -> None:

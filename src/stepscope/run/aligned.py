@@ -1,8 +1,10 @@
 """The run on one clock: offsets, matched collectives, and how long each rank waited in each of them."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.run.clock_probes import probed_ties, tied_by_probes, within_probes
 from stepscope.run.clocks import Clocks, align_clocks
@@ -12,6 +14,15 @@ from stepscope.run.match import Matches, match_collectives
 from stepscope.trace.table import Int64s
 
 UNMATCHED = -1
+
+
+@dataclass(frozen=True)
+class LastArrivals:
+    """The last rank of each match, and what the others waited for it."""
+
+    rank_index: npt.NDArray[np.int32]
+    waited_ns: Int64s
+    """all others together; 0 where the last two arrived within the clocks' uncertainty, so that nobody can be named"""
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,11 @@ class Aligned:
     def last_arrival_ns(self) -> Int64s:
         """Return when the last member of each match started, on the shared clock."""
         return np.maximum.reduceat(self.arrival_ns, self.matches.first[:-1]) if len(self.matches) else self.arrival_ns
+
+    @cached_property
+    def last_arrivals(self) -> LastArrivals:
+        """Return who came last to each match, and what that cost the others."""
+        return _last_arrivals(self)
 
 
 def aligned(run: Run) -> Aligned:
@@ -70,3 +86,16 @@ def _arrivals(run: Run, clocks: Clocks, matches: Matches) -> Int64s:
         mine = matches.members_of(index)
         arrival[mine] = clocks.shared(index, rank.collectives.start_ns[matches.row[mine]])
     return arrival
+
+
+def _last_arrivals(shared: Aligned) -> LastArrivals:
+    matches, begin, arrival = shared.matches, shared.matches.first[:-1], shared.arrival_ns
+    if not len(matches):
+        return LastArrivals(matches.rank_index, arrival)
+    waited = shared.last_arrival_ns()[matches.of_member] - arrival
+    members = np.arange(len(arrival))
+    last = np.minimum.reduceat(np.where(waited == 0, members, len(members)), begin)
+    others = np.where(np.isin(members, last), np.iinfo(np.int64).max, waited)
+    doubt = np.maximum.reduceat(np.nan_to_num(shared.clocks.uncertainty_ns)[matches.rank_index], begin)
+    clear = np.minimum.reduceat(others, begin) > doubt
+    return LastArrivals(matches.rank_index[last], np.where(clear, np.add.reduceat(waited, begin), 0))
