@@ -49,8 +49,8 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml requirements/test.txt
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo
-	$(PIP) -e '.[dev,sql]'
+$(VENV)/.dev: $(VENV)/.demo requirements/frameworks.txt
+	$(PIP) -r requirements/frameworks.txt -e '.[dev,sql]'
 	@touch $@
 
 clean:  ## remove the environment and what was built
