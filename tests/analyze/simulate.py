@@ -5,9 +5,10 @@ thing after the other, a device stream runs its work in order, a collective ends
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.analyze.build import COMM_STREAM, COMPUTE_STREAM, RankTrace, built_run
 
@@ -21,18 +22,30 @@ LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 @dataclass(frozen=True)
 class Op:
-    """One thing that a host does: kernel, collective, sync, data, stall, alloc or wait (compute for communication)."""
+    """One thing that a host does: kernel, collective, sync, data, stall, alloc, copy, or wait (compute for
+    communication)."""
 
     what: str
     host_us: float = 20
     device_us: float = 0
     name: str = "gemm"
     elements: int = 1_000_000
+    op: str = "aten::mm"
+    """the operator that launches it"""
+    within: str = ""
+    """an autograd node or a named range around it"""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """what the profiler recorded of the operator"""
 
 
-def kernel(device_us: float, *, host_us: float = 20, name: str = "gemm") -> Op:
+def kernel(device_us: float, *, host_us: float = 20, name: str = "gemm", **more: Any) -> Op:
     """Return a kernel on the compute stream."""
-    return Op("kernel", host_us, device_us, name)
+    return Op("kernel", host_us, device_us, name, **more)
+
+
+def backward(device_us: float, *, host_us: float = 20) -> Op:
+    """Return a kernel of the backward pass."""
+    return kernel(device_us, host_us=host_us, within="autograd::engine::evaluate_function: MmBackward0")
 
 
 def collective(device_us: float, *, host_us: float = 20, elements: int = 1_000_000) -> Op:
@@ -116,18 +129,36 @@ class _Rank:
         return round(value_us * max(0.2, 1 + self.jitter * (rng or self.rng).gauss(0, 1)), 3)
 
     def _kernel(self, op: Op, _: dict[int, float]) -> None:
+        begin = self.now_us
         launch = self._host(op)
         start = self._start(launch, COMPUTE_STREAM)
         end = round(start + self._vary(op.device_us), 3)
-        with self.trace.op("aten::mm", round(launch - op.host_us / 2, 3), launch + CALL_US + 0.5):
+        self._mark(op, begin, launch + CALL_US + 0.8)
+        with self.trace.op(op.op, round(launch - op.host_us / 2, 3), launch + CALL_US + 0.5, **op.args):
             self.trace.kernel(op.name, at=launch, start=start, end=end, stream=COMPUTE_STREAM)
         self.stream_end_us[COMPUTE_STREAM] = end
 
+    def _copy(self, op: Op, _: dict[int, float]) -> None:
+        """From pageable memory: the call returns when the data has moved."""
+        launch = self._host(op)
+        start = self._start(launch, COMPUTE_STREAM)
+        end = round(start + op.device_us, 3)
+        self.trace.copy(at=launch, start=start, end=end, call_us=round(end - launch + CALL_US, 3))
+        self.stream_end_us[COMPUTE_STREAM] = end
+        self.now_us = round(end + CALL_US, 3)
+
+    def _mark(self, op: Op, begin: float, end: float) -> None:
+        if op.within:
+            around = self.trace.ran if op.within.startswith("autograd::") else self.trace.annotation
+            around(op.within, begin, end)
+
     def _collective(self, op: Op, ends: dict[int, float]) -> None:
+        begin = self.now_us
         self.now_us += 1
         self.trace.call("cudaStreamWaitEvent", self.now_us - 1, self.now_us - 0.5)
         self.not_before_us[COMM_STREAM] = self.stream_end_us.get(COMPUTE_STREAM, 0.0)
         launch = self._host(op)
+        self._mark(op, begin, launch + CALL_US + 3)
         k = len(self.arrival_us)
         start = self._start(launch, COMM_STREAM)
         self.transfer_us[k] = self._vary(op.device_us, self.same_rng)

@@ -35,6 +35,8 @@ _FEWEST_STEADY = 3
 _MOST_ITEMS = 24_000
 """beyond this many items fewer steps are replayed: more of the same tell nothing new"""
 _SMALLEST_FACTOR = 0.3
+_MOSTLY = 0.5
+"""of the step follows the host's time: then the step times tell the factor"""
 _AGREES = 0.04
 """a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
 
@@ -162,8 +164,11 @@ def _host_factor(
         return 1.0, False
     prior = _factor_from_events(shared, programs, numbers)
     usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
-    if abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:
+    host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
+    if not host_decides and abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:
         return prior, False
+    if host_decides and unprofiled_ns >= profiled_ns:
+        return 1.0, True
     shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _SMALLEST_FACTOR)))
     if shortest < unprofiled_ns < profiled_ns:
         return _factor_that_gives(graph, unprofiled_ns), True
