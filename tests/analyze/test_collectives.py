@@ -88,8 +88,9 @@ def test_late_rank_is_the_one_that_was_waited_for_longest_not_most_often(tmp_pat
         trace.step(0, 0, 20_000)
         for k in range(4):
             last = max(late_us.get((r, k), 0) for r in range(3))
-            start = 5000 * k + late_us.get((trace.rank, k), 0)
-            trace.collective("allreduce", at=5000 * k - 10, start=start, end=5000 * k + last + 100, elements=1000)
+            ready = 5000 * k + 100
+            start = ready + late_us.get((trace.rank, k), 0)
+            trace.collective("allreduce", at=5000 * k, start=start, end=ready + last + 100, elements=1000)
     shared, accounts = shared_of(tmp_path, traces)
     waits = [rank_wait(shared, i, a) for i, a in enumerate(accounts) if a]
     assert late_rank(shared) == collective_rows(shared, accounts)[0].late_rank == 1
