@@ -121,11 +121,11 @@ def dotted_numbers(value: Any, prefix: str = "") -> dict[str, float | None]:
 def _items_by_name(items: list[Any]) -> list[tuple[str, Any]]:
     out: dict[str, Any] = {}
     for place, item in enumerate(items):
-        name = next((str(item[k]) for k in _NAMED_BY if k in item), None) if isinstance(item, Mapping) else None
-        if name in out:
-            name = f"{name}:{item.get('group', place)}"
-        if name is not None:
-            out[name] = item
+        key = next((k for k in _NAMED_BY if k in item), None) if isinstance(item, Mapping) else None
+        if key is not None:
+            name = str(item[key])
+            name = f"{name}:{item.get('group', place)}" if name in out else name
+            out[name] = {k: v for k, v in item.items() if k != key}
     return list(out.items())
 
 

@@ -89,9 +89,12 @@ function calledRows(report, id, title) {
 
 function metricRows(report) {
   const number = (v) => (known(v) ? v.toLocaleString("en", { maximumSignificantDigits: 5 }) : NONE);
+  const moved = (r) => (r.significant ? 1e9 : 0) + Math.abs(r.change_pct ?? 0);
+  const rows = [...report.metrics].sort((p, q) => moved(q) - moved(p));
   const interval = (r) => (known(r.low_pct) ? `${signedPct(r.low_pct)} to ${signedPct(r.high_pct)}` : r.reason || NONE);
   return panel("metrics", "Every number of the reports",
-    sortedTable("metrics", report.metrics, [
+    el("p", { class: "quiet" }, "Those that differ by more than chance first. One value on a side has no interval: several runs per side give every number one."),
+    sortedTable("metrics", rows, [
       nameColumn("name", (r) => r.name),
       { title: "A", get: (r) => r.a, show: number, number: true }, { title: "B", get: (r) => r.b, show: number, number: true },
       { title: "change", get: (r) => (known(r.change_pct) ? Math.abs(r.change_pct) : null), show: (_, r) => signedPct(r.change_pct), number: true },

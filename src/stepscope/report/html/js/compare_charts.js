@@ -28,7 +28,7 @@ function intervalChart(rows, show, label) {
   for (const [at, anchor] of [[-reach, ""], [0, "middle"], [reach, "end"]]) {
     chart.append(svg("text", { x: x(at), y: rows.length * line + 18, class: `axis ${anchor}` }, at ? show(at) : "0"));
   }
-  return chart;
+  return el("div", {}, chart);
 }
 
 const shortened = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
