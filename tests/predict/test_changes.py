@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
-from stepscope.analyze.replay import Replay, replay_of
+from stepscope.analyze.program import EMPTY_PROGRAM
+from stepscope.analyze.replay import Replay, rebuilt, replay_of
 from stepscope.predict.changes import (
     Change,
     as_graph,
@@ -198,3 +199,9 @@ def test_work_of_a_kind_is_all_that_is_scaled(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
     kinds = [r.work.kind == EventKind.COMM_KERNEL for r in replay.shared.run.ranks]
     assert faster_work(replay, kinds, 0.5).period_ns == faster_network(replay, 2).period_ns
+
+
+def test_rank_without_the_steps_has_no_prediction(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
+    one = replace(replay, programs=(replay.programs[0], EMPTY_PROGRAM), meetings=())
+    assert list(predict(rebuilt(one, one.programs, ()), []).rank_step_ns) == [0]

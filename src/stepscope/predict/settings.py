@@ -94,7 +94,7 @@ def what_if(account: Account, texts: Sequence[str], *, fixes: Mapping[str, Chang
     step_ns = account.step.step_ns if account.step else None
     saving_ns = sum(m.saving_ns for m in made)
     found = _less(_dearer(found, doubt), saving_ns, doubt * abs(saving_ns))
-    notes = [m.note for m in made if m.note] + _far_off(found, step_ns)
+    notes = [m.note for m in made if m.note] + _far_off(found, step_ns) + _not_replayed(account, found)
     return Answer(found, step_ns, tuple(notes))
 
 
@@ -107,6 +107,12 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | Non
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
     return setting.maker(Asked(account, key, value, fixes))
+
+
+def _not_replayed(account: Account, found: Prediction) -> list[str]:
+    """Return which ranks have no prediction of their own, and why."""
+    missing = [str(r.rank) for r in account.run.ranks if r.rank not in found.rank_step_ns]
+    return [f"no prediction for ranks {', '.join(missing)}: they recorded none of these steps"] if missing else []
 
 
 def _far_off(found: Prediction, step_ns: float | None) -> list[str]:

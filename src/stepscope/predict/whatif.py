@@ -25,6 +25,7 @@ class Prediction:
     baseline_ns: float
     """the replay without the changes"""
     rank_step_ns: dict[int, float]
+    """of the ranks that recorded the replayed steps"""
     changes: tuple[str, ...]
 
 
@@ -84,4 +85,5 @@ def _by_rank(replay: Replay) -> dict[int, float]:
     last = ends.shape[1] - 1
     half = max(0, last - max(1, (last + 1) // 2))
     steps = max(last - half, 1)
-    return {rank.rank: float((ends[i, last] - ends[i, half]) / steps) for i, rank in enumerate(replay.shared.run.ranks)}
+    ranks = enumerate(replay.shared.run.ranks)
+    return {r.rank: float((ends[i, last] - ends[i, half]) / steps) for i, r in ranks if len(replay.programs[i])}
