@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.errors import UsageError
 
 
@@ -71,3 +71,26 @@ def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
 def test_text_that_has_no_encoding_is_still_written(tmp_path: Path) -> None:
     write_output(str(tmp_path / "out.html"), "a\ud800b", force=False)
     assert (tmp_path / "out.html").read_bytes() == b"a?b"
+
+
+def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    check_outputs(None, "-", str(tmp_path / "new.json"), force=False)
+    check_outputs(str(old), force=True)
+    for path, said in (
+        (old, "found it exists"),
+        (tmp_path, "found a folder"),
+        (tmp_path / "nowhere" / "x.json", "no folder at"),
+        (old / "x.json", "no folder at"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            check_outputs(None, str(path), force=False)
+    with pytest.raises(UsageError, match="twice"):
+        check_outputs("-", "-", force=True)
+
+
+def test_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.cli.output.os.access", lambda *_: False)
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_outputs(str(tmp_path / "x.json"), force=False)

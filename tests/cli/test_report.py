@@ -99,6 +99,19 @@ def test_link_as_output_is_not_followed(folder: Path, tmp_path: Path, capsys: py
     capsys.readouterr()
 
 
+def test_refused_output_costs_no_analysis_and_leaves_the_other_unwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "report.html"
+    old.write_text("old")
+    run = str(tmp_path / "no run at all")  # never looked at
+    assert main(["report", run, "--json", str(tmp_path / "report.json"), "--html", str(old)]) == 2
+    assert "found it exists" in capsys.readouterr().err
+    assert main(["report", run, "--json", str(tmp_path / "nowhere" / "r.json")]) == 2
+    assert "no folder at" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
 def test_unreadable_rank_is_code_3_with_the_result(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,11 +1,32 @@
 """Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link."""
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 from stepscope.errors import UsageError
 from stepscope.run_folder import written_whole
+
+
+def check_outputs(*paths: str | None, force: bool) -> None:
+    """Raise where any of these outputs could not be written: before the work, so that none is written then."""
+    asked = [path for path in paths if path]
+    twice = next((path for path in asked if asked.count(path) > 1), None)
+    if twice:
+        raise UsageError(f"expected another name for each output, found {twice} twice; give one of them another name")
+    for path in asked:
+        if path != "-":
+            refuse_existing(Path(path), force=force)
+            _refuse_unwritable(Path(path))
+
+
+def _refuse_unwritable(target: Path) -> None:
+    folder = target.parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {target}: no folder at {folder}; make it first or choose another place")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"cannot write {target}: {folder} cannot be written; choose another place")
 
 
 def write_output(path: str, text: str, *, force: bool) -> None:

@@ -14,7 +14,7 @@ import json
 import sys
 
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
 from stepscope.report.json_report import report_json
@@ -33,13 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
+    check_outputs(args.json, args.html, force=args.force)
     account = account_from(args)
     diagnosis = diagnose(account)
+    outputs = {}
     if args.json:
-        write_output(args.json, json.dumps(report_json(account, diagnosis), indent=1) + "\n", force=args.force)
+        outputs[args.json] = json.dumps(report_json(account, diagnosis), indent=1) + "\n"
     if args.html:
-        page = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
-        write_output(args.html, page, force=args.force)
-    if "-" not in (args.json, args.html):
+        outputs[args.html] = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
+    for path, text in outputs.items():
+        write_output(path, text, force=args.force)
+    if "-" not in outputs:
         print_summary(account, diagnosis, console(sys.stdout))
     return 3 if account.run.unreadable else 0
