@@ -1,8 +1,10 @@
 """Exported timelines hold each event of the source once, as long as it was, on one clock, with its flows."""
 
+import doctest
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from tests.analyze.build import RankTrace, built_run, true_ns
 from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields, queried, why_not
 
+from stepscope.report import protobuf, tables_csv, tensorboard_events, timeline_lanes
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import FIRST_PID, Timeline, timeline_of
@@ -201,6 +204,12 @@ class TestFilter:
         thinner = timeline_of(shared, most=whole.num_slices // 6)
         assert "steps outside 2:4" in thinner.notes[0] and "--max-slices 0" in thinner.notes[0]
         assert whole.num_slices == sum(map(len, source(shared).values()))
+
+
+@pytest.mark.parametrize("module", [protobuf, tables_csv, tensorboard_events, timeline_lanes])
+def test_examples_are_right(module: ModuleType) -> None:
+    found = doctest.testmod(module)
+    assert found.attempted and not found.failed
 
 
 SUMS = """select p.pid, count(*), sum(s.dur) from slice s join process_track t on s.track_id = t.id

@@ -80,10 +80,7 @@ def waterfall(
     kinds = [compute_kinds_ns(budget, cost).astype(float) for budget, cost in pairs]
     slower = _slower(efficiency, chip)
     achieved_ns = efficiency.mfu * step.step_ns
-    measured = [
-        _losses(budget.part_ns.astype(float), kind, slower, achieved_ns)
-        for (budget, _), kind in zip(pairs, kinds, strict=True)
-    ]
+    measured = _measured(pairs, kinds, slower, achieved_ns)
     ranks = _losses(step.rank_part_ns, _corrected_kinds(pairs, kinds, step), slower, achieved_ns)
     mean_ns = ranks.mean(axis=0)
     error = loss_errors(
@@ -101,6 +98,33 @@ def waterfall(
         for i, (loss, ns) in enumerate(zip(LOSSES, mean_ns, strict=True))
     )
     return Waterfall(rows, _notes(mean_ns, step, chip, error))
+
+
+def step_losses_ns(
+    budgets: Sequence[RankBudget | None],
+    costs: Sequence[KernelCosts],
+    *,
+    step: StepBudget | None,
+    efficiency: Efficiency,
+    chip: Chip | None,
+) -> list[Floats] | None:
+    """Return the losses of every period of every rank with a budget, as profiled, one column per entry of LOSSES;
+    None where the waterfall is unknown.
+    """
+    if efficiency.mfu is None or step is None:
+        return None
+    pairs = [(budget, cost) for budget, cost in zip(budgets, costs, strict=True) if budget is not None]
+    kinds = [compute_kinds_ns(budget, cost).astype(float) for budget, cost in pairs]
+    return _measured(pairs, kinds, _slower(efficiency, chip), efficiency.mfu * step.step_ns)
+
+
+def _measured(
+    pairs: Sequence[tuple[RankBudget, KernelCosts]], kinds: Sequence[Floats], slower: Floats, achieved_ns: float
+) -> list[Floats]:
+    return [
+        _losses(budget.part_ns.astype(float), kind, slower, achieved_ns)
+        for (budget, _), kind in zip(pairs, kinds, strict=True)
+    ]
 
 
 def _slower(efficiency: Efficiency, chip: Chip | None) -> Floats:

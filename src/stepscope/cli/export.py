@@ -4,7 +4,8 @@ examples:
   stepscope export run-folder/ --perfetto timeline.pftrace          open in ui.perfetto.dev
   stepscope export run-folder/ --perfetto timeline.json.gz          Chrome's JSON: chrome://tracing and others
   stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
-  stepscope export run-folder/ --csv tables/ --parquet tables/
+  stepscope export run-folder/ --csv tables/ --tables steps,budget
+  stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
 
 Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
 nanoseconds; docs/tables.md has every column.
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from stepscope.analyze.account import account_of
 from stepscope.cli.given_run import above_zero, positive
 from stepscope.cli.output import output_folder, refuse_existing, write_output, write_pieces
 from stepscope.cli.progress import reading_progress
@@ -27,6 +29,7 @@ from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.tables_csv import table_csv
 from stepscope.report.tables_parquet import table_parquet
+from stepscope.report.tensorboard import tensorboard_files
 from stepscope.report.timeline import Timeline, timeline_of
 from stepscope.report.timeline_filter import MOST_SLICES, Filter
 from stepscope.run.aligned import aligned
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="DIR", help="tables as CSV, one file each")
     parser.add_argument("--parquet", metavar="DIR", help="tables as Parquet, one file each")
+    parser.add_argument("--tensorboard", metavar="DIR", help="each rank's trace and curves over steps, for TensorBoard")
     parser.add_argument(
         "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
     )
@@ -82,13 +86,15 @@ def run(args: argparse.Namespace) -> int:
     if args.perfetto:
         written.append(_write_timeline(recorded, args, chosen))
     written += [_write_tables(recorded, args, form) for form in ("csv", "parquet") if getattr(args, form)]
+    if args.tensorboard:
+        written.append(_write_tensorboard(recorded, args))
     _say(written, args)
     return 3 if recorded.unreadable else 0
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
     """Raise before anything is read where nothing was asked for or an output cannot be written."""
-    if not (args.perfetto or args.csv or args.parquet):
+    if not (args.perfetto or args.csv or args.parquet or args.tensorboard):
         raise UsageError(
             "expected something to write, found nothing; "
             "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
@@ -97,7 +103,7 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
         refuse_existing(Path(args.perfetto), force=args.force)
     if args.parquet:
         pyarrow_module()
-    for folder in filter(None, (args.csv, args.parquet)):
+    for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):
         output_folder(folder, force=args.force)
 
 
@@ -129,6 +135,18 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
         "slices": timeline.num_slices,
         "flows": timeline.num_flows,
         "warnings": list(timeline.notes),
+    }
+
+
+def _write_tensorboard(recorded: Run, args: argparse.Namespace) -> dict[str, Any]:
+    files, notes = tensorboard_files(account_of(recorded))
+    size = sum(write_pieces(Path(args.tensorboard) / name, pieces, force=args.force) for name, pieces in files)
+    return {
+        "what": "for TensorBoard",
+        "path": args.tensorboard,
+        "size_bytes": size,
+        "files": len(files),
+        "warnings": [*notes, *recorded.warnings],
     }
 
 

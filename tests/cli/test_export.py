@@ -1,0 +1,113 @@
+"""`stepscope export`: files appear whole, filters are checked, what was left out is said, errors are one line."""
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from tests.diagnose.late import late_run
+
+from stepscope.cli.main import main
+from stepscope.run.table_schema import TABLES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("late")
+    late_run(path)
+    return path
+
+
+def test_the_ending_of_the_file_chooses_its_form(folder: Path, tmp_path: Path) -> None:
+    names = ("t.pftrace", "t.json", "t.json.gz", "t.pftrace.gz")
+    for name in names:
+        assert main(["export", str(folder), "--perfetto", str(tmp_path / name)]) == 0
+    plain, text, packed_text, packed = (tmp_path / name for name in names)
+    assert json.loads(text.read_bytes())["traceEvents"]
+    assert gzip.decompress(packed_text.read_bytes()) == text.read_bytes()
+    assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
+
+
+def test_what_was_left_out_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--ranks", "0,2-3", "--steps", "1:3", "--gpu-only", "--min-us", "50", "--json", "-"]
+    assert main(["export", str(folder), "--perfetto", str(tmp_path / "t.pftrace"), *given]) == 0
+    out, err = capsys.readouterr()
+    (written,) = json.loads(out)["written"]
+    assert written["ranks"] == 3 and written["flows"] == 6 and written["size_bytes"] > 0
+    assert "ranks other than 0, 2-3, the host's threads, steps outside 1:3, slices below 50 us" in err
+
+
+def test_a_large_run_is_thinned_unless_told(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(folder), "--perfetto", str(tmp_path / "a.json"), "--max-slices", "150"]) == 0
+    err = capsys.readouterr().err
+    assert "left out" in err and "--max-slices 0" in err
+    assert main(["export", str(folder), "--perfetto", str(tmp_path / "b.json"), "--max-slices", "0"]) == 0
+    assert "left out" not in capsys.readouterr().err
+
+
+def test_tables_are_one_file_each(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="needs the extra `sql`")
+    from pyarrow import parquet
+
+    assert main(["export", str(folder), "--csv", str(tmp_path / "c"), "--parquet", str(tmp_path / "p")]) == 0
+    assert {p.name for p in (tmp_path / "c").iterdir()} == {f"{name}.csv" for name in TABLES}
+    steps = parquet.read_table(tmp_path / "p" / "steps.parquet")
+    assert steps.num_rows == 24 and steps.schema.field("dur_ns").metadata[b"unit"] == b"ns"
+    assert (tmp_path / "c" / "steps.csv").read_text().count("\n") == 25
+
+
+def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(folder), "--tensorboard", str(tmp_path / "tb")]) == 0
+    assert len(list((tmp_path / "tb").glob("*.pt.trace.json.gz"))) == 4
+    assert "5 files" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "expected something to write"),
+        (["--perfetto", "{new}", "--ranks", "0,x"], "expected ranks such as 0,3,8-15"),
+        (["--perfetto", "{new}", "--ranks", "7"], "expected ranks of the run, found 7; it has 4, 0 to 3"),
+        (["--perfetto", "{new}", "--steps", "8"], "expected FIRST:LAST"),
+        (["--perfetto", "{new}", "--steps", "900000000000:999999999999"], "the run has 0:6"),
+        (["--perfetto", "{new}", "--min-us", "-1"], "expected a number above 0"),
+        (["--perfetto", "{folder}"], "found a folder"),
+        (["--perfetto", "{file}"], "use --force"),
+        (["--csv", "{folder}"], "expected a new or empty folder"),
+        (["--csv", "{file}"], "found a file"),
+        (["--csv", "{new}", "--tables", "steps,nothing"], "expected tables of events"),
+    ],
+)
+def test_wrong_use_is_one_line(
+    words: list[str], said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("old")
+    places = {"new": tmp_path / "new", "file": tmp_path / "file", "folder": tmp_path}
+    given = [word.format(**places) for word in words]
+    try:
+        code = main(["export", str(folder), *given])
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    err = capsys.readouterr().err
+    assert code == 2 and said in err and err.count("\n") == 1
+    assert (tmp_path / "file").read_text() == "old" and not (tmp_path / "new").exists()
+
+
+def test_a_linked_folder_is_never_written_into(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    assert main(["export", str(folder), "--csv", str(tmp_path / "link"), "--force"]) == 2
+    assert "found a link" in capsys.readouterr().err and not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_parquet_without_pyarrow_is_one_line(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["export", str(folder), "--parquet", str(tmp_path / "p")]) == 2
+    err = capsys.readouterr().err
+    assert "pip install 'stepscope[sql]'" in err and err.count("\n") == 1
+    assert main(["export", str(folder), "--csv", str(tmp_path / "c"), "--tables", "steps"]) == 0
