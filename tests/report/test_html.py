@@ -19,8 +19,11 @@ from tests.report.constructed import constructed
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
+from stepscope.cost.calibration import calibrate
+from stepscope.cost.calibration_points import Point
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import report_data
+from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.data import KINDS, Slices
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
@@ -64,6 +67,21 @@ def slices(account: Account) -> Slices:
 
 def time_us(slices: Slices, kind: str) -> float:
     return float(slices.dur_ns[slices.kind == KINDS.index(kind)].sum() / 1000)
+
+
+def test_calibration_is_drawn_beside_what_the_run_took(account: Account) -> None:
+    points = [Point("all_reduce", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)]
+    other = [Point("broadcast", 2, size, 10_000 + size / 4) for size in (1 << 10, 1 << 16, 1 << 22)]
+    machine = calibrate([*points, *other])
+    found = calibration_curves(account, machine)
+    assert [(p["op"], p["world_size"], p["us"]) for p in found["run"]] == [
+        ("all_reduce", 2, pytest.approx(400, rel=0.01))
+    ]
+    (curve,) = found["curves"]
+    assert (curve["op"], len(curve["points"])) == ("all_reduce", 3)
+    assert curve["alpha_us"] == pytest.approx(10, rel=0.05)
+    assert all(low <= time <= high for _, time, low, high in curve["line"])
+    assert report_data(account, diagnose(account), calibration=machine).calibration is not None
 
 
 def test_grid_holds_every_step_of_every_rank_in_full(account: Account) -> None:

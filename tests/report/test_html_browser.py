@@ -1,5 +1,6 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,15 @@ import pytest
 from tests.report.browser import Browser, why_no_browser
 from tests.report.constructed import constructed
 
+from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.report import html
 from stepscope.report.html.page import page_of
 
 pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
 
 SECTIONS = (
-    "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "ranks", "collectives", "kernels", "operators",
-    "idle", "critical-path", "memory", "strategy", "checks", "trust",
+    "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "ranks", "collectives", "calibration", "memory",
+    "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
 )  # fmt: skip
 CANVAS = "document.querySelector('#timeline canvas')"
 HOSTILE = (
@@ -94,6 +97,104 @@ def test_evidence_leads_to_the_rank_in_the_timeline(opened: Browser) -> None:
     assert opened.run("return document.querySelector('#timeline .said').textContent") == "rank 5 is marked"
 
 
+def test_evidence_leads_to_the_worst_step_in_the_heatmap(opened: Browser) -> None:
+    clicked(opened, "#findings .places .chip", "rank 5, step 1")
+    assert opened.run("return document.querySelector('#heatmap .said').textContent").startswith("rank 5, step 1")
+    assert opened.run("return document.querySelector('#heatmap select').value") == "own"
+    assert opened.run("return scrollY") > 0
+
+
+def test_evidence_leads_to_kinds_of_slices_and_rows_of_tables(opened: Browser) -> None:
+    opened.run("document.dispatchEvent(new CustomEvent('show-kinds', {detail: ['transfer']}))")
+    assert opened.waited("document.querySelector('#found').textContent").startswith("240 slices")
+    opened.run("document.dispatchEvent(new CustomEvent('show-rows', {detail: ['kernels', 'rotary']}))")
+    assert opened.run("return document.querySelectorAll('#kernels tbody tr').length") == 1
+    opened.run("document.dispatchEvent(new CustomEvent('show-rows', {detail: ['kernels', 'no such kernel']}))")
+    assert opened.run("return document.querySelectorAll('#kernels tbody tr').length") == 9
+
+
+def test_every_finding_leads_to_places_that_exist(opened: Browser) -> None:
+    source = (Path(html.__file__).parent / "js" / "places.js").read_text()
+    named = set(re.findall(r'"([a-z-]+)":', source))
+    assert len(named) > 15
+    assert named <= set(FINDING_IDS)
+    sections = set(re.findall(r'\["(collectives|kernels|operators|idle)", ', source)) | {"strategy", "memory", "trust"}
+    assert sections <= set(SECTIONS)
+
+
+def test_metric_and_order_of_the_heatmap_can_be_chosen(opened: Browser) -> None:
+    metric, order = "#heatmap label:nth-of-type(1) select", "#heatmap label:nth-of-type(2) select"
+    options = opened.run(f"return [...document.querySelectorAll({metric!r} + ' option')].map((o) => o.value)")
+    assert {"step", "own", "compute", "wait", "transfer", "input"} <= set(options)
+    changed(opened, metric, "input")
+    changed(opened, order, "value")
+    opened.run(
+        "document.querySelector('#heatmap canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
+    )
+    first = "rank 4, step 101: "  # the rank that stalls on its input, of eight: 12 % 8
+    assert opened.run("return document.querySelector('#heatmap .said').textContent").startswith(first)
+
+
+def test_slices_are_read_out_by_key(opened: Browser) -> None:
+    said = "return document.querySelector('#timeline .said').textContent"
+    pressed(opened, ".", ".")
+    second = opened.run(said)
+    assert "rank 0" in second
+    pressed(opened, ",")
+    assert opened.run(said) != second
+    pressed(opened, "ArrowDown")
+    assert "rank 1" in opened.run(said)
+    pressed(opened, "Escape")
+    assert opened.run(said) == ""
+
+
+def test_search_goes_from_match_to_match(opened: Browser) -> None:
+    typed(opened, "#find", "nccl")
+    seen = []
+    for _ in range(3):
+        opened.run("document.querySelector('#find').dispatchEvent(new KeyboardEvent('keydown', {key: 'Enter'}))")
+        seen.append(opened.run("return document.querySelector('#timeline .said').textContent"))
+    assert len(set(seen)) == 3
+    assert all("nccl" in line for line in seen)
+
+
+def test_arrows_between_matched_collectives_are_drawn(opened: Browser) -> None:
+    pixels = f"[...new Uint8Array({CANVAS}.getContext('2d').getImageData(0, 0, {CANVAS}.width, {CANVAS}.height).data)]"
+    total = f"return {pixels}.reduce((sum, v) => sum + v, 0)"
+    before = opened.run(total)
+    opened.run(f"delete {CANVAS}.dataset.drawMs; document.querySelector('#timeline input[type=checkbox]').click()")
+    opened.waited(f"{CANVAS}.dataset.drawMs")
+    assert opened.run(total) != before
+
+
+def test_cards_and_contents_lead_to_sections(opened: Browser) -> None:
+    missing = (
+        "return [...document.querySelectorAll('a.card[href], nav.contents a')]"
+        ".filter((a) => !document.getElementById(a.hash.slice(1))).map((a) => a.hash)"
+    )
+    assert opened.run(missing) == []
+    assert opened.run("return document.querySelectorAll('nav.contents a').length") == len(SECTIONS)
+
+
+def test_everything_that_can_be_operated_has_a_name_and_takes_the_focus(opened: Browser) -> None:
+    nameless = (
+        "const named = (e) => e.textContent.trim() || e.getAttribute('aria-label') || e.labels?.length;"
+        "return [...document.querySelectorAll('button, a[href], input, select, canvas, svg, [tabindex]')]"
+        ".filter((e) => !named(e)).map((e) => e.outerHTML.slice(0, 80))"
+    )
+    assert opened.run(nameless) == []
+    assert opened.run("return [...document.querySelectorAll('canvas')].every((c) => c.tabIndex === 0)")
+    assert opened.run("return document.querySelectorAll('[aria-live]').length") >= 2
+
+
+@pytest.mark.parametrize("width", [360, 700])
+def test_narrow_window_needs_no_sideways_scrolling(opened: Browser, width: int) -> None:
+    opened.size(width, 900)
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert opened.run(wide) == 0
+    opened.size(1280, 1000)
+
+
 def test_arrow_keys_read_out_the_cells_of_the_heatmap(opened: Browser) -> None:
     opened.run(
         "const c = document.querySelector('#heatmap canvas');"
@@ -165,6 +266,22 @@ def spoiled(value: Any) -> Any:
     if isinstance(value, list):
         return [spoiled(v) for v in value]
     return value + "".join(HOSTILE) if isinstance(value, str) else value
+
+
+def clicked(browser: Browser, where: str, text: str) -> None:
+    found = f"[...document.querySelectorAll({where!r})].find((e) => e.textContent.startsWith({text!r}))"
+    assert browser.run(f"const button = {found}; if (button) button.click(); return Boolean(button)")
+
+
+def changed(browser: Browser, where: str, value: str) -> None:
+    browser.run(
+        f"const box = document.querySelector({where!r}); box.value = {value!r}; box.dispatchEvent(new Event('change'))"
+    )
+
+
+def pressed(browser: Browser, *keys: str) -> None:
+    for key in keys:
+        browser.run(f"{CANVAS}.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}}}))")
 
 
 def typed(browser: Browser, where: str, text: str) -> None:

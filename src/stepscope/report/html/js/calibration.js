@@ -6,7 +6,7 @@ function calibration(found) {
   if (!found || !found.curves.length) return null;
   return panel("calibration", "Collectives against this machine's calibration",
     el("p", { class: "quiet" }, "Dots were measured, lines are fitted (90 % of measurements lie in the band), diamonds are this run without waiting."),
-    calibrationChart(found), curveLegend(found), folded("as a table", curveTable(found)));
+    el("div", { class: "halves" }, el("div", {}, calibrationChart(found), curveLegend(found)), curveTable(found)));
 }
 
 const curveName = (c) => `${words(c.op)}, ${c.world_size} ranks`;

@@ -105,9 +105,8 @@ function orderOf(values, num, order, hosts) {
   if (order === "rank") return rows;
   if (order === "host") return rows.sort((a, b) => hosts[a].localeCompare(hosts[b], "en", { numeric: true }) || a - b);
   const key = rows.map((r) => {
-    const mine = values.subarray(r * num.steps, (r + 1) * num.steps);
-    const middle = median(mine);
-    return order === "value" ? middle : Math.max(...mine.filter(known)) - middle;
+    const mine = values.subarray(r * num.steps, (r + 1) * num.steps).filter((v) => v === v);
+    return order === "value" ? mine.reduce((a, b) => a + b, 0) / (mine.length || 1) : mine.reduce((a, b) => Math.max(a, b), 0) - median(mine);
   });
   return rows.sort((a, b) => key[b] - key[a]);
 }

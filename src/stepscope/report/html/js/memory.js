@@ -9,12 +9,12 @@ const MEMORY_COLOURS = ["forward", "input", "copy", "transfer", "optimizer", "ho
 function memory(report) {
   const view = report.memory;
   if (!view || !view.ranks.length) return null;
-  const box = panel("memory", "Memory");
   const fullest = view.ranks.find((r) => r.rank === view.fullest_rank) || view.ranks[0];
-  if (fullest.timeline) box.append(el("h3", {}, `Rank ${fullest.rank}, the fullest`), memoryChart(fullest));
+  const chart = fullest.timeline && el("div", {}, el("h3", {}, `Rank ${fullest.rank}, the fullest`), memoryChart(fullest));
   const used = MEMORY_COLUMNS.filter((c) => view.ranks.some((r) => known(r[c])));
   const column = (c) => ({ title: titleOf(c), get: (r) => r[c], show: (v) => valueText(c, v), number: true });
-  box.append(sortedTable("memory of ranks", view.ranks, used.map(column)));
+  const table = sortedTable("memory of ranks", view.ranks, used.map(column));
+  const box = panel("memory", "Memory", el("div", { class: "halves" }, chart, table));
   const growing = view.ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
   if (growing.length) box.append(el("p", { class: "warning" }, `Memory grows from step to step on rank ${growing.join(", ")}.`));
   return box;
