@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
-from stepscope.diagnose.compare_reports import Metric
+from stepscope.diagnose.compare_reports import ONE_SIDE, ONE_VALUE, Metric
 from stepscope.diagnose.gates import Gate, GateResult, numbers
 from stepscope.errors import UsageError
 
@@ -23,7 +23,14 @@ Reports = Sequence[Mapping[str, Any]]
 def judge_changes(gates: Sequence[Gate], metrics: Sequence[Metric], a: Reports, b: Reports) -> list[GateResult]:
     """Return what each gate says of two sides; a `UsageError` for a name that neither has."""
     by_name = {m.name: m for m in metrics}
-    return [_worst(gate, _named(gate.name, by_name) or [_from_reports(gate.name, a, b)]) for gate in gates]
+    return [_worst(gate, _meant(gate.name, by_name, a, b)) for gate in gates]
+
+
+def _meant(name: str, by_name: Mapping[str, Metric], a: Reports, b: Reports) -> list[Metric]:
+    """Return the metrics that a gate is about; what only one side has may be 0 on the other, as findings are."""
+    found = _named(name, by_name)
+    missing = len(found) == 1 and found[0].reason == ONE_SIDE
+    return found if found and not missing else [_from_reports(name, a, b)]
 
 
 def _worst(gate: Gate, metrics: Sequence[Metric]) -> GateResult:
@@ -91,7 +98,7 @@ def _from_reports(name: str, a: Reports, b: Reports) -> Metric:
     wrong = [error for _, error in sides if error is not None]
     if len(wrong) == 2:
         raise wrong[0]
-    return Metric(name, sides[0][0], sides[1][0], None, "no interval: one value on a side")
+    return Metric(name, sides[0][0], sides[1][0], None, ONE_VALUE)
 
 
 def _mean(name: str, reports: Reports) -> tuple[float | None, UsageError | None]:

@@ -17,6 +17,7 @@ from stepscope.stats_bootstrap import Difference, difference_of_numbers, same
 
 ONE_VALUE = "no interval: one value on a side"
 UNKNOWN = "not known of both sides"
+ONE_SIDE = "only one side has it"
 _DROPPED = frozenset(("schema", "run", "critical_path", "guides", "findings_combined"))
 """no measurements, or the same ones again"""
 _PER_STEP_TIME = ("step.samples_per_s", "step.tokens_per_s", "efficiency.mfu", "efficiency.hfu")
@@ -146,7 +147,8 @@ def _metric(
     if a is None and b is None:
         return
     if a is None or b is None:
-        yield Metric(name, a, b, None, UNKNOWN)
+        everywhere = all(name in report for side in numbers for report in side)
+        yield Metric(name, a, b, None, UNKNOWN if everywhere else ONE_SIDE)
         return
     if sampled is not None:
         yield Metric(name, a, b, *interval_or_reason(sampled))

@@ -1,0 +1,140 @@
+"""`stepscope compare`: one screen, JSON, a page, gates with exit codes, sets of runs, benchmarks."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.step_logs import write_step_logs
+from tests.diagnose.late import late_run
+from tests.run.test_bench_results import write as write_bench
+
+from stepscope.cli.main import main
+
+RANKS = 2
+
+
+def run_folder(folder: Path, *, step_ms: float, seed: int, late_us: float = 0.0) -> str:
+    late_run(folder, late_us=late_us, ranks=RANKS)
+    rng = np.random.default_rng(seed)
+    write_step_logs(folder, step_ms * (1 + 0.03 * rng.standard_normal(60)), ranks=RANKS)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("runs")
+    return {
+        "fast": run_folder(root / "fast", step_ms=10.0, seed=1),
+        "again": run_folder(root / "again", step_ms=10.0, seed=2),
+        "slow": run_folder(root / "slow", step_ms=11.0, seed=3, late_us=2000),
+        "slower": run_folder(root / "slower", step_ms=11.2, seed=4, late_us=2000),
+    }
+
+
+def compared(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
+    code = main(["compare", *words, "--json", "-"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_one_screen_says_what_differs_and_where_it_went(
+    folders: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", folders["fast"], folders["slow"]]) == 0
+    out = capsys.readouterr().out
+    assert "fast (A) against slow (B)" in out
+    assert out.splitlines()[1].startswith("slower  step ")
+    assert "finding came: straggler" in out and "wait" in out
+    assert len(out.splitlines()) <= 45
+
+
+def test_json_holds_the_step_with_its_interval(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = compared(capsys, folders["fast"], folders["slow"])
+    step = found["step_ms"]
+    assert code == 0 and found["schema"] == 1 and found["basis"] == "unprofiled" and found["verdict"] == "slower"
+    assert isinstance(step, dict)
+    assert step["low"] < 1.0 < step["high"] and step["significant"]
+    assert step["smallest_detectable_pct"] < 5
+
+
+def test_equal_runs_show_no_difference(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = compared(capsys, folders["fast"], folders["again"])
+    assert found["verdict"] == "no difference found"
+    assert found["kernels"] == []
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "gate", "code"),
+    [
+        ("fast", "slow", "step_ms>5%", 1),
+        ("fast", "slow", "step_ms>15%", 0),
+        ("slow", "fast", "step_ms>5%", 0),
+        ("fast", "again", "step_ms>0.1%", 0),
+        ("fast", "slow", "findings.straggler.saving_pct>5", 1),
+    ],
+)
+def test_gates_decide_the_exit_code(
+    folders: dict[str, str], a: str, b: str, gate: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", folders[a], folders[b], "--fail-on", gate]) == code
+    assert f"--fail-on {gate}" in capsys.readouterr().out
+
+
+def test_sets_of_runs_by_name_or_by_folder(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--a", folders["fast"], folders["again"], "--b", folders["slow"], folders["slower"]]
+    code, found = compared(capsys, *words)
+    assert code == 0 and found["verdict"] == "slower"
+    assert isinstance(found["a"], dict) and [r["name"] for r in found["a"]["runs"]] == ["fast", "again"]
+    assert not [note for note in found["notes"] if "one run on a side" in note]  # type: ignore[attr-defined]
+    root = str(Path(folders["fast"]).parent)
+    _, same = compared(capsys, root, root)
+    assert same["verdict"] == "no difference found"
+
+
+def test_page_is_one_file_with_its_own_policy(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "compare.html"
+    assert main(["compare", folders["fast"], folders["slow"], "--html", str(out)]) == 0
+    text = out.read_text()
+    assert text.startswith("<!doctype html>") and "<title>fast against slow" in text
+    assert "default-src 'none'" in text
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text)
+    assert main(["compare", folders["fast"], folders["slow"], "--html", str(out)]) == 2
+    assert "use --force to overwrite" in capsys.readouterr().err
+
+
+def test_benchmarks_are_compared_by_series(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = write_bench(tmp_path / "a"), write_bench(tmp_path / "bb")
+    assert main(["compare", str(a), str(b), "--fail-on", "step_ms>5%", "--html", str(tmp_path / "c.html")]) == 0
+    out = capsys.readouterr().out
+    assert "bucketed" in out and "holds --fail-on step_ms>5%: bucketed.step_ms changed by" in out
+    code, found = compared(capsys, str(a), str(b))
+    assert code == 0 and found["basis"] == "bench"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fast"], "two sides"),
+        (["fast", "slow", "again"], "two sides"),
+        (["fast", "nowhere"], "nowhere"),
+        (["fast", "slow", "--fail-on", "stpe_ms>5%"], "step_ms"),
+        (["fast", "slow", "--fail-on", "nonsense"], "NAME OP NUMBER"),
+        (["fast", "slow", "--b", "again"], "two sides"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_2(
+    folders: dict[str, str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *(folders.get(word, word) for word in words)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_a_run_is_not_compared_with_a_benchmark(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", folders["fast"], str(write_bench(tmp_path / "a"))]) == 2
+    assert "like with like" in capsys.readouterr().err
