@@ -50,8 +50,11 @@ def measured(arguments: argparse.Namespace) -> dict:
         dist.destroy_process_group()
 
 
+VOCABULARY = 64
+
+
 class Job:
-    """A DDP model and its loop; `batch` sets how long a step takes."""
+    """A DDP model and its loop; `batch` sets how long a step takes. Batches are token ids, small enough to copy."""
 
     def __init__(self, *, device: str, width: int = 256, layers: int = 4, batch: int = 8) -> None:
         import torch
@@ -59,7 +62,8 @@ class Job:
         from torch.utils.data import DataLoader
 
         self.device, self.width = device, width
-        model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers)]).to(device)
+        linears = [torch.nn.Linear(width, width) for _ in range(layers)]
+        model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, width), *linears).to(device)
         self.model = DistributedDataParallel(model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.loader = DataLoader
@@ -70,7 +74,7 @@ class Job:
         import torch
 
         self.batch = batch
-        self._data = torch.randn(batch, self.width)
+        self._data = torch.randint(VOCABULARY, (batch,))
         self._batches = iter(())
 
     def step(self) -> None:
@@ -157,25 +161,35 @@ def device_of(arguments: argparse.Namespace) -> str:
     return "cuda" if arguments.backend == "nccl" else "cpu"
 
 
+def job_of(arguments: argparse.Namespace) -> Job:
+    """The job whose steps take the given time; on a device it launches about as many kernels as real ones do."""
+    on_device = arguments.backend == "nccl"
+    size = {"width": 1024, "layers": 24} if on_device else {}
+    return Job(device=device_of(arguments), **size).calibrated(arguments.step_ms)
+
+
 class Meter:
     """Time spent in our code, call by call, inside real steps: what torch calls of ours minus what that calls of torch.
 
-    Medians over the steps: a step in which the system took the processor away does not count.
+    CPU time of the thread: while the system gives the processor to others it stands still. Means over the steps,
+    because most steps are only timed and every few one is looked at closely.
     """
 
     def __init__(self) -> None:
         self.steps: list[dict[str, int]] = []
         self._now: dict[str, int] = {}
+        self._readings: dict[str, int] = {}
 
     def around(self, name: str, call: object, *, sign: int = 1) -> object:
         """Return `call` with its time added to `name`, or taken off it."""
 
         def timed(*args: object, **kwargs: object) -> object:
-            since = time.perf_counter_ns()
+            since = time.thread_time_ns()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._now[name] = self._now.get(name, 0) + sign * (time.perf_counter_ns() - since)
+                self._now[name] = self._now.get(name, 0) + sign * (time.thread_time_ns() - since)
+                self._readings[name] = self._readings.get(name, 0) + 1
 
         return timed
 
@@ -184,16 +198,23 @@ class Meter:
         self.steps.append(self._now)
         self._now = {}
 
-    def medians_us(self) -> dict[str, float]:
-        """Return the median per step of every name, and of their sum, without what the meter itself takes."""
+    def start(self) -> None:
+        """Forget what was measured so far."""
+        self.steps.clear()
+        self._now, self._readings = {}, {}
+
+    def means_us(self) -> dict[str, float]:
+        """Return the mean per step of every name, and of their sum, without what the meter itself takes."""
         own_us = meter_us()
-        names = sorted({name for step in self.steps for name in step})
-        found = {n: statistics.median(step.get(n, 0) for step in self.steps) / 1000 - own_us for n in names}
+        found = {
+            name: (sum(step.get(name, 0) for step in self.steps) / 1000 - readings * own_us) / len(self.steps)
+            for name, readings in sorted(self._readings.items())
+        }
         return {**found, "all": sum(found.values())}
 
 
 def meter_us() -> float:
-    """What the meter adds to each time, in microseconds."""
+    """What one reading of the meter adds to its time, in microseconds."""
     meter = Meter()
     nothing = meter.around("nothing", lambda: None)
     for _ in range(2000):
@@ -250,20 +271,20 @@ def calls_of_ours(job: Job, steps: int) -> float:
 
 def cost_of_calls(arguments: argparse.Namespace) -> dict:
     """The time of each of our calls in steps of the given length, and of the helper process beside them."""
-    job = Job(device=device_of(arguments)).calibrated(arguments.step_ms)
+    job = job_of(arguments)
     light, meter = Light(arguments.folder), Meter()
     with metered(meter, light, job):
-        for _ in range(20):
+        for _ in range(SETTLING):
             job.step()
-        meter.steps.clear()
-        helper_s, steps = light.helper_cpu_s(), 150
+        meter.start()
+        helper_s, steps = light.helper_cpu_s(), 200
         for _ in range(steps):
             job.step()
             meter.step_over()
         helper_us = (light.helper_cpu_s() - helper_s) / steps * 1e6
     light.recorder.on = True
     light.recorder.close()
-    return {"calls_us": meter.medians_us(), "helper_us": helper_us, "step_ms": job.time_ms(20)}
+    return {"calls_us": meter.means_us(), "helper_us": helper_us, "step_ms": job.time_ms(20)}
 
 
 @contextlib.contextmanager
@@ -310,7 +331,7 @@ def metered(meter: Meter, light: Light, job: Job) -> Iterator[None]:
 
 def light_in_blocks(arguments: argparse.Namespace) -> dict:
     """Step times in blocks, off and on in the order off on on off."""
-    job = Job(device=device_of(arguments)).calibrated(arguments.step_ms)
+    job = job_of(arguments)
     light = Light(arguments.folder)
     blocks = []
     for number in range(arguments.blocks):
@@ -345,7 +366,7 @@ def around_a_window(arguments: argparse.Namespace) -> dict:
     from stepscope.record.hooks.install import install
     from stepscope.record.session import Recorder
 
-    job = Job(device=device_of(arguments)).calibrated(arguments.step_ms)
+    job = job_of(arguments)
     wait, warmup, active, after = 60, 2, 10, 60
     config = RecordConfig(out=str(Path(arguments.folder) / "run"), wait=wait, warmup=warmup, active=active)
     install(lambda: Recorder.start(config)).loop.start()

@@ -54,6 +54,8 @@ EXPECTED = {
 LOADED_AHEAD = ("accelerate_loop", "lightning_loop", "lightning_accumulation")  # one load more, then one less
 SETTLES_LATER = ("without_loader", "training_in_a_thread", "errors_that_the_script_survives", "model_that_is_traced")
 
+ROUTINE = ("accumulation", "two_optimizers", "lbfgs", "compiled_model", "zero_redundancy", "fsdp2", "pipeline")
+
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -81,6 +83,20 @@ def test_steps_and_regions_of(loop: str, told: list[dict[str, Any]]) -> None:
             assert found[3:] == [expected] * (STEPS - 3)
         else:
             assert found == [expected] * STEPS
+
+
+def test_steps_that_are_only_timed_are_the_same_steps(told: list[dict[str, Any]]) -> None:
+    for rank in told:
+        for loop, found in rank.items():
+            timed = found["routine"]
+            assert [without_sync(step) for step in timed["steps"]] == [without_sync(step) for step in found["steps"]]
+            assert timed["losses"] == found["losses"]
+            assert timed["open"] == []
+            assert timed["passed"] > 0 or loop not in ROUTINE, loop
+
+
+def without_sync(step: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in step.items() if name != SYNC}  # is watched for in some steps only
 
 
 def test_every_stage_of_a_pipeline_has_the_same_steps(told: list[dict[str, Any]]) -> None:

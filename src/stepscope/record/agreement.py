@@ -24,18 +24,22 @@ Claim = Callable[[str], dict[str, Any]]
 
 
 def agreed_folder(
-    config: RecordConfig, place: Place, *, channel: SideChannel | None, claim: Claim, started_ns: int
+    config: RecordConfig, place: Place, *, channel: SideChannel | None, claim: Claim, started_ns: int, number: int = 0
 ) -> dict[str, Any]:
-    """Return `{"folder", "run_id", "boot_id"}` of this run (boot id: rank 0's), or `{"error"}`."""
+    """Return `{"folder", "run_id", "boot_id"}` of this run (boot id: rank 0's), or `{"error"}`.
+
+    `number` counts the runs of this process: a second one must not take the first one's answer.
+    """
+    key = f"{_KEY}{number}" if number else _KEY
     if place.world_size == 1:
         return _claimed(claim, str(uuid.uuid4()))
     if channel is None:
         return _claimed(claim, id_without_store(config, os.environ))
     if place.rank == 0:
         answer = _claimed(claim, str(uuid.uuid4()))
-        channel.put(_KEY, json.dumps({**answer, "started_ns": started_ns}))
+        channel.put(key, json.dumps({**answer, "started_ns": started_ns}))
         return answer
-    told = _told(channel, config.other_ranks_wait_s, started_ns=started_ns)
+    told = _told(channel, key, config.other_ranks_wait_s, started_ns=started_ns)
     return told if told is not None else _claimed(claim, id_without_store(config, os.environ))
 
 
@@ -51,10 +55,10 @@ def _claimed(claim: Claim, run_id: str) -> dict[str, Any]:
     return {"run_id": run_id, "boot_id": boot_id(), **claim(run_id)}
 
 
-def _told(channel: SideChannel, timeout_s: float, *, started_ns: int) -> dict[str, Any] | None:
+def _told(channel: SideChannel, key: str, timeout_s: float, *, started_ns: int) -> dict[str, Any] | None:
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
-        text = channel.wait_for(_KEY, left_s)
+        text = channel.wait_for(key, left_s)
         if text is None:
             return None
         answer: dict[str, Any] = json.loads(text)

@@ -50,9 +50,9 @@ class StepVolume:
         self._from_python[group] = self._from_python.get(group, 0) + numbers
         self._calls.append((group, since_ns, until_ns))
 
-    def share_a_look(self) -> None:
-        """Say that a step ended whose numbers will be in the next line."""
-        self._steps_shared += 1
+    def share_a_look(self, steps: int = 1) -> None:
+        """Say that steps ended whose numbers will be in the next line."""
+        self._steps_shared += steps
 
     def end_of_step(self, groups: Iterable[tuple[str, int, int]], *, now_ns: int) -> dict[str, Any] | None:
         """Return `{"count", "bytes"}` of the step; None for the first one, whose beginning was not seen.

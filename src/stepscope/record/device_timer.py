@@ -24,6 +24,7 @@ class DeviceTimer:
     def __init__(self) -> None:
         self._free: list[Any] = []
         self._last: Any = None
+        self._stream: tuple[Any, Any] = (None, None)  # what torch knows the current stream by, and the stream
         self._pending: deque[tuple[Any, Any, Any]] = deque()
 
     def step_end(self, ticket: Any) -> None:
@@ -59,5 +60,12 @@ class DeviceTimer:
         if torch.cuda.is_current_stream_capturing():
             return None
         event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._current_stream())
         return event
+
+    def _current_stream(self) -> Any:
+        """Return the current stream; kept, because making the object takes longer than recording the event."""
+        known_by = torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice())
+        if self._stream[0] != known_by:
+            self._stream = known_by, torch.cuda.current_stream()
+        return self._stream[1]

@@ -104,6 +104,10 @@ class LiveCollectives:
             self._wake.set()
         return {} if line is None else {"collectives": line}
 
+    def on_steps_passed(self, count: int) -> None:
+        """Let steps that nobody looked at share the next look."""
+        self.volume.share_a_look(count)
+
     def on_window_end(self) -> None:
         """Read the flight recorder: after the window the step is disturbed anyway."""
         self._wake.set()

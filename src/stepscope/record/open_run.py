@@ -4,6 +4,7 @@ Everything slow happens on one background thread or in the helper; the training 
 """
 
 import contextlib
+import itertools
 import os
 import queue
 import shutil
@@ -24,6 +25,8 @@ from stepscope.record.undisturbed import explain, say
 
 _SCRATCH = "stepscope-"
 _CLAIM_S = 30.0
+_opened = itertools.count()
+"""runs of this process; all ranks open them in the same order"""
 
 
 class OpenRun:
@@ -37,6 +40,7 @@ class OpenRun:
         self.failed = False  # there will be no folder: nothing of this run can be written
         self.settled = threading.Event()  # the folder is known, or known not to come
         self._started_ns = time.time_ns()
+        self._number = next(_opened)
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._probes: queue.Queue[str | None] = queue.Queue()
         self._claimed = False
@@ -86,7 +90,14 @@ class OpenRun:
             self.settled.set()
 
     def _agree(self, channel: SideChannel | None) -> dict[str, Any] | None:
-        answer = agreed_folder(self.config, self.place, channel=channel, claim=self._claim, started_ns=self._started_ns)
+        answer = agreed_folder(
+            self.config,
+            self.place,
+            channel=channel,
+            claim=self._claim,
+            started_ns=self._started_ns,
+            number=self._number,
+        )
         if "error" in answer:
             if self.place.rank == 0 or channel is None:
                 say(f"nothing is recorded: {answer['error']}")

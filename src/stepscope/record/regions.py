@@ -61,8 +61,8 @@ class Regions:
         self._stacks: dict[int, list[_Open]] = {}
         self._totals: dict[str, list[int]] = {}
 
-    def begin(self, name: str) -> None:
-        """Open a region on the calling thread."""
+    def begin(self, name: str, at_ns: int | None = None) -> None:
+        """Open a region on the calling thread; one told of later opened `at_ns`, and its range is there."""
         thread = threading.get_ident()
         stack = self._stacks.get(thread)
         if stack is None:
@@ -70,15 +70,16 @@ class Regions:
             if self._on_first is not None and len(self._stacks) == 1:
                 self._on_first()
         opened = _Open()
-        opened.name, opened.since_ns = name, perf_counter_ns()
+        opened.name, opened.since_ns = name, perf_counter_ns() if at_ns is None else at_ns
         if self.marker is not None:
             opened.mark = self.marker(name)
         if self.nvtx is not None:
-            self.nvtx.range_push(name)
+            if at_ns is None:
+                self.nvtx.range_push(name)
             opened.nvtx = True
         stack.append(opened)
 
-    def end(self, name: str) -> None:
+    def end(self, name: str, at_ns: int | None = None) -> None:
         """Close the innermost open region of that name, and any left open inside it; if none, do nothing."""
         thread = threading.get_ident()
         stack = self._stacks.get(thread)
@@ -86,10 +87,10 @@ class Regions:
             return
         if stack[-1].name != name and not any(r.name == name for r in stack):
             return
-        now_ns = perf_counter_ns()
+        now_ns = perf_counter_ns() if at_ns is None else at_ns
         while True:
             region = stack.pop()
-            if region.nvtx or region.mark is not None:
+            if (region.nvtx and at_ns is None) or region.mark is not None:
                 self._close_marks(region)
             if thread == self.training_thread:
                 span_ns = now_ns - region.since_ns

@@ -4,6 +4,7 @@ A sampler has any of these methods. One that fails is left out from then on, wit
 
     on_begin()                               the first step begins
     on_step_end(step) -> dict                merged into the step's line
+    on_steps_passed(count)                   so many steps ended that were only timed
     on_region_begin(name), on_region_end(name)   on the training thread
     on_window_start(), on_window_end()
     after_window(folder, rank)               write files into `folder`; the helper takes them to the run folder

@@ -61,12 +61,14 @@ class Recorder:
         self.step = 0
         self.regions = Regions(on_first=self.begin)
         self.samplers = Samplers()
+        self.on_own_region: Callable[[], None] | None = None  # told before a region that the script marks itself
         self._edges_matter = False  # whether a sampler looks at the edges of regions
         self._on_trace_ready = on_trace_ready
         self._created_ns = time.time_ns()
         self._step_start_ns = perf_counter_ns()
         self._pid = os.getpid()
         self._begun = False
+        self._last_ns = 0  # how long the last step took
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._noted: dict[str, Any] = {}
         self._windows: list[dict[str, Any]] = []
@@ -115,18 +117,30 @@ class Recorder:
             self._undisturbed(self._before_first_step)
 
     def region_begin(self, name: str) -> None:
-        """Enter a named region on this thread."""
-        if self.on:
-            self.regions.begin(name)
-            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
-                self.samplers.tell("on_region_begin", name)
+        """Enter a region that the script marks itself, on this thread."""
+        if self.on_own_region is not None:
+            self.on_own_region()
+        self.enter(name)
 
     def region_end(self, name: str) -> None:
         """Leave the innermost region of that name on this thread."""
+        if self.on_own_region is not None:
+            self.on_own_region()
+        self.leave(name)
+
+    def enter(self, name: str, at_ns: int | None = None) -> None:
+        """Enter a region on this thread, now or, by `perf_counter_ns`, in the past."""
+        if self.on:
+            self.regions.begin(name, at_ns)
+            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
+                self.samplers.tell("on_region_begin", name)
+
+    def leave(self, name: str, at_ns: int | None = None) -> None:
+        """Leave it."""
         if self.on:
             if self._edges_matter and threading.get_ident() == self.regions.training_thread:
                 self.samplers.tell("on_region_end", name)
-            self.regions.end(name)
+            self.regions.end(name, at_ns)
             if self.regions.marker is not None and self._window is not None:
                 self._window.look_at_budget()
 
@@ -151,6 +165,24 @@ class Recorder:
         if self.on:
             self._held = (now_ns, self._regions_until(now_ns))
         return now_ns
+
+    def steps_to_time(self, period_ns: int) -> int:
+        """Return how many coming steps need nothing but their times; 0 where a step takes a period or more."""
+        if not self.on or self._log is None or self._edges_matter or not self._log.may_wait(self.step):
+            return 0
+        if self._last_ns >= period_ns or self.regions.marker is not None or self._census is not None:
+            return 0
+        return 1 << 30 if self._busy_step is None else self._busy_step - self.step - 1
+
+    def mark_step_end(self) -> dict[str, Any]:
+        """Return the line of a step that ends now, to be given to `steps_passed`."""
+        assert self._log is not None
+        return self._log.mark_end()
+
+    def steps_passed(self, steps: list[tuple[int, RegionTimes, dict[str, Any]]]) -> None:
+        """Say that steps ended: when by `perf_counter_ns`, their regions, and what `mark_step_end` returned then."""
+        if self.on:
+            self._undisturbed(lambda: self._steps_passed(steps))
 
     def step_begin(self) -> None:
         """Say that a step begins now: what passed since the last one ended (evaluation) is in no step."""
@@ -253,11 +285,27 @@ class Recorder:
         )
         if not profiled and self.step >= FIRST_STEPS and not self._windows:
             self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns)
+        self._last_ns = end_ns - self._step_start_ns
         self.step += 1
         paused = self.step == self._busy_step and self._before_step()
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
+
+    def _steps_passed(self, steps: list[tuple[int, RegionTimes, dict[str, Any]]]) -> None:
+        assert self._log is not None
+        lines = []
+        for end_ns, regions, line in steps:
+            dur_ns = end_ns - self._step_start_ns
+            line |= {"step": self.step, "end_ns": end_ns, "dur_ns": dur_ns, "profiled": False, "phase": self._phase}
+            line["regions"] = regions
+            lines.append(line)
+            if not self._windows:
+                self._longest_ns = max(self._longest_ns or 0, dur_ns)
+            self.step += 1
+            self._step_start_ns = end_ns
+        self._log.add_past(lines)
+        self.samplers.tell("on_steps_passed", len(lines))
 
     def _regions_until(self, now_ns: int) -> RegionTimes:
         held, self._held = self._held, None

@@ -47,6 +47,27 @@ class StepLog:
             self._next_send_ns = end_ns + _PERIOD_NS
             self._send_ready()
 
+    def may_wait(self, step: int) -> bool:
+        """Return whether the line of this step may leave a tenth of a second later."""
+        return step >= _FIRST_STEPS
+
+    def mark_end(self) -> dict[str, Any]:
+        """Return the line, empty so far, of a step that ends now; `add_past` takes it in."""
+        line: dict[str, Any] = {}
+        if self._timer is not None:
+            self._timer.step_end(line)
+        return line
+
+    def add_past(self, lines: list[dict[str, Any]]) -> None:
+        """Take in steps whose end was marked; their `end_ns` is by `perf_counter_ns`."""
+        epoch_ns = time.time_ns() - time.perf_counter_ns()
+        for line in lines:
+            line["end_ns"] = line["end_ns"] + epoch_ns
+            line["start_ns"] = line["end_ns"] - line["dur_ns"]
+            line.setdefault("device_ns", None)
+        if self._timer is None:
+            self._ready += lines
+
     def restart(self) -> None:
         """Let the next step's device time begin after a pause."""
         if self._timer is not None:
@@ -62,7 +83,8 @@ class StepLog:
         assert self._timer is not None
         for line, device_ns in self._timer.finished(all_of_them=all_of_them):
             line["device_ns"] = device_ns
-            self._ready.append(line)
+            if "step" in line:  # not where its step was given up
+                self._ready.append(line)
 
     def _send_ready(self) -> None:
         ready, self._ready = self._ready, []

@@ -6,6 +6,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import frameworks
@@ -27,19 +28,22 @@ LOOPS = [
 class Told:
     """Stands for the recorder: which regions each step had, how often, and how many times a gap was left out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, routine: bool) -> None:
+        self._routine = routine
         self.steps: list[dict[str, int]] = []
         self.late = self.gaps = 0
+        self.passed = 0  # steps that were only timed
+        self.regions = SimpleNamespace(nvtx=None)
         self.facts: dict[str, Any] = {}
         self._open: list[str] = []
         self._regions: Counter[str] = Counter()
         self._held: Counter[str] | None = None
 
-    def region_begin(self, name: str) -> None:
+    def enter(self, name: str, at_ns: int | None) -> None:
         self._open.append(name)
         self._regions[name] += 1
 
-    def region_end(self, name: str) -> None:
+    def leave(self, name: str, at_ns: int | None) -> None:
         while self._open and self._open.pop() != name:
             pass
 
@@ -54,6 +58,16 @@ class Told:
         self._regions = self._regions - ended
         self._held = None
 
+    def steps_to_time(self, period_ns: int) -> int:
+        return 1 << 30 if self._routine else 0
+
+    def mark_step_end(self) -> None:
+        return None
+
+    def steps_passed(self, steps: list[tuple[int, dict[str, dict[str, int]], None]]) -> None:
+        self.passed += len(steps)
+        self.steps += [{name: region["n"] for name, region in regions.items()} for _, regions, _ in steps]
+
     def step_begin(self) -> None:
         self.gaps += 1
         self._regions.clear()
@@ -62,8 +76,8 @@ class Told:
         self.facts.update(facts)
 
 
-def hooked(loop: Any) -> dict[str, Any]:
-    told = Told()
+def hooked(loop: Any, *, routine: bool) -> dict[str, Any]:
+    told = Told(routine=routine)
     hooks = install(lambda: told)
     hooks.loop.start()  # as after init_process_group
     try:
@@ -72,7 +86,14 @@ def hooked(loop: Any) -> dict[str, Any]:
     finally:
         hooks.remove()
     facts = {name: type(v).__name__ if name in ("model", "optimizer") else v for name, v in told.facts.items()}
-    return {"losses": losses, "steps": told.steps, "late": told.late, "open": told._open, "facts": facts}
+    return {
+        "losses": losses,
+        "steps": told.steps,
+        "late": told.late,
+        "open": told._open,
+        "passed": told.passed,
+        "facts": facts,
+    }
 
 
 def main() -> None:
@@ -85,7 +106,11 @@ def main() -> None:
         torch.manual_seed(11)
         plain_losses = loop()
         torch.manual_seed(11)
-        out[loop.__name__] = {"plain_losses": plain_losses, "profiled": sys.getprofile() is not None, **hooked(loop)}
+        found = hooked(loop, routine=False)
+        torch.manual_seed(11)
+        routine = hooked(loop, routine=True)
+        profiled = sys.getprofile() is not None
+        out[loop.__name__] = {"plain_losses": plain_losses, "profiled": profiled, **found, "routine": routine}
     Path(sys.argv[1], f"rank{os.environ['RANK']}.json").write_text(json.dumps(out))
     dist.destroy_process_group()
 

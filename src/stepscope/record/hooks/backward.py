@@ -17,7 +17,7 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             if not loop.backward_begins():
                 return run_backward(t_outputs, *args, **kwargs)
-            handle = loop.safely(gradient_sync.watch, t_outputs)
+            handle = None if loop.routine.on else loop.safely(gradient_sync.watch, t_outputs)
             try:
                 return run_backward(t_outputs, *args, **kwargs)
             finally:

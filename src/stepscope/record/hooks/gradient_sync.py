@@ -55,7 +55,10 @@ class GradientSync:
         return True
 
     def _queue(self, gradients: Any) -> None:
-        self._engine.queue_callback(self._loop.gradient_sync_begins)
+        self._engine.queue_callback(self._begins)
+
+    def _begins(self) -> None:
+        self._loop.gradient_sync_begins(of_every_step=False)
 
 
 def _on_host(ddp: DistributedDataParallel) -> bool:
