@@ -1,0 +1,198 @@
+"""A loop recorded from inside its process: steps and regions found, other profilers respected, nothing left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import stepscope
+from stepscope.errors import UsageError
+from stepscope.integrations.deepspeed import recorded as engine_recorded
+from stepscope.integrations.loop_recording import LoopRecording
+from stepscope.integrations.torchrun import recorded
+from stepscope.run_folder import steps_file, trace_file
+
+WINDOW = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
+STEPS = 7
+
+
+class Net(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).square().mean()
+
+
+def batches(count: int = STEPS) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.ones(4 * count, 8)), batch_size=4)
+
+
+def trained(model: nn.Module | None = None) -> list[float]:
+    model = model if model is not None else Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for (x,) in batches():
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def regions_of(folder: Path | None) -> list[dict[str, int]]:
+    assert folder is not None
+    lines = (folder / steps_file(0)).read_text().splitlines()[1:]
+    return [{name: found["n"] for name, found in json.loads(line)["regions"].items()} for line in lines]
+
+
+def test_steps_and_regions_are_found_and_losses_unchanged(tmp_path: Path) -> None:
+    with recorded(out=tmp_path / "run", **WINDOW) as recording:
+        losses = trained()
+    assert losses == trained()
+    assert recording.run_folder == tmp_path / "run"
+    assert (tmp_path / "run" / trace_file(0)).exists()
+    once = dict.fromkeys(("data_loading", "forward_pass", "backward_pass", "optimizer_step"), 1)
+    assert regions_of(recording.run_folder)[1:] == [once] * (STEPS - 1)
+
+
+def test_second_training_of_a_process_is_a_run_of_its_own(tmp_path: Path) -> None:
+    model, folders = Net(), []
+    for _ in range(2):
+        with recorded(out=tmp_path / "run", **WINDOW) as recording:
+            trained(model)
+        folders.append(recording.run_folder)
+    assert len(set(folders)) == 2
+    assert [len(regions_of(folder)) for folder in folders] == [STEPS, STEPS]
+
+
+def test_nothing_is_left_in_the_model_or_in_torch(tmp_path: Path) -> None:
+    model, doors = Net(), _doors()
+    with recorded(out=tmp_path / "run", **WINDOW):
+        trained(model)
+        assert _doors() != doors
+    assert _doors() == doors
+    assert not model._forward_hooks and not model._forward_pre_hooks
+
+
+def _doors() -> tuple[Any, ...]:
+    return (
+        torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+        torch.autograd._engine_run_backward,
+        torch.autograd.profiler._enable_profiler,
+    )
+
+
+def test_inside_stepscope_profile_that_recorder_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with stepscope.profile(out=tmp_path / "outer", **WINDOW) as outer:
+        with recorded(out=tmp_path / "inner", **WINDOW) as inner:
+            outer.step()
+        assert inner.run_folder == outer.run_folder
+    assert "already recorded" in capfd.readouterr().err
+    assert not (tmp_path / "inner").exists()
+
+
+def test_own_profiler_of_a_framework_goes_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    with recorded(out=tmp_path / "run", **WINDOW) as recording, accelerator.profile() as theirs:
+        trained()
+    assert theirs.key_averages()
+    said = capfd.readouterr().err
+    assert said.count("another profiler is active in this process; ours stays out of its way") == 1
+    assert len(regions_of(recording.run_folder)) == STEPS
+    assert not (tmp_path / "run" / trace_file(0)).exists()
+
+
+def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from stepscope.integrations.accelerate import StepscopeKwargs
+
+    handler = StepscopeKwargs(
+        activities=["cpu"],
+        schedule_option={"skip_first": 1, "wait": 1, "warmup": 1, "active": 2, "repeat": 0},
+        record_shapes=True,
+        output_trace_dir=str(tmp_path / "run"),
+        settings={"others_grace_s": 20.0},
+    )
+    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
+    with accelerator.profile() as recording:
+        trained()
+        recording.step()
+    config = recording.config
+    assert (config.wait, config.warmup, config.active, config.repeat) == (2, 1, 2, 1)
+    assert (config.record_shapes, config.activities) == (True, ("cpu",))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+    with pytest.raises(UsageError, match="schedule_option: expected wait"):
+        StepscopeKwargs(schedule_option={"first": 1}).build()
+
+
+class Engine(nn.Module):  # type: ignore[misc]
+    """What of a DeepSpeed engine a loop uses: backward with its own reduction, a step every second micro-batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.micro = Net(), 0
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        return self.micro % 2 == 1
+
+    def allreduce_gradients(self) -> None:
+        pass
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+        if self.is_gradient_accumulation_boundary():
+            self.allreduce_gradients()
+
+    def step(self) -> None:
+        if self.is_gradient_accumulation_boundary():
+            self.optimizer.step()
+        self.micro += 1
+
+
+def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> None:
+    engine = Engine()
+    with engine_recorded(engine, out=tmp_path / "run", **WINDOW) as recording:
+        for (x,) in batches(2 * STEPS):
+            loss = engine(x)
+            engine.backward(loss)
+            engine.step()
+    twice = dict.fromkeys(("data_loading", "forward_pass", "backward_pass"), 2)
+    assert regions_of(recording.run_folder)[1:] == [{**twice, "gradient_sync": 1, "optimizer_step": 1}] * (STEPS - 1)
+    assert not {"backward", "step", "allreduce_gradients"} & set(vars(engine))
+
+
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(UsageError, match="found Net without backward"), engine_recorded(Net()):
+        pass
+
+
+def test_wrong_setting_is_refused_before_training() -> None:
+    with pytest.raises(UsageError, match="active: expected a whole number of at least 1"):
+        LoopRecording(active=0)
+
+
+@pytest.mark.parametrize("package", ["accelerate", "transformers", "lightning"])
+def test_missing_framework_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib
+    import sys
+
+    for name in [n for n in sys.modules if n.split(".")[0] in (package, "pytorch_lightning")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in (package, f"{package}.utils", f"{package}.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, f"stepscope.integrations.{package}", raising=False)
+    with pytest.raises(ImportError, match=f"run: pip install {package}"):
+        importlib.import_module(f"stepscope.integrations.{package}")
