@@ -1,0 +1,78 @@
+"""Refresh the examples on the pages of docs/findings from recorded runs.
+
+    python tools/finding_examples.py RUNS
+
+RUNS holds a folder per run that the pages name, each with its traces and a `truth.json` that gives the step without
+the profiler (`step_ms_unprofiled`). Two kinds of block are written anew: what a finding says, and what a `whatif`
+command prints. The words around them stay.
+"""
+
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+PAGES = Path(__file__).parents[1] / "docs" / "findings"
+_SAID = re.compile(r"(`(?P<run>\w+)`: [^\n]*\n\n)(?P<block>(?:    [^\n]*\n)+)")
+_WHATIF = re.compile(r"(    \$ stepscope whatif (?P<run>\w+) (?P<args>--set [^\n]*)\n)(?P<block>(?:    [^\n]*\n)+)")
+
+
+def main(runs: Path) -> int:
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        fresh = _SAID.sub(lambda m: m[1] + said(runs / m["run"], page.stem, m["block"]), text)
+        fresh = _WHATIF.sub(lambda m: m[1] + whatif(runs / m["run"], m["args"]), fresh)
+        if fresh != text:
+            page.write_text(fresh, encoding="utf-8")
+            print(f"{page.name}: new numbers")
+    return 0
+
+
+def said(run: Path, finding_id: str, before: str) -> str:
+    """Return what the finding of a run says; as before where the run is not there or does not have it."""
+    if not run.is_dir():
+        return before
+    found = next((f for f in report(run)["findings"] if f["id"] == finding_id), None)
+    if found is None:
+        print(f"{finding_id}: not found in {run.name}")
+        return before
+    low, high = found["saving_low_ms"], found["saving_high_ms"]
+    lines = [
+        found["title"],
+        f"saves {found['saving_ms_per_step']:.1f} ms per step ({found['saving_pct']:.0f} %; {low:.1f} to {high:.1f} ms), "
+        f"confidence {found['confidence']:g}",
+    ]
+    lines += [evidence(e) for e in found["evidence"]]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def evidence(e: dict[str, Any]) -> str:
+    value = f"{e['value']:,}" if isinstance(e["value"], int) else str(e["value"])
+    where = f" ({e['where']})" if e["where"] else ""
+    return f"{e['what']}: {value} {e['unit']}".rstrip() + where
+
+
+def whatif(run: Path, args: str) -> str:
+    """Return what `stepscope whatif` prints."""
+    command = ["stepscope", "whatif", run.name, *args.split(), "--unprofiled-step-ms", str(unprofiled_ms(run))]
+    done = subprocess.run(command, cwd=run.parent, capture_output=True, text=True, check=True)
+    return "".join(f"    {line}".rstrip() + "\n" for line in done.stdout.splitlines())
+
+
+@cache
+def report(run: Path) -> dict[str, Any]:
+    command = ["stepscope", "report", str(run), "--json", "-", "--unprofiled-step-ms", str(unprofiled_ms(run))]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def unprofiled_ms(run: Path) -> float:
+    return float(json.loads((run / "truth.json").read_text())["step_ms_unprofiled"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve()))
