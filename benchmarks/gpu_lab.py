@@ -10,15 +10,15 @@ tables of docs/gpu-lab.md from that folder, on any machine.
 
 import argparse
 import json
-import shutil
 import sys
 import tarfile
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpu_lab_sweeps import LIMIT_S as SWEEP_LIMIT_S
+from gpu_lab_sweeps import SWEEPS, one_sweep
 from gpu_record import guarded, shared_device
 
 from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, finalists
@@ -26,20 +26,13 @@ from stepscope.bench.data_parallel.strategies import available
 from stepscope.bench.gathered import environment, rows
 from stepscope.bench.launch import launch
 from stepscope.bench.results import results
-from stepscope.bench.sweeps.control import Method, run_sweep
-from stepscope.bench.sweeps.sweep import sweep_named
 
 RANKS = 4
-SWEEPS = ("precision", "attention", "checkpointing", "compile")
 PARTS = ("ddp", "buckets", "fsdp", *SWEEPS)
 LIMIT_S = {
     "ddp": 220,
     "buckets": 180,
     "fsdp": 110,
-    "precision": 60,
-    "attention": 60,
-    "checkpointing": 60,
-    "compile": 200,
 }
 FSDP = ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3")
 
@@ -82,7 +75,7 @@ def parsed() -> argparse.Namespace:
 
 
 def one_part(part: str, scratch: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
-    if part in SWEEPS:
+    if part in SWEEP_LIMIT_S:
         return one_sweep(part, scratch, cuda=args.device == "cuda")
     return data_parallel(part, scratch, out, cuda=args.device == "cuda")
 
@@ -130,25 +123,6 @@ def best_mb(records: list[dict[str, Any]]) -> float:
     return next((r["best_mb"] for r in records if r["what"] == "found"), DEFAULT_MB)
 
 
-def one_sweep(name: str, scratch: Path, *, cuda: bool) -> dict[str, Any]:
-    """Return everything a sweep on one rank measured, as it was recorded."""
-    spec = {**GPT, "d_model": 1024, "num_layers": 12, "num_heads": 16, "batch_size": 16} if cuda else dict(TINY)
-    spec |= {"seq_len": 1024} if cuda else {}
-    spec["precision"] = "bf16"
-    method = Method(
-        backend="nccl" if cuda else "gloo",
-        runs=3 if name != "compile" else 2,
-        warmup_steps=5 if cuda else 1,
-        steps=20 if cuda else 2,
-        item_limit_s=90,
-        limit_s=LIMIT_S[name],
-    )
-    sweep = sweep_named(name, spec, {})
-    found = run_sweep(sweep, spec=spec, method=method, out=scratch)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return {"kind": "sweep", "sweep": asdict(sweep), "spec": spec, "method": asdict(method), "measured": asdict(found)}
-
-
 def said(part: str, found: dict[str, Any]) -> str:
     if "error" in found:
         return f"== {part} FAILED after {found['took_s']} s: {found['error'][-600:]}"
@@ -159,11 +133,8 @@ def said(part: str, found: dict[str, Any]) -> str:
             f"{row['name']:<30} {s['median_step_time']:9.2f} ms  peak {s['peak_memory_allocated_gb']}  "
             f"agrees {a.get('agrees')} grad {a.get('gradient_error')} weights {a.get('weight_error')}"
         )
-    for name, runs in found.get("measured", {}).get("runs", {}).items():
-        times = sorted(t for run in runs for t in run["step_ms"])
-        lines.append(f"{name:<30} {times[len(times) // 2]:9.2f} ms")
-    for name, refusal in found.get("measured", {}).get("refusals", {}).items():
-        lines.append(f"{name:<30} {refusal['what']}: {refusal.get('reason')}")
+    for name, refusal in found.get("sweep", {}).get("refusals", {}).items():
+        lines.append(f"{name:<30} {refusal['what']}: {refusal['reason']}")
     return "\n".join(lines)
 
 

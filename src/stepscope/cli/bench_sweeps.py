@@ -20,10 +20,11 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.analyze.sweep_verdict import sweep_verdict
-from stepscope.bench.results import results, series, write_results
+from stepscope.bench.results import write_results
 from stepscope.bench.sweeps.batch_size import START, largest_fitting, measured_sizes
 from stepscope.bench.sweeps.control import Measured, Method, Progress, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.host_memory import available_bytes
+from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.bench.sweeps.sweep import Sweep, only, sweep_named
 from stepscope.cli.bench_arguments import (
     add_method_arguments,
@@ -80,14 +81,24 @@ def run(args: argparse.Namespace) -> int:
     )  # fmt: skip
     with _progress() as progress:
         sweep, notes = _prepared(args, spec, method, folder, progress)
+
+        def document_of(so_far: Measured) -> dict[str, Any]:
+            return _judged(sweep_document(sweep, so_far, spec=spec, method=method, command=command_line(), **notes))
+
         found = run_sweep(
             sweep, spec=spec, method=method, out=folder / "processes", progress=progress,
-            keep=lambda so_far: _kept(_document(args, sweep, spec, so_far, notes), folder),
+            keep=lambda so_far: _kept(document_of(so_far), folder),
         )  # fmt: skip
-    document = _document(args, sweep, spec, found, notes)
+    document = document_of(found)
     if not document["series"]:
         raise InputError(f"nothing was measured: {found.message or _refusals(found)}")
     return finished(args, document, folder=folder, interrupted=found.interrupted, show=_show)
+
+
+def _judged(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the results with the verdict in them."""
+    document["sweep"]["verdict"] = asdict(sweep_verdict(document))
+    return document
 
 
 def _kept(document: dict[str, Any], folder: Path) -> None:
@@ -138,42 +149,6 @@ def _memory_limit(args: argparse.Namespace) -> int | None:
     if free is None:
         raise UsageError("expected --memory-limit here: the system does not say how much memory is free")
     return free // 2
-
-
-def _document(
-    args: argparse.Namespace, sweep: Sweep, spec: dict[str, Any], found: Measured, notes: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the results with the verdict in them."""
-    rows = [_row(args, variant.name, asdict(variant), spec, found.runs[variant.name])
-            for variant in sweep.variants if variant.name in found.runs]  # fmt: skip
-    about = {k: v for k, v in asdict(sweep).items() if k != "variants"}
-    about["variants"] = [asdict(variant) for variant in sweep.variants]
-    about["refusals"] = {name: {"what": r["what"], "reason": r["reason"]} for name, r in found.refusals.items()}
-    environment = {"backend": args.backend, "world_size": 1, **found.environment}
-    document = results(
-        rows, command=command_line(), environment=environment, message=found.message, sweep={**about, **notes}
-    )
-    document["sweep"]["verdict"] = asdict(sweep_verdict(document))
-    return document
-
-
-def _row(
-    args: argparse.Namespace, name: str, variant: dict[str, Any], spec: dict[str, Any], runs: list[dict[str, Any]]
-) -> dict[str, Any]:
-    first = min(runs, key=lambda record: record["run"])
-    host = [record["peak_host_bytes"] for record in runs if record["peak_host_bytes"] is not None]
-    changed = {**spec, **variant["spec"], "options": {**spec["options"], **variant["options"]}}
-    row = series(
-        name,
-        config={**changed, **variant["step"], **variant["env"], "warmup_steps": args.warmup_steps},
-        runs=[[record] for record in sorted(runs, key=lambda record: record["run"])],
-        samples_per_step=first["samples_per_step"],
-        tokens_per_step=first["tokens_per_step"],
-        flops_per_step=first["flops_per_step"],
-        peak_host_memory_gb=max(host) / 1e9 if host else None,
-    )
-    row["summary"]["samples_per_step"] = first["samples_per_step"]
-    return {**row, "check": first["check"], "reference": first["reference"]}
 
 
 def _spec(args: argparse.Namespace) -> dict[str, Any]:

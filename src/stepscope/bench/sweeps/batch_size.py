@@ -10,7 +10,7 @@ from stepscope.bench.sweeps.sweep import Sweep, Variant, rounding
 
 START = 32
 _RESOLUTION = 16
-"""bisection ends when the next size would be less than a sixteenth larger"""
+"""bisection ends when the next size would be about a sixteenth larger"""
 
 
 def next_probe(known: Mapping[int, bool], *, start: int = START, limit: int = 1 << 16) -> int | None:
@@ -28,7 +28,7 @@ def next_probe(known: Mapping[int, bool], *, start: int = START, limit: int = 1 
     if not fits:
         return min(fails) // 2 or None
     low, high = max(fits), min(fails)
-    gap = max(low // _RESOLUTION, 1)
+    gap = 1 << max((low // _RESOLUTION).bit_length() - 1, 0)  # a power of two, so that sizes stay round
     middle = low + max((high - low) // 2 // gap * gap, gap)
     return middle if low < middle < high else None
 

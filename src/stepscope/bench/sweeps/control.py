@@ -186,6 +186,8 @@ def _ended(found: Measured, result: LaunchResult, *, begun: dict[str, Any] | Non
         found.interrupted, found.message = True, result.message
     elif result.exit_codes[0] == _REFUSED:
         raise UsageError(result.message)
+    elif result.exit_codes[0] is None:  # the time was up
+        found.message = result.message
     elif begun is not None:
         reason = result.message or "the process ended"
         found.refusals[begun["variant"]] = {**begun, "what": "failed", "reason": reason}

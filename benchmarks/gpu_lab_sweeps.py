@@ -1,0 +1,108 @@
+"""Sweeps on one rank of a GPU, each as a results document: the second part of gpu_lab.py, or by itself.
+
+    PYTHONPATH=src python benchmarks/gpu_lab_sweeps.py --out results [--only precision,attention] [--device cpu]
+
+Nothing but torch is needed; `sweep_verdict` judges the documents on any machine.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes
+from stepscope.bench.sweeps.control import Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sweep import Sweep, only, sweep_named
+
+LIMIT_S = {
+    "precision": 60,
+    "attention": 75,
+    "checkpointing": 60,
+    "compile": 200,
+    "accumulation": 45,
+    "offload": 75,
+    "batch-size": 90,
+    "dataloader": 60,
+    "allocator": 90,
+}
+"""the most important first"""
+SWEEPS = ("precision", "attention", "checkpointing", "compile")
+
+GPT = {
+    "name": "gpt", "d_model": 1024, "num_layers": 12, "num_heads": 16, "seq_len": 1024, "vocab_size": 8192,
+    "batch_size": 16, "precision": "bf16", "seed": 0, "options": {},
+}  # fmt: skip
+TINY = {
+    "name": "gpt", "d_model": 64, "num_layers": 2, "num_heads": 2, "seq_len": 32, "vocab_size": 256,
+    "batch_size": 4, "precision": "bf16", "seed": 0, "options": {},
+}  # fmt: skip
+
+
+def one_sweep(name: str, scratch: Path, *, cuda: bool) -> dict[str, Any]:
+    """Return the results document of one sweep, whatever happened to single variants."""
+    spec = dict(GPT if cuda else TINY)
+    method = Method(
+        backend="nccl" if cuda else "gloo",
+        runs=2 if name in ("compile", "offload", "allocator") else 3,
+        warmup_steps=5 if cuda else 1,
+        steps=20 if cuda else 2,
+        threads=8 if cuda else 1,
+        item_limit_s=90,
+        limit_s=LIMIT_S[name],
+    )
+    if name == "batch-size":
+        spec["options"] = {"checkpointing": "none"}
+    sweep, notes = prepared(name, spec, method, scratch, cuda=cuda)
+    found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return sweep_document(sweep, found, spec=spec, method=method, command=f"bench {name}", **notes)
+
+
+def prepared(
+    name: str, spec: dict[str, Any], method: Method, scratch: Path, *, cuda: bool
+) -> tuple[Sweep, dict[str, Any]]:
+    if name == "batch-size":
+        limit = None if cuda else 300 * 10**6
+        known, reasons = fitting_sizes(
+            spec, start=32, most=1 << 16, memory_limit_bytes=limit, method=method, out=scratch, progress=said
+        )
+        about = {"largest": largest_fitting(known), "did_not_fit": reasons, "memory_limit_bytes": limit}
+        return sweep_named(name, spec, {"sizes": measured_sizes(known)}), {"fitting": about}
+    if name == "dataloader":
+        spec["options"] = {"preprocess_us": 2000}
+        return sweep_named(name, spec, {"workers": [0, 1, 2, 4]}), {}
+    sweep = sweep_named(name, spec, {})
+    if name == "compile":  # autotuning every product takes minutes
+        return only(sweep, ["cuda-graph", "default", "reduce-overhead"]), {}
+    return sweep, {}
+
+
+def said(done: int, total: int, name: str) -> None:
+    print(f"{done}/{total} {name}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", default="gpu_lab_results")
+    parser.add_argument("--only", default=",".join(SWEEPS))
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args = parser.parse_args()
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+    for name in args.only.split(","):
+        begin_s = time.monotonic()
+        with tempfile.TemporaryDirectory() as scratch:
+            document = one_sweep(name, Path(scratch) / name, cuda=args.device == "cuda")
+        Path(args.out, f"{name}.json").write_text(json.dumps(document))
+        print(f"== {name}: {time.monotonic() - begin_s:.0f} s, {document['message'] or 'complete'}", flush=True)
+        for row in document["series"]:
+            print(f"{row['name']:<30} {row['summary']['median_step_time']:9.2f} ms", flush=True)
+        for variant, refusal in document["sweep"]["refusals"].items():
+            print(f"{variant:<30} {refusal['what']}: {refusal['reason']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
