@@ -63,17 +63,28 @@ def test_launcher_finds_the_runs_it_started(tmp_path: Path) -> None:
     assert [f.name for f in folders_of_launch(tmp_path / "run", "now")] == ["run-2", "run-3"]
 
 
-def agree(config: RecordConfig, rank: int, channel: SideChannel | None, *, started_ns: int = 10**18) -> dict[str, str]:
+def agree(
+    config: RecordConfig, rank: int, channel: SideChannel | None, *, started_ns: int = 10**18, number: int = 0
+) -> dict[str, str]:
     def claim(run_id: str) -> dict[str, str]:
         return {"folder": str(claimed_folder(config.out, run_id=run_id))}
 
-    return agreed_folder(config, Place(rank, 2, None, "test"), channel=channel, claim=claim, started_ns=started_ns)
+    place = Place(rank, 2, None, "test")
+    return agreed_folder(config, place, channel=channel, claim=claim, started_ns=started_ns, number=number)
 
 
 def test_ranks_agree_over_the_store(tmp_path: Path) -> None:
     config = RecordConfig(out=str(tmp_path / "run"), other_ranks_wait_s=5)
     channel = SideChannel(MemoryStore())
     assert agree(config, 0, channel)["folder"] == agree(config, 1, channel)["folder"]
+
+
+def test_second_run_of_a_process_does_not_take_the_first_ones_folder(tmp_path: Path) -> None:
+    config = RecordConfig(out=str(tmp_path / "run"), other_ranks_wait_s=5)
+    channel = SideChannel(MemoryStore())
+    first = agree(config, 0, channel)["folder"]
+    second = agree(config, 0, channel, number=1)["folder"]
+    assert agree(config, 1, channel, number=1)["folder"] == second != first
 
 
 def test_answer_from_before_an_elastic_restart_is_not_taken(tmp_path: Path) -> None:

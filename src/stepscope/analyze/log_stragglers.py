@@ -2,7 +2,8 @@
 
 A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`). After the wait
 all ranks look equal; before it the late one shows. The score is that of `stragglers`: leave-one-out over the last 100
-steps, against the spread of the others, and at least 10 % above their mean.
+steps, against the spread of the others, and at least 10 % above their mean. Two or three ranks show no spread among
+the others, so the lateness has to exceed its own scatter from step to step as well.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,8 @@ def late_ranks(
     for i, log in enumerate(logs):
         others = np.delete(typical, i)
         late_ns = float(typical[i] - np.median(others))
-        noise = max(mad_sigma(others), _NOISE_SHARE * float(np.median(others)))
+        by_step = own[i] - np.median(np.delete(own, i, axis=0), axis=0)
+        noise = max(mad_sigma(others), _NOISE_SHARE * float(np.median(others)), mad_sigma(by_step) / DEFAULT_SCORE)
         score, over = late_ns / noise if noise else 0.0, float(typical[i] / others.mean())
         if score >= threshold and over >= slowdown:
             found.append(LateRank(log.rank, late_ns / 1e6, round(score, 2), over))
