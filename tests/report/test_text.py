@@ -10,7 +10,10 @@ from tests.analyze.build import RankTrace, built_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
+from stepscope.predict.settings import SETTINGS
+from stepscope.report.next_commands import _SETTING_OF
 from stepscope.report.terminal import console, name_text, plain_table, speaks_unicode
 from stepscope.report.text import print_summary
 from stepscope.run.load import Run
@@ -87,6 +90,44 @@ def test_terminal_gets_a_bar_and_a_pipe_does_not(late: Run) -> None:
     assert "█" not in summary(late)
     plain = summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True, no_color=True))
     assert "\x1b[3" not in plain, "NO_COLOR"
+
+
+def test_ranks_keep_their_numbers_however_narrow_the_terminal(late: Run) -> None:
+    for width in (40, 50, 60, 80, 100):
+        said = summary(
+            late, out=Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, color_system=None)
+        )
+        row = next(line for line in said.splitlines() if line.startswith("11 "))
+        assert "…" not in row
+        assert "(device)" in row
+
+
+def test_long_lines_keep_their_indent(late: Run) -> None:
+    said = summary(
+        late, out=Console(file=io.StringIO(), width=60, highlight=False, force_terminal=True, color_system=None)
+    )
+    below = said.split("What to fix first\n")[1].split("\n\n")[0].splitlines()
+    assert all(line[:3] in ("1. ", "2. ", "3. ", "4. ", "5. ", "   ") for line in below)
+
+
+def test_next_commands_name_the_run_and_the_first_fix(late: Run) -> None:
+    where = Console(file=io.StringIO(), width=120, highlight=False)
+    account = account_of(late)
+    print_summary(account, diagnose(account), where, given=["my run", "--unprofiled-step-ms", "9"])
+    said = where.file.getvalue()  # type: ignore[attr-defined]
+    assert "next  stepscope whatif 'my run' --unprofiled-step-ms 9 --set straggler=off" in said
+    assert "stepscope view 'my run'" in said
+
+
+def test_every_next_setting_is_one_that_whatif_knows() -> None:
+    keys = {setting.key for setting in SETTINGS}
+    assert set(_SETTING_OF) <= set(FINDING_IDS)
+    assert {value.split("=")[0] for value in _SETTING_OF.values()} <= keys
+
+
+def test_no_warning_repeats_another(late: Run) -> None:
+    said = summary(replace(late, warnings=("peak unknown: no table", "waterfall unknown: peak unknown: no table")))
+    assert said.count("peak unknown: no table") == 1
 
 
 def test_output_without_unicode_gets_what_it_can_hold(late: Run) -> None:

@@ -44,5 +44,11 @@ def run(args: argparse.Namespace) -> int:
     for path, text in outputs.items():
         write_output(path, text, force=args.force)
     if "-" not in outputs:
-        print_summary(account, diagnosis, console(sys.stdout))
+        print_summary(account, diagnosis, console(sys.stdout), given=_given(args))
     return 3 if account.run.unreadable else 0
+
+
+def _given(args: argparse.Namespace) -> list[str]:
+    """Return the run as it was named, with the step's time where that was given."""
+    unprofiled = args.unprofiled_step_ms
+    return [*args.run, *(["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else [])]

@@ -49,3 +49,14 @@ def plain_table(c: Console, *columns: str) -> Table:
 def name_text(name: str, *, width: int = 80, style: str = "") -> Text:
     """Return a name from a trace as text that is never read as markup or as an escape sequence."""
     return Text(printable(name, width=width), style=style)
+
+
+def print_indented(out: Console, text: Text, *, first: str = "", indent: str = "") -> None:
+    """Print a paragraph whose lines after the first begin with `indent`; a pipe gets it as one line."""
+    if out.soft_wrap:
+        out.print(Text(first).append_text(text))
+        return
+    lines = text.wrap(out, max(10, out.width - len(indent)))
+    for i, line in enumerate(lines):
+        line.rstrip()
+        out.print(Text(indent if i else first).append_text(line))

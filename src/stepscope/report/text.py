@@ -1,46 +1,33 @@
 """The account on one screen of a terminal: verdict, step, what to fix first, where the time went, what to doubt."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.parts import PARTS
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.verdict import verdict
-from stepscope.report.terminal import name_text, plain_table, speaks_unicode
+from stepscope.report.budget_text import print_budget
+from stepscope.report.next_commands import next_commands
+from stepscope.report.ranks_text import print_ranks
+from stepscope.report.terminal import name_text, print_indented
 from stepscope.units import NS_PER_MS
 
 _MOST_FINDINGS = 5
-_MOST_RANKS = 8
 _MOST_WARNINGS = 6
-_BAR_WIDTH = 60
-_COLOURS = {
-    "forward": "green",
-    "backward": "green",
-    "optimizer": "green",
-    "other_compute": "green",
-    "exposed_transfer": "red",
-    "wait": "magenta",
-    "pipeline_bubble": "magenta",
-    "copy": "yellow",
-    "data_loading": "yellow",
-    "launch_gap": "cyan",
-    "host_sync": "cyan",
-    "allocator": "cyan",
-    "host_stall": "cyan",
-    "unknown": "bright_black",
-}
 
 
-def print_summary(account: Account, diagnosis: Diagnosis, out: Console) -> None:
-    """Print the report on one screen."""
+def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = ()) -> None:
+    """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
     _heading(account, out)
     _step_line(account, out)
     _findings(diagnosis, out)
-    _budget(account, out)
-    _ranks(account, out)
+    print_budget(account, out)
+    print_ranks(account, out)
     _warnings(account, out)
+    _next(diagnosis, given, out)
 
 
 def _heading(account: Account, out: Console) -> None:
@@ -66,7 +53,8 @@ def _step_line(account: Account, out: Console) -> None:
     if step:
         line.append(f"  step {step.step_ns / NS_PER_MS:.2f} ms")
         if step.overhead_pct is not None:
-            line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled, +{step.overhead_pct:.0f} %)")
+            more = f", +{step.overhead_pct:.0f} %" if step.overhead_pct >= 0.5 else ""
+            line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled{more})")
         else:
             line.append(" while profiled")
     if used.mfu is not None:
@@ -95,81 +83,35 @@ def _findings(diagnosis: Diagnosis, out: Console) -> None:
 
 
 def _finding(n: int, f: Finding, out: Console) -> None:
-    line = Text(f"{n}. ").append_text(name_text(f.title, width=100, style="bold"))
+    line = name_text(f.title, width=100, style="bold")
     line.append(
         f"  saves {f.saving_ns / NS_PER_MS:.1f} ms ({f.saving_pct:.0f} %; "
         f"{f.low_ns / NS_PER_MS:.1f} to {f.high_ns / NS_PER_MS:.1f})",
-        style="green",
+        style="not bold green",
     )
-    out.print(line)
-    out.print(Text("   ").append_text(name_text(f"{f.id}: {f.cause}", width=160)))
-    out.print(Text("   ").append_text(name_text(f.remedy.split(". ")[0], width=160)))
-
-
-def _budget(account: Account, out: Console) -> None:
-    """Print the step as one bar and its parts, largest first."""
-    step = account.step
-    if step is None or not step.step_ns:
-        return
-    parts = [(part, step.ns(part)) for part in PARTS if step.ns(part) > 0]
-    bar = Text()
-    fill = "█" if speaks_unicode(out) else "#"
-    for part, part_ns in parts:
-        bar.append(fill * round(_BAR_WIDTH * part_ns / step.step_ns), style=_COLOURS.get(part, ""))
-    out.print()
-    out.print(Text("Where the step goes", style="bold").append("  (mean rank)", style="not bold"))
-    if out.is_terminal and not out.no_color:
-        out.print(bar)
-    legend = Text()
-    shown = sorted(parts, key=lambda p: -p[1])
-    for i, (part, part_ns) in enumerate(p for p in shown if p[1] >= 0.005 * step.step_ns):
-        share = 100 * part_ns / step.step_ns
-        legend.append("   " if i else "")
-        legend.append(f"{part} {part_ns / NS_PER_MS:.2f} ms {share:.1f} %", style=_COLOURS.get(part, ""))
-    out.print(legend)
-
-
-def _ranks(account: Account, out: Console) -> None:
-    """Print the window of each rank, the late ones marked."""
-    late = {s.rank: s for s in account.stragglers}
-    table = plain_table(
-        out, "rank", "window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step"
-    )
-    shown = list(zip(account.run.ranks, account.ranks, account.waits, strict=True))
-    shown.sort(key=lambda row: (row[0].rank not in late, row[0].rank))
-    for rank, a, w in shown[:_MOST_RANKS]:
-        if a is None:
-            table.add_row(str(rank.rank), *["?"] * 8)
-            continue
-        overlap = "-" if a.overlap_pct is None else f"{a.overlap_pct:.1f}"
-        wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
-        behind = late.get(rank.rank)
-        times = (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns)
-        table.add_row(
-            str(rank.rank),
-            *(f"{t / NS_PER_MS:.2f}" for t in times),
-            wait,
-            f"{a.idle_ns / NS_PER_MS:.2f}",
-            overlap,
-            f"{behind.late_ns_per_step / NS_PER_MS:.1f} ({behind.cause})" if behind else "",
-        )
-    out.print(table)
-    if len(shown) > _MOST_RANKS:
-        out.print(f"... and {len(shown) - _MOST_RANKS} more ranks with --json")
-    _last_to_arrive(account, out)
-
-
-def _last_to_arrive(account: Account, out: Console) -> None:
-    """Print who the others waited for where that is worth a line: over 1 % of its window each."""
-    others = len(account.run.ranks) - 1
-    for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
-        each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
-        if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
-            out.print(f"last to arrive: rank {rank.rank}; the others waited {each_ns / NS_PER_MS:.2f} ms each for it")
+    print_indented(out, line, first=f"{n}. ", indent="   ")
+    for text in (f"{f.id}: {f.cause}", f.remedy.split(". ")[0]):
+        print_indented(out, name_text(text, width=400), first="   ", indent="   ")
 
 
 def _warnings(account: Account, out: Console) -> None:
-    for line in account.warnings[:_MOST_WARNINGS]:
-        out.print(Text("! ", style="yellow").append_text(name_text(line, width=300)))
-    if len(account.warnings) > _MOST_WARNINGS:
-        out.print(f"! ... and {len(account.warnings) - _MOST_WARNINGS} more warnings with --json")
+    """Print what to be careful about; what another line says in full is not said twice."""
+    lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
+    for line in lines[:_MOST_WARNINGS]:
+        print_indented(out, name_text(line, width=400), first="! ", indent="  ")
+    if len(lines) > _MOST_WARNINGS:
+        out.print(f"! ... and {len(lines) - _MOST_WARNINGS} more warnings with --json")
+
+
+def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console) -> None:
+    """Print what to run next, one command per line, with what each tells where that fits."""
+    lines = next_commands(diagnosis, given) if given else []
+    width = max((len(command) for command, _ in lines), default=0)
+    fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width
+    if lines:
+        out.print()
+    for i, (command, what) in enumerate(lines):
+        line = Text("next  " if i == 0 else "      ").append(command, style="cyan")
+        if fits:
+            line.append(f"{'':{width - len(command)}}   {what}", style="dim")
+        out.print(line, soft_wrap=True)  # so that it can be copied whole
