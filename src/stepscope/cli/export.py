@@ -16,24 +16,25 @@ import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.analyze.account import account_of
-from stepscope.cli.given_run import above_zero, positive
+from stepscope.analyze.account import Account
+from stepscope.cli.given_run import above_zero, account_with, add_run_arguments, run_from
 from stepscope.cli.output import output_folder, refuse_existing, write_output, write_pieces
-from stepscope.cli.progress import reading_progress
 from stepscope.cli.record import steps_from
 from stepscope.errors import UsageError
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
+from stepscope.report.tables import RunTables
 from stepscope.report.tables_csv import table_csv
 from stepscope.report.tables_parquet import table_parquet
 from stepscope.report.tensorboard import tensorboard_files
 from stepscope.report.timeline import Timeline, timeline_of
 from stepscope.report.timeline_filter import MOST_SLICES, Filter
 from stepscope.run.aligned import aligned
-from stepscope.run.load import Run, load
+from stepscope.run.load import Run
 from stepscope.run.table import pyarrow_module
 from stepscope.run.table_schema import TABLES
 from stepscope.run_folder import SCHEMA
@@ -44,7 +45,7 @@ _GZIP = 31
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", metavar="RUN", nargs="+", help="run folder, trace, folder of traces, or glob")
+    add_run_arguments(parser)
     parser.add_argument(
         "--perfetto", metavar="FILE", help="timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"
     )
@@ -68,26 +69,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="PATH", help="write what was written where as JSON; - for standard output")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
-    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
     chosen = _filter(args)
     _refuse_outputs(args)
-    with reading_progress() as progress:
-        recorded = load(
-            args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
-        )
+    recorded = run_from(args)
     _refuse_unknown(recorded, chosen)
+    tables = RunTables(recorded, account=partial(account_with, args, unprofiled_ms=args.unprofiled_step_ms))
     written = []
     if args.perfetto:
         written.append(_write_timeline(recorded, args, chosen))
-    written += [_write_tables(recorded, args, form) for form in ("csv", "parquet") if getattr(args, form)]
+    written += [_write_tables(recorded, tables, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     if args.tensorboard:
-        written.append(_write_tensorboard(recorded, args))
+        written.append(_write_tensorboard(recorded, tables.account, args))
     _say(written, args)
     return 3 if recorded.unreadable else 0
 
@@ -107,9 +103,9 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
         output_folder(folder, force=args.force)
 
 
-def _write_tables(recorded: Run, args: argparse.Namespace, form: str) -> dict[str, Any]:
+def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
     folder = Path(getattr(args, form))
-    tables = [recorded.table(name) for name in args.tables]
+    tables = [made.table(name) for name in args.tables]
     size = 0
     for table in tables:
         pieces = table_csv(table) if form == "csv" else table_parquet(table)
@@ -138,8 +134,8 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
     }
 
 
-def _write_tensorboard(recorded: Run, args: argparse.Namespace) -> dict[str, Any]:
-    files, notes = tensorboard_files(account_of(recorded))
+def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace) -> dict[str, Any]:
+    files, notes = tensorboard_files(account)
     size = sum(write_pieces(Path(args.tensorboard) / name, pieces, force=args.force) for name, pieces in files)
     return {
         "what": "for TensorBoard",

@@ -9,7 +9,7 @@ from stepscope.cli.progress import reading_progress
 from stepscope.cost.calibration import Calibration
 from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.chip_table import load_chips
-from stepscope.run.load import load
+from stepscope.run.load import Run, load
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
@@ -17,6 +17,11 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -
     parser.add_argument(
         "run", metavar="RUN", nargs="+" if needed else "*", help="run folder, trace, folder of traces, or glob"
     )
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add what the files of a run do not say, and how they are read."""
     for name, metavar, what in (
         ("--unprofiled-step-ms", "X", "the step's time without the profiler"),
         ("--flops-per-step", "F", "model FLOPs of the whole job per step"),
@@ -35,18 +40,28 @@ def account_from(
     args: argparse.Namespace, run: list[str] | None = None, *, unprofiled_ms: float | None = None
 ) -> Account:
     """Return the account of the arguments' run, or of another one with the same options and its own unprofiled step."""
-    given = run or args.run
+    return account_with(args, run_from(args, run), unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms)
+
+
+def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
+    """Return the arguments' run, or another one read in the same way."""
     with reading_progress() as progress:
-        found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
+        return load(
+            run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
+        )
+
+
+def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> Account:
+    """Return the account of a run with the options of the command line."""
     return account_of(
-        found,
+        run,
         given=Given(
             flops_per_step=args.flops_per_step,
             tokens_per_step=args.tokens_per_step,
             samples_per_step=args.samples_per_step,
             peak_tflops=args.peak_tflops,
         ),
-        unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms,
+        unprofiled_ms=unprofiled_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
 

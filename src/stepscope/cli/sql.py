@@ -11,19 +11,17 @@ The query reaches nothing but these tables: no file and no network. It needs the
 import argparse
 import json
 import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from stepscope.cli.given_run import positive
+from stepscope.cli.given_run import account_with, add_run_options, run_from
 from stepscope.cli.output import write_output
-from stepscope.cli.progress import reading_progress
 from stepscope.errors import UsageError
 from stepscope.report.tables import RunTables
 from stepscope.report.tables_csv import answer_csv
 from stepscope.report.tables_sql import queried, require_duckdb
 from stepscope.report.tables_text import answer_json, print_answer, print_tables
 from stepscope.report.terminal import console
-from stepscope.run.load import load
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", metavar="PATH", help="write the rows as CSV; - for standard output")
     parser.add_argument("--json", metavar="PATH", help="write the rows as JSON; - for standard output")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
-    parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
-    parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
+    add_run_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,11 +40,9 @@ def run(args: argparse.Namespace) -> int:
     if args.csv and args.json:
         raise UsageError("expected --csv or --json, found both: the rows are written once")
     require_duckdb()
-    with reading_progress() as progress:
-        recorded = load(
-            args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
-        )
-    answer = queried(RunTables(recorded), args.query)
+    recorded = run_from(args)
+    tables = RunTables(recorded, account=partial(account_with, args, unprofiled_ms=args.unprofiled_step_ms))
+    answer = queried(tables, args.query)
     if args.csv:
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
     elif args.json:

@@ -4,6 +4,7 @@ stepscope.load("run/").table("collectives")["wait_ns"]      a NumPy array
 stepscope.load("run/").table("events").arrow()              a pyarrow.Table
 """
 
+from collections.abc import Callable
 from functools import cached_property
 
 from stepscope.analyze.account import Account, account_of
@@ -21,9 +22,9 @@ _OF_LOGS = {"step_log": step_log, "step_values": step_values}
 
 
 class RunTables:
-    """The tables of one run. An account that is there already is used, else it is made where a table needs it."""
+    """The tables of one run. The account is made, as `account` says, where a table needs it."""
 
-    def __init__(self, run: Run, *, account: Account | None = None) -> None:
+    def __init__(self, run: Run, *, account: Account | Callable[[Run], Account] = account_of) -> None:
         self._run = run
         self._given = account
         self._made: dict[str, Table] = {}
@@ -42,17 +43,18 @@ class RunTables:
         if name in _OF_LOGS:
             return _OF_LOGS[name](self._run.logs)
         assert name in ACCOUNT_TABLES
-        return account_table(name, self._account, self._diagnosis if name in NEED_FINDINGS else None)
+        return account_table(name, self.account, self._diagnosis if name in NEED_FINDINGS else None)
 
     @cached_property
-    def _account(self) -> Account:
-        return self._given or account_of(self._run)
+    def account(self) -> Account:
+        """Return the account of the run."""
+        return self._given if isinstance(self._given, Account) else self._given(self._run)
 
     @cached_property
     def _shared(self) -> Aligned:
-        known = self._given or self.__dict__.get("_account")
-        return known.shared if known is not None else aligned(self._run)
+        made = isinstance(self._given, Account) or "account" in self.__dict__
+        return self.account.shared if made else aligned(self._run)
 
     @cached_property
     def _diagnosis(self) -> Diagnosis:
-        return diagnose(self._account)
+        return diagnose(self.account)
