@@ -35,8 +35,9 @@ def main() -> None:
     parser.add_argument("--out", default="stepscope-run")
     args = parser.parse_args()
 
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=SEQUENCE, n_embd=64, n_layer=2, n_head=2)
-    config.bos_token_id = config.eos_token_id = 0
+    config = GPT2Config(
+        vocab_size=VOCABULARY, n_positions=SEQUENCE, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
+    )
     callback = StepscopeCallback(out=args.out, wait=4, warmup=1, active=3)
     with tempfile.TemporaryDirectory() as scratch:
         arguments = TrainingArguments(

@@ -10,6 +10,7 @@ from torch import nn
 
 import stepscope
 from stepscope.bench.trainer import Trained, Trainer, main
+from stepscope.bench.trainer_events import Events
 from stepscope.errors import InputError, UsageError
 from stepscope.run_folder import steps_file, trace_file
 
@@ -135,6 +136,23 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[Train
         trained(tmp_path, resume=True)
     with pytest.raises(UsageError, match=r"train\.clip_norm: expected none with strategy deepspeed_zero1"):
         Trainer(overrides=["train.strategy=deepspeed_zero1"])
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"output\.dir: expected to write to .*/file/out, found: Not a directory"):
+        trained(tmp_path / "file" / "out")
+
+
+def test_full_disk_ends_the_logs_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Events, step: int, values: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Events, "scalars", full)
+    assert len(trained(tmp_path / "out").losses) == 12
+    assert capfd.readouterr().err.count("no more TensorBoard logs, training goes on: No space left") == 1
 
 
 def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,7 @@ It runs in a single process, or on the ranks that torchrun started:
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,16 +30,14 @@ from stepscope.bench import trainer_checkpoint, trainer_summary
 from stepscope.bench.config_sections import SINGLE, BenchConfig
 from stepscope.bench.data_parallel.training import unmarked
 from stepscope.bench.measure import measure
-from stepscope.bench.trainer_events import Events
 from stepscope.bench.trainer_process import Process, joined
+from stepscope.bench.trainer_progress import Progress, Say, written_to
 from stepscope.bench.trainer_steps import Alone, Loss, Steps, made_steps, made_workload
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.profile import profile, region
 from stepscope.record.who_records import followed_from_outside
 
-RUN, TENSORBOARD = "run", "tensorboard"
-
-Say = Callable[[str], None]
+RUN = "run"
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,7 @@ class Trainer:
 
     def train(self, *, profile: bool = False, resume: bool = False) -> Trained:
         """Train to the last step; with `profile` into a run folder, with `resume` from the folder's checkpoint."""
-        folder = Path(self.config.output.dir)
-        if (folder / trainer_summary.SUMMARY_JSON).exists() and not (self._force or resume):
-            raise UsageError(
-                f"output.dir: expected a folder without a training, found {folder}/{trainer_summary.SUMMARY_JSON}; "
-                "choose another one, or give force=True"
-            )
+        folder = self._folder(resume=resume)
         with joined(self._device) as process:
             work = made_workload(self.config, **self._own, device=process.device)
             mark = region if profile and not followed_from_outside() else unmarked
@@ -99,9 +91,21 @@ class Trainer:
                 trainer_checkpoint.resume(steps, folder)
             return self._trained(steps, process, folder, profiled=profile)
 
+    def _folder(self, *, resume: bool) -> Path:
+        """Return the output folder, made; refuse one that holds another training or cannot be written."""
+        folder = Path(self.config.output.dir)
+        if (folder / trainer_summary.SUMMARY_JSON).exists() and not (self._force or resume):
+            raise UsageError(
+                f"output.dir: expected a folder without a training, found {folder}/{trainer_summary.SUMMARY_JSON}; "
+                "choose another one, or give force=True"
+            )
+        with written_to(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
     def _trained(self, steps: Steps, process: Process, folder: Path, *, profiled: bool) -> Trained:
         first = steps.number
-        progress = _Progress(steps, folder, process, self._say)
+        progress = Progress(steps, folder, process, self._say)
         with _recorded(steps, folder / RUN, profiled=profiled) as recording, progress.open():
 
             def step() -> torch.Tensor:
@@ -126,7 +130,8 @@ class Trainer:
                 strategy=_strategy(steps),
                 run_folder=run_folder,
             )
-            trainer_summary.write(found, folder)
+            with written_to(folder):
+                trainer_summary.write(found, folder)
         return Trained(folder, run_folder, samples.losses, found)
 
 
@@ -157,48 +162,6 @@ def _strategy(steps: Steps) -> str:
     return SINGLE if isinstance(steps.parallel, Alone) else steps.config.train.strategy
 
 
-class _Progress:
-    """What is told and kept between steps: log lines and TensorBoard on rank 0, checkpoints on all."""
-
-    def __init__(self, steps: Steps, folder: Path, process: Process, say: Say | None) -> None:
-        self._steps, self._folder, self._process = steps, folder, process
-        self._say = say if process.rank == 0 else None
-        self._events: Events | None = None
-        self._since_s, self._since_step = time.perf_counter(), steps.number
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
-        """Keep the event file open while training runs."""
-        if self._process.rank == 0 and self._steps.config.output.tensorboard:
-            self._events = Events(self._folder / TENSORBOARD)
-        try:
-            yield
-        finally:
-            if self._events is not None:
-                self._events.close()
-
-    def after(self, loss: torch.Tensor) -> None:
-        """Tell of the step that just ran, where it is its turn."""
-        train, done = self._steps.config.train, self._steps.number
-        if (done % train.log_every == 0 or done == train.steps) and (self._say or self._events):
-            self._tell(done, float(loss))
-        if train.checkpoint_every and (done % train.checkpoint_every == 0 or done == train.steps):
-            trainer_checkpoint.save(self._steps, self._folder, rank=self._process.rank)
-
-    def _tell(self, done: int, loss: float) -> None:
-        now_s = time.perf_counter()
-        step_s = (now_s - self._since_s) / max(done - self._since_step, 1)
-        self._since_s, self._since_step = now_s, done
-        config, lr = self._steps.config, self._steps.parallel.optimizer.param_groups[0]["lr"]
-        tokens = self._steps.work.tokens_per_step * config.train.grad_accum * self._process.world_size
-        if self._events is not None:
-            rates = {"step_ms": step_s * 1e3, "tokens_per_sec": tokens / step_s}
-            self._events.scalars(done, {"loss": loss, "learning_rate": lr, **rates})
-        if self._say is not None:
-            kind = "warm-up " if done <= config.scheduler.warmup_steps else "training"
-            self._say(f"step {done:5d} of {config.train.steps}  {kind}  lr {lr:.3e}  loss {loss:.4f}")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Return the exit code of a training from the command line."""
     parser = argparse.ArgumentParser(
@@ -216,6 +179,9 @@ def main(arguments: list[str] | None = None) -> int:
     except StepscopeError as error:
         sys.stderr.write(f"stepscope: {error}\n")
         return error.exit_code
+    except KeyboardInterrupt:
+        sys.stderr.write("stepscope: stopped; the run folder, logs and checkpoint keep what was done until then\n")
+        return 130
     if done.summary is not None:
         _print(f"summary in {done.folder}/{trainer_summary.SUMMARY_TXT}")
         if done.run_folder is not None:

@@ -29,7 +29,6 @@ def save(steps: Steps, folder: Path, *, rank: int) -> None:
         "optimizer": optimizer,
         "scaler": steps.scaler.state_dict(),
     }
-    folder.mkdir(parents=True, exist_ok=True)
     with written_whole(folder / CHECKPOINT) as f:
         torch.save(content, f)
 

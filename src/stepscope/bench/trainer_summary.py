@@ -96,7 +96,6 @@ def text(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any], folder: Path) -> None:
     """Write the summary in both forms."""
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in ((SUMMARY_JSON, json.dumps(found, indent=1) + "\n"), (SUMMARY_TXT, text(found))):
         with written_whole(folder / name) as f:
             f.write(content.encode())
