@@ -168,7 +168,7 @@ def test_more_than_a_viewer_can_stack_is_left_out_and_said(tmp_path: Path) -> No
     for k in range(MOST_LANES + 3):
         r.annotation(f"r{k}", k, 1000 + k)
     timeline = timeline_of(aligned(built_run(tmp_path, [r])))
-    assert timeline.num_slices == MOST_LANES and "3 slices left out" in timeline.notes[0]
+    assert timeline.num_slices == MOST_LANES and "left out, 3 slices that cross" in timeline.left_out[0]
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +203,8 @@ class TestFilter:
         assert thin.num_slices <= whole.num_slices // 2 and "the host's threads" in thin.notes[0]
         thinner = timeline_of(shared, most=whole.num_slices // 6)
         assert "steps outside 2:4" in thinner.notes[0] and "--max-slices 0" in thinner.notes[0]
+        assert thinner.left_out[0].encode() in b"".join(perfetto_trace(thinner))
+        assert json.loads(b"".join(chrome_trace(thinner)))["notes"] == list(thinner.notes)
         assert whole.num_slices == sum(map(len, source(shared).values()))
 
 

@@ -6,6 +6,7 @@ that no reader's floating point loses any of it. Each lane is a thread, its numb
 
 import json
 from collections.abc import Iterator
+from itertools import chain
 
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
 
@@ -15,16 +16,22 @@ _NEXT = b",\n"
 def chrome_trace(timeline: Timeline) -> Iterator[bytes]:
     """Yield the file's bytes, piece by piece."""
     first_tid = FIRST_PID + 1 + max((rank.rank for rank in timeline.ranks), default=0)
-    head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": timeline.base_ns}
-    yield json.dumps(head)[:-1].encode() + b', "traceEvents": [\n'
-    yield json.dumps({"ph": "M", "pid": FIRST_PID, "name": "notes", "args": {"notes": timeline.notes}}).encode()
+    head = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "baseTimeNanoseconds": timeline.base_ns,
+        "notes": timeline.notes,
+    }
+    yield json.dumps(head)[:-1].encode() + b', "traceEvents": ['
     names = [json.dumps(name) for name in timeline.names]
     categories = [json.dumps(category) for category in timeline.categories]
     flows: dict[int, list[tuple[int, int, int]]] = {}
     tid = first_tid
+    between = b"\n"
     for rank in timeline.ranks:
-        for event in (*_described(rank, tid), *_slices(rank, tid, names, categories)):
-            yield _NEXT + event.encode()
+        for event in chain(_described(rank, tid), _slices(rank, tid, names, categories)):
+            yield between + event.encode()
+            between = _NEXT
         for i, ids in rank.flows.items():
             for flow in ids:
                 flows.setdefault(flow, []).append((int(rank.start_ns[i]), _pid(rank), tid + int(rank.track[i])))

@@ -50,7 +50,8 @@ def perfetto_trace(timeline: Timeline) -> Iterator[bytes]:
     yield _interned(timeline)
     uuid = 1 + len(timeline.ranks)
     for i, rank in enumerate(timeline.ranks):
-        yield b"".join(_descriptors(rank, process_uuid=1 + i, first_uuid=uuid))
+        labels = timeline.left_out if i == 0 else ()
+        yield b"".join(_descriptors(rank, process_uuid=1 + i, first_uuid=uuid, labels=labels))
         yield from _events(rank, first_uuid=uuid)
         uuid += len(rank.tracks)
 
@@ -72,8 +73,8 @@ def _interned(timeline: Timeline) -> bytes:
     return _packet(_ONE_SEQUENCE, number(_FLAGS, _STATE_CLEARED | _NEEDS_STATE), message(_INTERNED, *entries))
 
 
-def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int) -> Iterator[bytes]:
-    process = message(3, number(1, FIRST_PID + rank.rank), text(6, rank.label))
+def _descriptors(rank: RankTimeline, *, process_uuid: int, first_uuid: int, labels: tuple[str, ...]) -> Iterator[bytes]:
+    process = message(3, number(1, FIRST_PID + rank.rank), text(6, rank.label), *(text(8, said) for said in labels))
     yield _packet(_ONE_SEQUENCE, message(_DESCRIPTOR, number(1, process_uuid), process, number(11, _EXPLICIT_ORDER)))
     for i, track in enumerate(rank.tracks):
         parts = (number(1, first_uuid + i), text(2, track.name), number(5, process_uuid), number(12, i))

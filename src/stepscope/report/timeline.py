@@ -75,8 +75,15 @@ class Timeline:
     ranks: tuple[RankTimeline, ...]
     names: tuple[str, ...]
     categories: tuple[str, ...]
-    notes: tuple[str, ...]
-    """what is not in it, and what to know before trusting it"""
+    left_out: tuple[str, ...]
+    """what is not in it; the file says so too"""
+    warnings: tuple[str, ...]
+    """what to know before trusting it"""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return everything that must be said with it."""
+        return self.left_out + self.warnings
 
     @property
     def num_slices(self) -> int:
@@ -104,21 +111,26 @@ def timeline_of(shared: Aligned, *, given: Filter | None = None, most: int | Non
         if len(r)
     ]
     crossing = sum(len(r) for r in rows) - sum(map(len, built))
-    notes = [*_left_out(asked, chosen, left_out), *shared.run.warnings, *shared.clocks.warnings]
-    if crossing:
-        notes.insert(0, f"{crossing:,} slices left out that cross too many others of their thread or stream")
-    return Timeline(shared.run.name, base_ns, tuple(built), texts.listed, categories.listed, tuple(notes))
-
-
-def _left_out(asked: Filter, chosen: Filter, left_out: int) -> list[str]:
-    if not left_out:
-        return []
-    why = (
-        ""
-        if chosen == asked
-        else "; too many to open otherwise: --max-slices 0 keeps them all, --ranks or --steps choose"
+    return Timeline(
+        name=shared.run.name,
+        base_ns=base_ns,
+        ranks=tuple(built),
+        names=texts.listed,
+        categories=categories.listed,
+        left_out=tuple(_left_out(asked, chosen, left_out, crossing)),
+        warnings=(*shared.run.warnings, *shared.clocks.warnings),
     )
-    return [f"left out, {left_out:,} slices: {', '.join(chosen.words())}{why}"]
+
+
+def _left_out(asked: Filter, chosen: Filter, count: int, crossing: int) -> list[str]:
+    said = []
+    if count:
+        more = "; more than a viewer opens: --ranks or --steps choose, --max-slices 0 keeps all"
+        why = "" if chosen == asked else more
+        said.append(f"left out, {count:,} slices: {', '.join(chosen.words())}{why}")
+    if crossing:
+        said.append(f"left out, {crossing:,} slices that cross too many others of their thread or stream")
+    return said
 
 
 def _shared_start(shared: Aligned, index: int, rows: npt.NDArray[np.intp]) -> Int64s:
