@@ -24,7 +24,8 @@ class HostOptimizer:
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             if parameter.grad is not None:
                 master.grad.copy_(parameter.grad, non_blocking=True)
-        torch.cuda.synchronize()  # the host reads what the device has just sent
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()  # the host reads what the device has just sent
         self._adam.step()
         for parameter, master in zip(self._parameters, self._masters, strict=True):
             parameter.copy_(master, non_blocking=True)

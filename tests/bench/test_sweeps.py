@@ -1,0 +1,230 @@
+"""Sweeps: the search for sizes, the comparison of gradients, and variants that fail alone."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from stepscope.bench.rank import Bench  # noqa: E402
+from stepscope.bench.sweeps import child  # noqa: E402
+from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
+from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
+from stepscope.bench.sweeps.offloaded import HostOptimizer  # noqa: E402
+from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
+from stepscope.bench.sweeps.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
+from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
+from stepscope.bench.workload import WorkloadSpec, workload  # noqa: E402
+from stepscope.errors import UsageError  # noqa: E402
+
+CPU = torch.device("cpu")
+SPEC = {"name": "gpt", "d_model": 16, "num_layers": 1, "num_heads": 2, "seq_len": 8, "vocab_size": 32,
+        "batch_size": 4, "precision": "fp32", "seed": 0, "options": {}}  # fmt: skip
+QUICK = {"accumulation": 1, "warmup_steps": 1, "steps": 2, "item_limit_s": 60, "reference": "first"}
+
+
+@given(capacity=st.integers(1, 20_000), start=st.sampled_from([1, 8, 32, 100]))
+def test_search_ends_just_below_the_capacity(capacity: int, start: int) -> None:
+    known: dict[int, bool] = {}
+    while (size := next_probe(known, start=start)) is not None:
+        assert size not in known
+        known[size] = size <= capacity
+    largest = largest_fitting(known)
+    assert largest is not None and largest <= capacity
+    assert capacity - largest <= max(largest / 8, 1)
+    assert len(known) < 30
+
+
+def test_search_gives_up_when_a_batch_of_one_does_not_fit() -> None:
+    assert next_probe({32: False, 16: False, 8: False, 4: False, 2: False, 1: False}) is None
+    assert largest_fitting({1: False}) is None
+
+
+def test_search_stops_at_the_given_size() -> None:
+    assert next_probe({32: True, 64: True}, limit=100) is None
+
+
+def test_powers_of_two_and_the_largest_are_measured() -> None:
+    assert measured_sizes({32: True, 64: True, 128: False, 96: True, 112: False}) == [32, 64, 96]
+
+
+def test_rounds_start_with_another_variant_each() -> None:
+    order = interleaved([Variant("a"), Variant("b"), Variant("c")], runs=3)
+    assert "".join(v.name for v, _ in order) == "abcbcacab"
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(name: str) -> None:
+    sweep = sweep_named(name, SPEC, {"sizes": [4, 8]} if name == "batch-size" else {})
+    names = [v.name for v in sweep.variants]
+    assert len(set(names)) == len(names) >= 2
+    assert sweep.variants[0].only_on is None
+    assert all(v.why_only for v in sweep.variants if v.only_on)
+
+
+def test_asking_for_variants_keeps_the_first() -> None:
+    sweep = sweep_named("precision", SPEC, {})
+    assert [v.name for v in only(sweep, ["bf16"]).variants] == ["fp32", "bf16"]
+    with pytest.raises(UsageError, match="fp12"):
+        only(sweep, ["fp12"])
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-3, 0.3])
+def test_sketches_are_as_far_apart_as_gradients(error: float) -> None:
+    torch.manual_seed(0)
+    shapes = [(300, 40), (7,), (1000,)]
+    parameters = [torch.nn.Parameter(torch.zeros(s)) for s in shapes]
+    sketches, grads = [], [torch.randn(s) for s in shapes]
+    off = [torch.randn(s) for s in shapes]
+    scale = error * _norm(grads) / _norm(off)
+    for times in (0.0, scale):
+        for p, g, o in zip(parameters, grads, off, strict=True):
+            p.grad = g + times * o
+        sketches.append(torch.tensor(gradient_sketch(parameters, device=CPU)))
+    assert float((sketches[1] - sketches[0]).norm() / sketches[0].norm()) == pytest.approx(error, rel=0.3)
+
+
+def _norm(tensors: list) -> float:
+    return float(torch.cat([t.flatten() for t in tensors]).norm())
+
+
+def test_accumulated_halves_give_the_gradient_of_the_whole() -> None:
+    whole = child.checked(TrainStep(_work(), {}))
+    halves = child.checked(TrainStep(_work(batch_size=2), {"accumulation": 2}))
+    apart = torch.tensor(whole["sketch"]) - torch.tensor(halves["sketch"])
+    assert float(apart.norm()) <= rounding("fp32").gradient * float(torch.tensor(whole["sketch"]).norm())
+    assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+
+
+def _work(**changes: object):
+    return workload(WorkloadSpec(**{**SPEC, **changes}), "cpu")
+
+
+def test_fp16_trains_with_its_scaler() -> None:
+    step = TrainStep(_work(precision="fp16"), {"learning_rate": 1e-2})
+    losses = [float(step()) for _ in range(30)]
+    assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_optimizer_on_the_host_takes_the_same_steps() -> None:
+    plain, moved = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    moved.load_state_dict(plain.state_dict())
+    optimizers = [
+        torch.optim.AdamW(plain.parameters(), lr=0.1),
+        HostOptimizer(list(moved.parameters()), learning_rate=0.1),
+    ]
+    for _ in range(3):
+        x = torch.randn(4, 8)
+        for model, optimizer in zip((plain, moved), optimizers, strict=True):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    assert torch.allclose(plain.weight, moved.weight, atol=1e-6)
+
+
+def records(variants: list[Variant], *, spec: dict | None = None, **settings: object) -> list[dict]:
+    """Return what the measuring process would write."""
+    from dataclasses import asdict
+
+    stream = io.StringIO()
+    items = [{"variant": asdict(v), "run": 0} for v in variants]
+    bench = Bench(rank=0, world_size=1, device=CPU, out=Path(), stream=stream)
+    child.job(bench, {**QUICK, "spec": spec or SPEC, "items": items, **settings})
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_variant_for_another_device_is_listed_with_the_reason() -> None:
+    found = records([Variant("graphs", only_on="cuda", why_only="graphs are for CUDA")])[-1]
+    assert (found["what"], found["reason"]) == ("not_measured", "graphs are for CUDA; this is cpu")
+
+
+def test_measured_variant_has_samples_flops_and_a_check() -> None:
+    found = records([Variant("plain", step={"accumulation": 2})])[-1]
+    assert found["what"] == "samples" and len(found["step_ms"]) == 2 and len(found["check"]["losses"]) == 3
+    assert found["samples_per_step"] == 8 and found["tokens_per_step"] == 64
+    assert found["flops_per_step"] == 2 * _work().flops_per_step()
+
+
+def test_batch_is_checked_against_its_halves() -> None:
+    found = records([Variant("4"), Variant("3", spec={"batch_size": 3})], reference="halves")
+    assert found[1]["reference"]["losses"] == pytest.approx(found[1]["check"]["losses"], rel=1e-5)
+    assert found[3]["reference"] is None
+
+
+FAULTY = """
+import os, signal, time
+import torch
+from torch import nn
+
+def make(spec, device):
+    def loss(model, batch):
+        how = spec.option("how", "well")
+        if how == "crash": os.kill(os.getpid(), signal.SIGKILL)
+        if how == "hang": time.sleep(60)
+        if how == "raise": raise RuntimeError("no such kernel\\nsecond line")
+        if how == "memory": raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
+        torch.empty(spec.batch_size, spec.option("bytes", 1), dtype=torch.uint8).fill_(1)
+        return model(batch).square().mean()
+    return nn.Linear(4, 4), [torch.ones(2, 4)], loss
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    monkeypatch.chdir(tmp_path)
+    return {**SPEC, "name": "faulty:make"}
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_variants_that_crash_hang_or_fail_spoil_nothing(faulty: dict, tmp_path: Path) -> None:
+    bad = ("crash", "hang", "raise", "memory")
+    variants = [Variant("first"), *(Variant(how, options={"how": how}) for how in bad), Variant("last")]
+    sweep = Sweep("trial", "?", tuple(variants), Tolerance(0, 0, ""))
+    kept: list[int] = []
+    found = run_sweep(
+        sweep, spec=faulty, method=Method(runs=2, warmup_steps=1, steps=2, item_limit_s=3), out=tmp_path / "out",
+        keep=lambda so_far: kept.append(len(so_far.runs)),
+    )  # fmt: skip
+    assert {name: len(runs) for name, runs in found.runs.items()} == {"first": 2, "last": 2}
+    assert {name: r["what"] for name, r in found.refusals.items()} == {
+        "crash": "failed", "hang": "failed", "raise": "failed", "memory": "out_of_memory"}  # fmt: skip
+    assert "signal 9" in found.refusals["crash"]["reason"] and "3 s" in found.refusals["hang"]["reason"]
+    assert found.refusals["raise"]["reason"] == "RuntimeError: no such kernel"
+    assert found.message is None and max(kept) == 2
+
+
+@pytest.mark.job
+def test_ctrl_c_keeps_what_was_measured(faulty: dict, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int, name: str) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    sweep = Sweep("trial", "?", (Variant("a"), Variant("b", options={"how": "hang"})), Tolerance(0, 0, ""))
+    found = run_sweep(
+        sweep, spec=faulty, method=Method(runs=1, warmup_steps=1, steps=2), out=tmp_path, progress=interrupt
+    )
+    assert found.interrupted and list(found.runs) == ["a"] and "Ctrl-C" in (found.message or "")
+
+
+@pytest.mark.job
+def test_a_wrong_workload_is_refused_in_one_line(tmp_path: Path) -> None:
+    sweep = sweep_named("precision", SPEC, {})
+    with pytest.raises(UsageError, match="kv_heads"):
+        run_sweep(sweep, spec={**SPEC, "options": {"kv_heads": 3}}, method=Method(), out=tmp_path)
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_largest_batch_within_a_memory_limit(faulty: dict, tmp_path: Path) -> None:
+    spec = {**faulty, "options": {"bytes": 4_000_000}}
+    known, reasons = fitting_sizes(
+        spec, start=8, most=1 << 10, memory_limit_bytes=200_000_000, method=Method(item_limit_s=60), out=tmp_path
+    )
+    assert 32 <= (largest_fitting(known) or 0) <= 50
+    assert reasons and all(not known[size] for size in reasons)
