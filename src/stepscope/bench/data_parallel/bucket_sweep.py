@@ -28,7 +28,7 @@ def bucket_sweep(bench: Bench, settings: dict[str, Any]) -> None:
     """Find the best bucket size on these ranks, then compare it with the default and DDP's options."""
     every = sorted({DEFAULT_MB, *map(float, settings.get("sizes_mb") or SIZES_MB)})
     sizes, same_as = distinct_sizes(WorkloadSpec(**settings["workload"]), every)
-    rounds = _Rounds(bench, settings, sizes)
+    rounds = Rounds(bench, settings, sizes)
     found = _everything(len(sizes), rounds) if settings.get("exhaustive") else search(len(sizes), rounds.times)
     best_mb = sizes[found.best]
     if same_as.get(DEFAULT_MB) == best_mb:
@@ -56,7 +56,7 @@ def distinct_sizes(spec: WorkloadSpec, sizes: Sequence[float]) -> tuple[list[flo
     return list(kept.values()), same
 
 
-class _Rounds:
+class Rounds:
     """Measures sizes in turns, a few steps each; every rank gets the slowest rank's times, so all decide alike."""
 
     def __init__(self, bench: Bench, settings: dict[str, Any], sizes: Sequence[float]) -> None:
@@ -67,14 +67,15 @@ class _Rounds:
         step_ms: dict[int, list[float]] = {place: [] for place in places}
         for _ in range(int(self._settings.get("round_turns", _TURNS))):
             for place in places:
-                step_ms[place] += self._turn(self._sizes[place])
+                step_ms[place] += self.turn(self._sizes[place])
         medians = torch.tensor([_median(step_ms[place]) for place in places], device=self._bench.device)
         dist.all_reduce(medians, op=dist.ReduceOp.MAX)
         times_ms = [float(time) for time in medians]
         self._bench.emit(what="round", sizes_mb=[self._sizes[place] for place in places], times_ms=times_ms)
         return times_ms
 
-    def _turn(self, size_mb: float) -> tuple[float, ...]:
+    def turn(self, size_mb: float) -> tuple[float, ...]:
+        """Return the step times of one turn of a size, with a new model, in ms."""
         series = entry(self._settings["implementation"], f"{size_mb:g}MB", {"bucket_size_mb": size_mb})
         contender = Contender.of(self._settings, series)
         cleared(self._bench)
@@ -83,7 +84,7 @@ class _Rounds:
         return measure(training.step, warmup_steps=warmup, steps=steps, device=self._bench.device).step_ms
 
 
-def _everything(count: int, rounds: _Rounds) -> Found:
+def _everything(count: int, rounds: Rounds) -> Found:
     """Return the best of all sizes, each measured."""
     times = rounds.times(range(count))
     best = min(range(count), key=lambda place: times[place])
