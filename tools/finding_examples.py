@@ -21,14 +21,20 @@ _WHATIF = re.compile(r"(    \$ stepscope whatif (?P<run>\w+) (?P<args>--set [^\n
 
 
 def main(runs: Path) -> int:
+    """Return 0 when all pages have been looked at."""
     for page in sorted(PAGES.glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        fresh = _SAID.sub(lambda m: m[1] + said(runs / m["run"], page.stem, m["block"]), text)
-        fresh = _WHATIF.sub(lambda m: m[1] + whatif(runs / m["run"], m["args"]), fresh)
+        fresh = refreshed(text, page.stem, runs)
         if fresh != text:
             page.write_text(fresh, encoding="utf-8")
             print(f"{page.name}: new numbers")
     return 0
+
+
+def refreshed(text: str, finding_id: str, runs: Path) -> str:
+    """Return a page with its blocks written anew."""
+    text = _SAID.sub(lambda m: m[1] + said(runs / m["run"], finding_id, m["block"]), text)
+    return _WHATIF.sub(lambda m: m[1] + whatif(runs / m["run"], m["args"]), text)
 
 
 def said(run: Path, finding_id: str, before: str) -> str:
@@ -39,17 +45,15 @@ def said(run: Path, finding_id: str, before: str) -> str:
     if found is None:
         print(f"{finding_id}: not found in {run.name}")
         return before
-    low, high = found["saving_low_ms"], found["saving_high_ms"]
-    lines = [
-        found["title"],
-        f"saves {found['saving_ms_per_step']:.1f} ms per step ({found['saving_pct']:.0f} %; {low:.1f} to {high:.1f} ms), "
-        f"confidence {found['confidence']:g}",
-    ]
+    saving = f"{found['saving_ms_per_step']:.1f} ms per step"
+    between = f"{found['saving_pct']:.0f} %; {found['saving_low_ms']:.1f} to {found['saving_high_ms']:.1f} ms"
+    lines = [found["title"], f"saves {saving} ({between}), confidence {found['confidence']:g}"]
     lines += [evidence(e) for e in found["evidence"]]
     return "".join(f"    {line}\n" for line in lines)
 
 
 def evidence(e: dict[str, Any]) -> str:
+    """Return one line of evidence."""
     value = f"{e['value']:,}" if isinstance(e["value"], int) else str(e["value"])
     where = f" ({e['where']})" if e["where"] else ""
     return f"{e['what']}: {value} {e['unit']}".rstrip() + where
@@ -64,6 +68,7 @@ def whatif(run: Path, args: str) -> str:
 
 @cache
 def report(run: Path) -> dict[str, Any]:
+    """Return the report of a run."""
     command = ["stepscope", "report", str(run), "--json", "-", "--unprofiled-step-ms", str(unprofiled_ms(run))]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -71,6 +76,7 @@ def report(run: Path) -> dict[str, Any]:
 
 
 def unprofiled_ms(run: Path) -> float:
+    """Return the step without the profiler."""
     return float(json.loads((run / "truth.json").read_text())["step_ms_unprofiled"])
 
 
