@@ -98,7 +98,7 @@ def test_more_runs_that_agree_tell_more() -> None:
 
 
 def test_too_few_steps_have_no_interval() -> None:
-    found = difference([[1.0, 2.0, 3.0]], [[5.0, 6.0, 7.0, 8.0]])
+    found = difference([[1.0, 3.0]], [[5.0, 6.0, 7.0, 8.0]])
     assert found.a == 2.0 and found.b == 6.5
     assert np.isnan(found.low) and found.p_value is None and not found.significant
 

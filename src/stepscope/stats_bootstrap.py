@@ -24,7 +24,7 @@ Floats = npt.NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
 """one number for each row"""
 
-LEAST_SAMPLES = 4
+LEAST_SAMPLES = 3
 """fewer say nothing of how they vary"""
 CONFIDENCE = 0.95
 _TRIM = 0.25
@@ -32,6 +32,7 @@ _DRAWS = 1999
 _LEAST_DRAWS = 199
 _MOST_DRAWN = 20_000_000
 _MOST_LAG = 0.95
+_INDEPENDENT = 4
 _ROUNDS = 8
 _LEVELS = 0.005, 0.5
 """beyond them the draws are too few, or too near to each other, to show a shape"""
@@ -63,13 +64,13 @@ class Difference:
 
 
 def typical(rows: Floats) -> Floats:
-    """Return the mean of the middle half of each row.
+    """Return the mean of the middle half of each row; of less than five samples the mean of all.
 
-    >>> typical(np.array([1.0, 2, 3, 90])).item()
-    2.5
+    >>> typical(np.array([1.0, 2, 3, 4, 90])).item()
+    3.0
     """
     n = rows.shape[-1]
-    cut = int(n * _TRIM)
+    cut = _cut(n, _TRIM)
     return np.asarray(np.sort(rows, axis=-1)[..., cut : n - cut].mean(axis=-1))
 
 
@@ -105,7 +106,7 @@ def mean_errors(columns: Floats, *, trim: float = 0.0) -> tuple[Floats, Floats]:
     n = len(columns)
     if n < LEAST_SAMPLES:
         return np.full(columns.shape[1:], nan), np.full(columns.shape[1:], nan)
-    cut = int(n * trim)
+    cut = _cut(n, trim)
     ordered = np.sort(columns, axis=0)
     centred = np.clip(columns, ordered[cut], ordered[n - cut - 1])
     centred = centred - centred.mean(axis=0)
@@ -249,6 +250,10 @@ def _p_value(change: float, shape: Floats | None, errors: Sequence[tuple[float, 
     return float(p)
 
 
+def _cut(n: int, trim: float) -> int:
+    return int(n * trim) if n > _INDEPENDENT else 0
+
+
 def _samples_per_independent(centred: Floats, power: Floats) -> Floats:
     """Return for each column how many samples are worth one independent one: (1 + r) / (1 - r).
 
@@ -258,6 +263,6 @@ def _samples_per_independent(centred: Floats, power: Floats) -> Floats:
     """
     n = len(centred)
     seen = (centred[1:] * centred[:-1]).sum(axis=0) / np.where(power > 0, power, 1.0)
-    r = np.clip((n * seen + 1) / (n - 3), -1, 1)
+    r = np.clip((n * seen + 1) / max(n - 3, 1), -1, 1)
     r = np.clip(r + 0.5 * np.sqrt((1 - r * r) / n), 0, _MOST_LAG)
-    return np.asarray(np.minimum((1 + r) / (1 - r), max(n / LEAST_SAMPLES, 1.0)))
+    return np.asarray(np.minimum((1 + r) / (1 - r), max(n / _INDEPENDENT, 1.0)))

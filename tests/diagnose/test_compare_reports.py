@@ -45,7 +45,7 @@ def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (),
 
 def step(a: float, b: float, half: float) -> Comparison:
     found = Difference(a, b, b - a - half, b - a + half, 0.001 if abs(b - a) > half else 0.4, half)
-    return Comparison("profiled", False, found, {"step.profiled_ms": found}, (), (), (), ())
+    return Comparison(found, "profiled", False, {"step.profiled_ms": found}, (), (), (), ())
 
 
 def judged(text: str, *, a: float = 10.0, b: float = 11.0, half: float = 0.5, **more: Any) -> GateResult:
@@ -148,6 +148,6 @@ def test_a_name_that_neither_has_is_wrong_usage_with_near_names() -> None:
 
 
 def test_intervals_that_are_unknown_stay_unknown() -> None:
-    few = Comparison("profiled", False, Difference(1.0, 2.0, np.nan, np.nan, None, None), {}, (), (), (), ())
+    few = Comparison(Difference(1.0, 2.0, np.nan, np.nan, None, None), "profiled", False, {}, (), (), (), ())
     metric = metrics_of([report()], [report()], few)[0]
     assert metric.difference is None and "too few steps" in metric.reason

@@ -10,24 +10,36 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.compare_rows import Row, changed_rows, recentred, rows_of
-from stepscope.analyze.compare_samples import RunSamples, StepTimes
+from stepscope.analyze.compare_samples import RunSamples, StepSamples, StepTimes
 from stepscope.analyze.parts import PARTS
 from stepscope.stats_bootstrap import LEAST_SAMPLES, Difference, difference
 
 Floats = npt.NDArray[np.float64]
 UNPROFILED, PROFILED = "unprofiled", "profiled"
+_FEW = 8
+
+
+@dataclass(frozen=True)
+class StepDifference:
+    """The step of two sides."""
+
+    difference: Difference
+    """ms; mean over runs of the mean of the middle half of the steps"""
+    basis: str
+    """`unprofiled` or `profiled`: what the step times are"""
+    logged: bool
+    """whether they are those of the step logs; if not they are the profiled periods"""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Comparison:
     """Two sides, each one or several runs."""
 
-    basis: str
-    """`unprofiled` or `profiled`: what the step times are"""
-    logged: bool
-    """whether the step times are those of the step logs; if not they are the profiled periods"""
     step: Difference
-    """ms; mean over runs of the mean of the middle half of the steps"""
+    basis: str
+    logged: bool
+    """these three as in `StepDifference`"""
     sampled: dict[str, Difference]
     """numbers of the report that samples were kept of, by their dotted names"""
     budget: tuple[Row, ...]
@@ -39,21 +51,31 @@ class Comparison:
 
 def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
     """Return what differs between two sides."""
-    runs = [*a, *b]
-    logged = all(r.logged is not None and len(r.logged.ms) >= LEAST_SAMPLES for r in runs)
-    known = logged or all(r.unprofiled_ms is not None for r in runs)
-    basis = UNPROFILED if known else PROFILED
-    step, notes = _step(a, b, logged=logged, basis=basis)
+    step = step_difference(a, b)
     return Comparison(
-        basis=basis,
-        logged=logged,
-        step=step,
-        sampled=dict(_sampled(a, b, logged=logged)),
-        budget=budget_rows(a, b, basis=basis),
+        step=step.difference,
+        basis=step.basis,
+        logged=step.logged,
+        sampled=dict(_sampled(a, b, logged=step.logged)),
+        budget=budget_rows(a, b, basis=step.basis),
         kernels=changed_rows([r.kernels for r in a], [r.kernels for r in b]),
         operators=changed_rows([r.operators for r in a], [r.operators for r in b]),
-        notes=(*notes, *_notes(a, b, basis)),
+        notes=(*step.notes, *_notes(a, b, step)),
     )
+
+
+def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepDifference:
+    """Return the difference of the step: without the profiler where that is known of all runs, else with it."""
+    runs = [*a, *b]
+    if all(r.logged is not None and len(r.logged.ms) >= LEAST_SAMPLES for r in runs):
+        return StepDifference(difference(_series(a, "logged"), _series(b, "logged")), UNPROFILED, True)
+    measured = difference(_series(a, "periods"), _series(b, "periods"))
+    values = [[r.unprofiled_ms for r in side if r.unprofiled_ms is not None] for side in (a, b)]
+    if len(values[0]) + len(values[1]) < len(runs):
+        return StepDifference(measured, PROFILED, False)
+    note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
+    found = recentred(measured, float(np.mean(values[0])), float(np.mean(values[1])))
+    return StepDifference(found, UNPROFILED, False, (note,))
 
 
 def budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str) -> tuple[Row, ...]:
@@ -78,21 +100,7 @@ def budget_rows(a: Sequence[RunSamples], b: Sequence[RunSamples], *, basis: str)
     )
 
 
-def _step(
-    a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool, basis: str
-) -> tuple[Difference, list[str]]:
-    """Return the step's difference, and what there is to say of where it comes from."""
-    if logged:
-        return difference(_series(a, "logged"), _series(b, "logged")), []
-    measured = difference(_series(a, "periods"), _series(b, "periods"))
-    if basis == PROFILED:
-        return measured, []
-    values = [float(np.mean([r.unprofiled_ms for r in side])) for side in (a, b)]
-    note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
-    return recentred(measured, values[0], values[1]), [note]
-
-
-def _series(runs: Sequence[RunSamples], name: str) -> list[Floats]:
+def _series(runs: Sequence[StepSamples], name: str) -> list[Floats]:
     return [found.ms if (found := getattr(r, name)) is not None else np.empty(0) for r in runs]
 
 
@@ -134,15 +142,19 @@ def _same_source(found: Sequence[StepTimes | None]) -> bool:
     return len({None if s is None else s.source for s in found}) == 1 and found[0] is not None
 
 
-def _notes(a: Sequence[RunSamples], b: Sequence[RunSamples], basis: str) -> Iterator[str]:
+def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDifference) -> Iterator[str]:
     runs = [*a, *b]
-    if basis == PROFILED:
-        without = [r.name for r in runs if r.unprofiled_ms is None]
+    if step.basis == PROFILED:
+        without = list(dict.fromkeys(r.name for r in runs if r.unprofiled_ms is None))
         yield (
             f"profiled steps are compared: the step without the profiler is not known of {', '.join(without[:3])}"
             f"{' and others' if len(without) > 3 else ''}"
         )
-        if len(without) < len(runs):
+        if any(r.unprofiled_ms is not None for r in runs):
             yield "efficiency, waterfall and findings hold the profiler's cost on one side only: see each run's report"
+    times = [r.logged if step.logged else r.periods for r in runs]
+    few = min(0 if t is None else len(t.ms) for t in times)
+    if LEAST_SAMPLES <= few < _FEW:
+        yield f"only {few} steps of a run: whether a slow moment lasts several steps cannot be told from so few"
     if min(len(a), len(b)) == 1:
         yield "one run on a side: how much runs differ is not in the intervals; give several with --a and --b"

@@ -49,8 +49,8 @@ class PerStep:
 
 
 @dataclass(frozen=True)
-class RunSamples:
-    """One run for a comparison."""
+class StepSamples:
+    """The steps of one run for a comparison."""
 
     name: str
     logged: StepTimes | None
@@ -62,6 +62,12 @@ class RunSamples:
     unprofiled_ms: float | None
     """the step without the profiler, as the report gives it"""
     profiled_ms: float | None
+
+
+@dataclass(frozen=True)
+class RunSamples(StepSamples):
+    """One run for a comparison."""
+
     part_ms: Floats | None
     """the budget as the report gives it, by `PARTS`: sums to the unprofiled step where known"""
     profiled_part_ms: Floats | None
@@ -73,6 +79,19 @@ class RunSamples:
     """time on the device where there is one, else on the host, without what other operators took"""
 
 
+def step_samples(account: Account) -> StepSamples:
+    """Return the steps of an account."""
+    step = account.step
+    return StepSamples(
+        name=account.run.name,
+        logged=_settled(log_series(account.run.logs)),
+        recorded=_settled(recorded_series(account.run)),
+        periods=_settled(_periods(*_with_steps(account))),
+        unprofiled_ms=None if step is None or step.unprofiled_ns is None else step.unprofiled_ns / NS_PER_MS,
+        profiled_ms=None if step is None else step.profiled_ns / NS_PER_MS,
+    )
+
+
 def run_samples(account: Account) -> RunSamples:
     """Return what of an account can be compared."""
     step = account.step
@@ -80,12 +99,7 @@ def run_samples(account: Account) -> RunSamples:
     numbers = _common_steps(ranks)
     on_device = any(rank.has_device for rank in ranks)
     return RunSamples(
-        name=account.run.name,
-        logged=_settled(log_series(account.run.logs)),
-        recorded=_settled(recorded_series(account.run)),
-        periods=_settled(_periods(ranks, known)),
-        unprofiled_ms=None if step is None or step.unprofiled_ns is None else step.unprofiled_ns / NS_PER_MS,
-        profiled_ms=None if step is None else step.profiled_ns / NS_PER_MS,
+        **vars(step_samples(account)),
         part_ms=None if step is None else np.array([p.ns_per_step for p in step.parts]) / NS_PER_MS,
         profiled_part_ms=None if step is None else np.array([p.profiled_ns for p in step.parts]) / NS_PER_MS,
         parts=_budget_columns(ranks, known, PARTS, lambda b: b.part_ns),

@@ -7,20 +7,21 @@ came true  = the measured saving lies in that interval, give or take what step t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.steadiness import log_series
+from stepscope.analyze.compare import step_difference
+from stepscope.analyze.compare_samples import step_samples
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.units import NS_PER_MS
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
 _GONE = 0.5
 """a finding counts as fixed when less than this share of its saving is left to gain"""
-_SIGMAS = 2.0
+_UNKNOWN_DOUBT = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Validation:
     """`unprofiled` or `profiled`"""
     measured_ns: float
     doubt_ns: float
-    """two standard errors of the measured saving"""
+    """half of the 95 % interval of the measured saving"""
     fixed: tuple[str, ...]
     """ids of the findings taken as fixed"""
     predicted_ns: float | None
@@ -67,7 +68,7 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
     both = first.unprofiled_ns is not None and second.unprofiled_ns is not None
     times = (first.step_ns, second.step_ns) if both else (first.profiled_ns, second.profiled_ns)
     measured = times[0] - times[1]
-    doubt = _SIGMAS * sqrt(_standard_error_ns(before, times[0]) ** 2 + _standard_error_ns(after, times[1]) ** 2)
+    doubt = _doubt_ns(before, after, times)
     fixed = _fixed(before.diagnosis, after.diagnosis, finding)
     predicted, low, high = _prediction(fixed, times[0])
     now = {f.id for f in after.diagnosis.findings if f.saving_ns > 0}
@@ -117,17 +118,12 @@ def _outcome(measured: float, doubt: float, low: float | None, high: float | Non
     return MORE if measured - doubt > high else CAME_TRUE
 
 
-def _standard_error_ns(run: Measurement, step_ns: float) -> float:
-    """Return how well a run's step time is known: the spread of its steps over the root of their number."""
-    series = log_series(run.account.run.logs)
-    if series is not None and len(series.dur_ns) > 1:
-        settled = series.dur_ns[len(series.dur_ns) // 4 :].astype(float)
-        return float(settled.std() / sqrt(len(settled)))
-    periods = [b.periods.dur_ns[b.periods.complete] for b in run.account.budgets if b is not None]
-    known = [p for p in periods if len(p) > 1]
-    if not known:
-        return 0.05 * step_ns
-    return float(np.mean([p.std() / sqrt(len(p)) for p in known]))
+def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, float]) -> float:
+    """Return how well the saving is known, by a comparison of the two runs; 5 % of both where steps are too few."""
+    found = step_difference([step_samples(before.account)], [step_samples(after.account)]).difference
+    if found.p_value is None:
+        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT
+    return (found.high - found.low) / 2 * NS_PER_MS
 
 
 def _notes(before: Account, after: Account, both_unprofiled: bool) -> list[str]:
