@@ -16,6 +16,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.schedule import WARMUP, WINDOW, census_step, phase_of
 from stepscope.run_folder import SCHEMA, steps_file, written_whole
 
+_OF_BENCHMARKS = ("bench", "ranks")  # sections that a training does not use
 SUMMARY_JSON, SUMMARY_TXT = "summary.json", "summary.txt"
 
 
@@ -46,7 +47,7 @@ def summary(
     kept = [{**r, "step_ms": [r["step_ms"][step - first] for step in counted]} for r in records]
     row = series(
         strategy,
-        config=asdict(config),
+        config={name: part for name, part in asdict(config).items() if name not in _OF_BENCHMARKS},
         runs=[kept],
         samples_per_step=config.workload.batch_size * per_step,
         tokens_per_step=tokens_per_step * per_step,
