@@ -94,3 +94,17 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("stepscope.cli.output.os.access", lambda *_: False)
     with pytest.raises(UsageError, match="cannot be written"):
         check_outputs(str(tmp_path / "x.json"), force=False)
+
+
+def test_folder_is_made_and_one_in_use_is_kept(tmp_path: Path) -> None:
+    refuse_used_folder(str(tmp_path / "a" / "b"), force=False)
+    folder = made_folder(str(tmp_path / "a" / "b"))
+    refuse_used_folder(str(folder), force=False)
+    (folder / "old").write_text("keep")
+    with pytest.raises(UsageError, match="expected a new or empty folder"):
+        refuse_used_folder(str(folder), force=False)
+    refuse_used_folder(str(folder), force=True)
+    with pytest.raises(UsageError, match="found a file"):
+        refuse_used_folder(str(folder / "old"), force=True)
+    with pytest.raises(UsageError, match="cannot write"):
+        made_folder(str(folder / "old" / "below"))

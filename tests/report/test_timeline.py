@@ -157,6 +157,17 @@ def test_no_process_or_thread_is_taken_for_the_systems_own(tmp_path: Path) -> No
     assert len(tids) == sum(len(rank.tracks) for rank in timeline.ranks)
 
 
+def test_progress_is_told_in_slices(shared: Aligned) -> None:
+    told: list[tuple[int, int]] = []
+    timeline = timeline_of(shared, progress=lambda done, total: told.append((done, total)))
+    size = timeline.num_slices
+    assert len(told) == 4 and told[0] == (0, size)
+    for form in (perfetto_trace, chrome_trace):
+        told.clear()
+        b"".join(form(timeline, progress=lambda done, total: told.append((done, total))))
+        assert len(told) == 4 and told[-1] == (size, size)
+
+
 def test_slices_that_cross_get_lanes_of_their_own() -> None:
     start = np.array([0, 5, 9, 14, 20, 20])
     end = np.array([7, 11, 16, 18, 30, 20])

@@ -22,7 +22,8 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cli.given_run import above_zero, account_with, add_run_arguments, run_from
-from stepscope.cli.output import output_folder, refuse_existing, write_output, write_pieces
+from stepscope.cli.output import made_folder, refuse_existing, refuse_used_folder, write_output, write_pieces
+from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.errors import UsageError
 from stepscope.report.chrome_timeline import chrome_trace
@@ -34,7 +35,7 @@ from stepscope.report.tensorboard import tensorboard_files
 from stepscope.report.timeline import Timeline, timeline_of
 from stepscope.report.timeline_filter import MOST_SLICES, Filter
 from stepscope.run.aligned import aligned
-from stepscope.run.load import Run
+from stepscope.run.load import Progress, Run
 from stepscope.run.table import pyarrow_module
 from stepscope.run.table_schema import TABLES
 from stepscope.run_folder import SCHEMA
@@ -100,29 +101,35 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
     if args.parquet:
         pyarrow_module()
     for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):
-        output_folder(folder, force=args.force)
+        refuse_used_folder(folder, force=args.force)
 
 
 def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
-    folder = Path(getattr(args, form))
-    tables = [made.table(name) for name in args.tables]
-    size = 0
-    for table in tables:
-        pieces = table_csv(table) if form == "csv" else table_parquet(table)
-        size += write_pieces(folder / f"{table.schema.name}.{form}", pieces, force=args.force)
+    folder = made_folder(getattr(args, form))
+    size = rows = 0
+    with work_progress(f"writing tables as {form}") as progress:
+        for i, name in enumerate(args.tables):
+            if progress:
+                progress(i, len(args.tables))
+            table = made.table(name)
+            pieces = table_csv(table) if form == "csv" else table_parquet(table)
+            size += write_pieces(folder / f"{name}.{form}", pieces, force=args.force)
+            rows += len(table)
     return {
         "what": f"tables as {form}",
         "path": str(folder),
         "size_bytes": size,
-        "files": len(tables),
-        "rows": sum(map(len, tables)),
+        "files": len(args.tables),
+        "rows": rows,
         "warnings": list(recorded.warnings),
     }
 
 
 def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
-    timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None)
-    size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto), force=args.force)
+    with work_progress("laying out slices") as progress:
+        timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None, progress=progress)
+    with work_progress("writing the timeline") as progress:
+        size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto, progress), force=args.force)
     return {
         "what": "timeline",
         "path": args.perfetto,
@@ -135,8 +142,14 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
 
 
 def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace) -> dict[str, Any]:
+    folder = made_folder(args.tensorboard)
     files, notes = tensorboard_files(account)
-    size = sum(write_pieces(Path(args.tensorboard) / name, pieces, force=args.force) for name, pieces in files)
+    size = 0
+    with work_progress("writing for TensorBoard") as progress:
+        for i, (name, pieces) in enumerate(files):
+            if progress:
+                progress(i, len(files))
+            size += write_pieces(folder / name, pieces, force=args.force)
     return {
         "what": "for TensorBoard",
         "path": args.tensorboard,
@@ -146,9 +159,10 @@ def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace
     }
 
 
-def _pieces(timeline: Timeline, path: str) -> Iterable[bytes]:
+def _pieces(timeline: Timeline, path: str, progress: Progress | None) -> Iterable[bytes]:
     name = Path(path).name.lower()
-    pieces = chrome_trace(timeline) if name.removesuffix(".gz").endswith(".json") else perfetto_trace(timeline)
+    form = chrome_trace if name.removesuffix(".gz").endswith(".json") else perfetto_trace
+    pieces = form(timeline, progress=progress)
     return _compressed(pieces) if name.endswith(".gz") else pieces
 
 

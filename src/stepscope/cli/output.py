@@ -59,18 +59,24 @@ def refuse_existing(target: Path, *, force: bool) -> None:
         raise UsageError(f"expected to create {target}, found it exists; use --force to overwrite, or another name")
 
 
-def output_folder(path: str, *, force: bool) -> Path:
-    """Return the folder `path`, made where it is missing; one that holds anything only with `force`, a link never."""
+def refuse_used_folder(path: str, *, force: bool) -> None:
+    """Raise where `path` is a link, a file, or a folder that holds anything and `force` is not given."""
     folder = Path(path)
     if folder.is_symlink():
         raise UsageError(f"expected a folder to write into, found a link at {path}; give the folder itself")
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"expected a folder to write into, found a file at {path}; give another name")
+    if folder.is_dir() and not force and any(folder.iterdir()):
+        raise UsageError(
+            f"expected a new or empty folder, found one with files at {path}; use --force to overwrite files in it, "
+            "or another name"
+        )
+
+
+def made_folder(path: str) -> Path:
+    """Return the folder `path`, made where it is missing."""
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())) and not (force and folder.is_dir()):
-            raise UsageError(
-                f"expected a new or empty folder, found {'one with files' if folder.is_dir() else 'a file'} at {path}; "
-                "use --force to write into a folder that holds files, or another name"
-            )
-        folder.mkdir(parents=True, exist_ok=True)
+        Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error
-    return folder
+    return Path(path)

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from itertools import chain
 
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
+from stepscope.run.load import Progress
 
 _NEXT = b",\n"
 
 
-def chrome_trace(timeline: Timeline) -> Iterator[bytes]:
-    """Yield the file's bytes, piece by piece."""
+def chrome_trace(timeline: Timeline, *, progress: Progress | None = None) -> Iterator[bytes]:
+    """Yield the file's bytes, piece by piece. `progress` is called with the slices written and all there are."""
     first_tid = FIRST_PID + 1 + max((rank.rank for rank in timeline.ranks), default=0)
     head = {
         "schemaVersion": 1,
@@ -26,7 +27,7 @@ def chrome_trace(timeline: Timeline) -> Iterator[bytes]:
     names = [json.dumps(name) for name in timeline.names]
     categories = [json.dumps(category) for category in timeline.categories]
     flows: dict[int, list[tuple[int, int, int]]] = {}
-    tid = first_tid
+    tid, done = first_tid, 0
     between = b"\n"
     for rank in timeline.ranks:
         for event in chain(_described(rank, tid), _slices(rank, tid, names, categories)):
@@ -35,7 +36,9 @@ def chrome_trace(timeline: Timeline) -> Iterator[bytes]:
         for i, ids in rank.flows.items():
             for flow in ids:
                 flows.setdefault(flow, []).append((int(rank.start_ns[i]), _pid(rank), tid + int(rank.track[i])))
-        tid += len(rank.tracks)
+        tid, done = tid + len(rank.tracks), done + len(rank)
+        if progress:
+            progress(done, timeline.num_slices)
     for event in _flows(flows):
         yield _NEXT + event.encode()
     yield b"\n]}\n"

@@ -29,6 +29,7 @@ from stepscope.report.protobuf import (
     varints,
 )
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline, Values
+from stepscope.run.load import Progress
 
 _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60
@@ -44,16 +45,18 @@ _CHUNK = 1 << 16
 _ONE_SEQUENCE = number(_SEQUENCE, 1)
 
 
-def perfetto_trace(timeline: Timeline) -> Iterator[bytes]:
-    """Yield the file's bytes, piece by piece."""
+def perfetto_trace(timeline: Timeline, *, progress: Progress | None = None) -> Iterator[bytes]:
+    """Yield the file's bytes, piece by piece. `progress` is called with the slices written and all there are."""
     yield _packet(message(_CLOCK_SNAPSHOT, _clock(_BOOT_TIME, 0), _clock(_REAL_TIME, timeline.base_ns)))
     yield _interned(timeline)
-    uuid = 1 + len(timeline.ranks)
+    uuid, done = 1 + len(timeline.ranks), 0
     for i, rank in enumerate(timeline.ranks):
         labels = timeline.left_out if i == 0 else ()
         yield b"".join(_descriptors(rank, process_uuid=1 + i, first_uuid=uuid, labels=labels))
         yield from _events(rank, first_uuid=uuid)
-        uuid += len(rank.tracks)
+        uuid, done = uuid + len(rank.tracks), done + len(rank)
+        if progress:
+            progress(done, timeline.num_slices)
 
 
 def _packet(*parts: bytes) -> bytes:

@@ -21,6 +21,7 @@ from stepscope.report.timeline_lanes import lanes
 from stepscope.report.timeline_tracks import track_of_row
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.collective_names import OPS
+from stepscope.run.load import Progress
 from stepscope.trace.table import Int64s
 
 FIRST_PID = 1000
@@ -96,8 +97,17 @@ class Timeline:
         return sum(len(flows) for rank in self.ranks for flows in rank.flows.values())
 
 
-def timeline_of(shared: Aligned, *, given: Filter | None = None, most: int | None = MOST_SLICES) -> Timeline:
-    """Return the timeline of a run: what the filter leaves, of which at most `most` slices."""
+def timeline_of(
+    shared: Aligned,
+    *,
+    given: Filter | None = None,
+    most: int | None = MOST_SLICES,
+    progress: Progress | None = None,
+) -> Timeline:
+    """Return the timeline of a run: what the filter leaves, of which at most `most` slices.
+
+    `progress` is called with the slices done and all there are.
+    """
     ranks = shared.run.ranks
     asked = given or Filter()
     chosen, left_out = fitted(ranks, asked, most=most)
@@ -105,12 +115,17 @@ def timeline_of(shared: Aligned, *, given: Filter | None = None, most: int | Non
     texts, categories = Interned(), Interned()
     base_ns = min((int(_shared_start(shared, i, r).min()) for i, r in enumerate(rows) if len(r)), default=0)
     flows = _flows(shared, rows)
-    built = [
-        _rank_timeline(shared, i, rows=r, base_ns=base_ns, texts=texts, categories=categories, flows=flows[i])
-        for i, r in enumerate(rows)
-        if len(r)
-    ]
-    crossing = sum(len(r) for r in rows) - sum(map(len, built))
+    total, done = sum(map(len, rows)), 0
+    built = []
+    for i, r in enumerate(rows):
+        if progress:
+            progress(done, total)
+        if len(r):
+            built.append(
+                _rank_timeline(shared, i, rows=r, base_ns=base_ns, texts=texts, categories=categories, flows=flows[i])
+            )
+        done += len(r)
+    crossing = total - sum(map(len, built))
     return Timeline(
         name=shared.run.name,
         base_ns=base_ns,
