@@ -15,20 +15,8 @@ from stepscope.cli.main import main
 from stepscope.run.load import load
 
 pytestmark = [pytest.mark.job, pytest.mark.slow]
-TINY = [
-    "--d-model",
-    "64",
-    "--num-layers",
-    "3",
-    "--num-heads",
-    "2",
-    "--seq-len",
-    "32",
-    "--vocab-size",
-    "256",
-    "--batch-size",
-    "4",
-]
+SIZES = {"d-model": 64, "num-layers": 3, "num-heads": 2, "seq-len": 32, "vocab-size": 256, "batch-size": 4}
+TINY = [word for name, value in SIZES.items() for word in (f"--{name}", str(value))]
 WORKLOAD = {"name": "gpt", "d_model": 64, "num_layers": 3, "num_heads": 2, "seq_len": 32, "vocab_size": 256}
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.stats import slow_start
+from stepscope.stats import mad_sigma, slow_start
 from stepscope.stats_bootstrap import block_length
 
 _RESAMPLES = 1000
@@ -100,27 +100,27 @@ def resampled_medians(runs: Sequence[Floats], *, seed: int = 0) -> Floats:
 
     The same seed draws the same runs whatever the samples, so that two series can be resampled together.
     """
-    random = np.random.default_rng(seed)
-    drawn = random.integers(len(runs), size=(_RESAMPLES, len(runs)))
-    steps = np.random.default_rng(seed + 1)
-    lengths = [block_length(run) for run in runs]
-    return np.array(
-        [np.median(np.concatenate([_blocks(runs[i], lengths[i], steps) for i in chosen])) for chosen in drawn]
-    )
+    drawn = np.random.default_rng(seed).integers(len(runs), size=(_RESAMPLES, len(runs)))
+    random = np.random.default_rng(seed + 1)
+    picked = np.full((*drawn.shape, max(map(len, runs))), np.nan)
+    for i, run in enumerate(runs):
+        here = drawn == i
+        picked[here, : len(run)] = _blocks(run, int(here.sum()), random)
+    return np.asarray(np.nanmedian(picked.reshape(_RESAMPLES, -1), axis=1))
 
 
-def _blocks(run: Floats, length: int, random: np.random.Generator) -> Floats:
-    """Return a run as long, put together from blocks of itself that are as long as steps depend on each other."""
-    count = -(-len(run) // length)
-    starts = random.integers(len(run), size=count)
-    at = (starts[:, None] + np.arange(length)[None, :]) % len(run)
-    return run[at.ravel()[: len(run)]]
+def _blocks(run: Floats, count: int, random: np.random.Generator) -> Floats:
+    """Return `count` runs as long, put together from blocks of it that are as long as steps depend on each other."""
+    length = block_length(run)
+    starts = random.integers(len(run), size=(count, -(-len(run) // length)))
+    at = (starts[:, :, None] + np.arange(length)) % len(run)
+    return run[at.reshape(count, -1)[:, : len(run)]]
 
 
 def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> list[Doubt]:
     every = np.concatenate(runs)
     middles = [float(np.median(run)) for run in runs]
-    spread_pct = 100 * found.std_ms / found.mean_ms
+    spread_pct = 100 * mad_sigma(every) / found.median_ms
     apart_pct = 100 * (max(middles) / min(middles) - 1)
     half_pct = 50 * (found.high_ms - found.low_ms) / found.median_ms
     doubts = []
@@ -136,7 +136,7 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         )
     if spread_pct > _SPREAD_PCT:
         doubts.append(
-            Doubt(f"steps vary by {spread_pct:.0f} % of their mean", "quiet the machine, or measure more steps")
+            Doubt(f"steps vary by {spread_pct:.0f} % (robust sigma)", "quiet the machine, or measure more steps")
         )
     if apart_pct > _RUNS_APART_PCT:
         doubts.append(
@@ -144,7 +144,7 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         )
     if half_pct > _INTERVAL_PCT:
         doubts.append(Doubt(f"the median is known to +- {half_pct:.0f} % only", "measure more runs"))
-    if every.max() > _OUTLIER * found.median_ms and spread_pct <= _SPREAD_PCT:
+    if every.max() > _OUTLIER * found.median_ms:
         doubts.append(
             Doubt(
                 f"the slowest step took {every.max() / found.median_ms:.1f} times the median",

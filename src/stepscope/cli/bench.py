@@ -12,7 +12,6 @@ examples:
 
 import argparse
 from importlib import import_module
-from importlib.util import find_spec
 
 _WHAT = {
     "ddp": ("bench_ddp", "all data-parallel implementations side by side; --profile records one"),
@@ -37,8 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of benchmark."""
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     for name, (file, purpose) in _WHAT.items():
-        if find_spec(f"stepscope.cli.{file}") is None:
-            continue
         module = import_module(f"stepscope.cli.{file}")
         one = kinds.add_parser(
             name, help=purpose, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

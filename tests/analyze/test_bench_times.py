@@ -1,0 +1,114 @@
+"""How sure a benchmark's time is, against series with known truth."""
+
+import numpy as np
+import pytest
+
+from stepscope.analyze.bench_scaling import scaling
+from stepscope.analyze.bench_times import bench_times, ratio
+from stepscope.analyze.log_stragglers import late_ranks
+from stepscope.run.step_log import StepLog, step_log_of
+
+RANDOM = np.random.default_rng(7)
+
+
+def runs(mean: float, *, sigma: float = 0.01, count: int = 3, steps: int = 50) -> list[list[float]]:
+    return [(mean * RANDOM.normal(1, sigma, steps)).tolist() for _ in range(count)]
+
+
+def evidence(samples: list[list[float]], **more: int) -> str:
+    times = bench_times(samples, **more)
+    assert times is not None
+    return "; ".join(doubt.evidence for doubt in times.doubts)
+
+
+def test_steady_series_has_no_doubt() -> None:
+    times = bench_times(runs(20.0))
+    assert times is not None and times.steady
+    assert times.high_ms - times.low_ms < 0.5
+
+
+def test_interval_holds_the_truth_as_often_as_it_says() -> None:
+    found = [bench_times(runs(20.0, count=4)) for _ in range(60)]
+    assert sum(t.low_ms <= 20.0 <= t.high_ms for t in found if t) >= 51  # 95 % of 60 less three sigmas
+
+
+def test_warm_up_that_was_too_short_is_seen_and_counted() -> None:
+    samples = runs(20.0)
+    samples[1][:6] = [80.0, 60, 50, 45, 40, 35]
+    assert "first 6 measured steps" in evidence(samples, warmup_steps=10)
+    assert "22 warm-up steps" in evidence(samples, warmup_steps=10)
+
+
+def test_runs_that_differ_are_seen() -> None:
+    assert "runs differ by 2" in evidence([*runs(20.0, count=1), *runs(25.0, count=1)])
+
+
+def test_noise_is_seen() -> None:
+    assert "steps vary by" in evidence(runs(20.0, sigma=0.3))
+
+
+def test_few_steps_are_seen() -> None:
+    assert "only 6 steps" in evidence(runs(20.0, count=2, steps=3))
+
+
+def test_single_slow_step_is_seen() -> None:
+    samples = runs(20.0)
+    samples[0][30] = 55.0
+    assert "slowest step took 2.7 times" in evidence(samples) or "slowest step took 2.8 times" in evidence(samples)
+
+
+def test_nothing_measured_is_none() -> None:
+    assert bench_times([]) is None and bench_times([[]]) is None
+
+
+def test_drift_of_whole_runs_cancels_in_the_ratio() -> None:
+    drift = [1.0, 1.3, 1.7]
+    a = [[t * d for t in run] for run, d in zip(runs(12.0), drift, strict=True)]
+    b = [[t * d for t in run] for run, d in zip(runs(10.0), drift, strict=True)]
+    middle, low, high = ratio(a, b)
+    assert low <= 1.2 <= high and high - low < 0.1
+    assert middle == pytest.approx(1.2, rel=0.03)
+
+
+def row(mode: str, ranks: int, ms: float) -> dict[str, object]:
+    return {"config": {"mode": mode, "world_size": ranks}, "samples_ms": runs(ms)}
+
+
+def test_efficiency_of_strong_and_weak_scaling() -> None:
+    found = scaling([row("strong", 1, 100), row("strong", 4, 31.25), row("weak", 1, 100), row("weak", 4, 125)])
+    by = {(s.mode, s.world_size): s for s in found}
+    assert by["strong", 4].efficiency == pytest.approx(0.8, rel=0.02)
+    assert by["strong", 4].speedup == pytest.approx(3.2, rel=0.02)
+    assert by["weak", 4].efficiency == pytest.approx(0.8, rel=0.02)
+    assert by["weak", 4].low <= 0.8 <= by["weak", 4].high
+
+
+def log(rank: int, own_ms: float, step_ms: float, *, sigma: float = 0.01, steps: int = 60) -> StepLog:
+    own = own_ms * RANDOM.normal(1, sigma, steps)
+    lines = [
+        {
+            "step": i,
+            "start_ns": 10**9 + int(i * step_ms * 1e6),
+            "end_ns": 10**9 + int((i + 1) * step_ms * 1e6),
+            "dur_ns": int(step_ms * 1e6),
+            "regions": {"gradient_sync": {"ns": int((step_ms - t) * 1e6), "n": 1}},
+        }
+        for i, t in enumerate(own)
+    ]
+    return step_log_of(lines, rank=rank)
+
+
+def test_late_rank_is_named_from_logs_though_all_steps_are_equally_long() -> None:
+    for ranks in (2, 4):
+        logs = [log(r, 70 if r == 1 else 50, 80) for r in range(ranks)]
+        found = late_ranks(logs)
+        assert [late.rank for late in found] == [1]
+        assert found[0].late_ms == pytest.approx(20, rel=0.05) and found[0].slowdown == pytest.approx(1.4, rel=0.05)
+
+
+def test_equal_ranks_are_not_late_however_noisy() -> None:
+    assert late_ranks([log(r, 50, 80, sigma=0.2) for r in range(2)]) == []
+
+
+def test_no_logs_name_nobody() -> None:
+    assert late_ranks([]) == [] and late_ranks([log(0, 50, 80)]) == []

@@ -1,0 +1,165 @@
+"""`stepscope bench`: what is wrong is said in one line before anything runs; partial results are kept."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.bench import launch as launching
+from stepscope.bench.launch import LaunchResult
+from stepscope.cli import bench_session
+from stepscope.cli.main import main
+
+TORCH = pytest.importorskip("torch")
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["bench", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["scaling", "--world-sizes", "1,3", "--batch-size", "8"], ("--batch-size 8", "3", "--mode weak")),
+        (["scaling", "--world-sizes", "0"], ("--world-sizes",)),
+        (["ddp", "--implementations", "ddp,nonsense"], ("nonsense", "ddp_bucketed")),
+        (["ddp", "--profile", "--profile-implementation", "magic"], ("magic",)),
+        (["straggler", "--slow-rank", "5"], ("--slow-rank", "5")),
+        (["straggler", "--delays-ms", "-3"], ("--delays-ms",)),
+        (["buckets", "--sizes-mb", "one"], ("--sizes-mb", "one")),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_runs(
+    words: list[str], names: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = said(capsys, *words, "--out", str(tmp_path / "out"))
+    assert all(name in line for name in names)
+    assert not (tmp_path / "out" / "results.json").exists()
+
+
+def test_existing_results_are_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    assert "--force" in said(capsys, "ddp", "--out", str(tmp_path))
+    assert (tmp_path / "results.json").read_text() == "{}"
+
+
+def record(series: str, run: int, step_ms: float) -> dict[str, Any]:
+    return {
+        "what": "samples",
+        "series": series,
+        "run": run,
+        "warmup_ms": [step_ms],
+        "step_ms": [step_ms] * 30,
+        "losses": [1.0] * 30,
+        "memory_allocated_gb": None,
+        "peak_memory_allocated_gb": None,
+        "peak_memory_reserved_gb": None,
+    }
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, message: str | None, *, interrupted: bool = False) -> None:
+    """Let the ranks end with this message after the first run of `ddp` and, on one rank only, of `pytorch_ddp`."""
+    records = ([record("ddp", 0, 20.0), record("pytorch_ddp", 0, 10.0)], [record("ddp", 0, 22.0)])
+
+    def launch(*_: Any, **__: Any) -> LaunchResult:
+        return LaunchResult((0, 0), records, message, interrupted, 1.0)
+
+    monkeypatch.setattr(bench_session, "launch", launch)
+
+
+@pytest.mark.parametrize(("interrupted", "code"), [(False, 3), (True, 130)])
+def test_partial_results_are_written_with_the_reason(
+    interrupted: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(monkeypatch, "rank 1 was killed by signal 9", interrupted=interrupted)
+    words = ["bench", "ddp", "--implementations", "ddp,pytorch_ddp", "--out", str(tmp_path / "out")]
+    assert main(words) == code
+    found = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert not found["complete"] and found["message"] == "rank 1 was killed by signal 9"
+    assert [row["name"] for row in found["series"]] == ["ddp"]  # the other run lacks a rank
+    assert found["series"][0]["samples_ms"] == [[21.0] * 30]
+    shown = capsys.readouterr()
+    assert "partial result: rank 1 was killed" in shown.err and "21.00" in shown.out
+
+
+def test_nothing_measured_is_an_error_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def launch(*_: Any, **__: Any) -> LaunchResult:
+        return LaunchResult((2,), ([],), "expected 8 devices for 8 NCCL ranks, found 1", False, 1.0)
+
+    monkeypatch.setattr(bench_session, "launch", launch)
+    assert main(["bench", "ddp", "--out", str(tmp_path / "out")]) == 2
+    assert "expected 8 devices" in capsys.readouterr().err
+
+
+def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(monkeypatch, None)
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("stepscope.bench.results.written_whole", full)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "results.json").write_text("old")
+    words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]
+    assert main(words) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "out" / "results.json").read_text() == "old"
+
+
+def test_json_on_standard_output_is_nothing_but_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(monkeypatch, None)
+    words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--json", "-"]
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "bench"
+
+
+def test_launcher_reads_nothing_of_an_earlier_launch(tmp_path: Path) -> None:
+    (tmp_path / "rank00000.samples.jsonl").write_text('{"what": "old"}\n')
+    launching._written_plan({"job": "x"}, tmp_path)
+    assert launching.records_of(tmp_path, 0) == []
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_planted_straggler_costs_time_and_is_named(tmp_path: Path) -> None:
+    tiny = "--d-model 32 --num-layers 1 --num-heads 2 --seq-len 16 --vocab-size 64 --batch-size 2"
+    method = "--num-epochs 12 --warmup-epochs 3 --runs 1 --delays-ms 0,150"
+    words = ["bench", "straggler", *tiny.split(), *method.split(), "--out", str(tmp_path)]
+    assert main(words) == 0
+    rows = json.loads((tmp_path / "results.json").read_text())["series"]
+    planted = rows[1]["straggler"]
+    assert planted["planted_ms"] == 150 and planted["lost_throughput_pct"] > 20
+    assert [late["rank"] for late in planted["found"][0]] == [1]
+    assert planted["found"][0][0]["late_ms"] == pytest.approx(150, rel=0.5)
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_scaling_gives_efficiency_of_both_modes_and_a_plot(tmp_path: Path) -> None:
+    tiny = "--d-model 32 --num-layers 1 --num-heads 2 --seq-len 16 --vocab-size 64 --batch-size 4"
+    method = "--num-epochs 6 --warmup-epochs 2 --runs 1 --world-sizes 1,2"
+    assert main(["bench", "scaling", *tiny.split(), *method.split(), "--out", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "results.json").read_text())
+    scaled = {(s["mode"], s["world_size"]): s for s in found["scaling"]}
+    assert scaled["strong", 1]["efficiency"] == scaled["weak", 1]["efficiency"] == 1.0
+    strong, weak = scaled["strong", 2], scaled["weak", 2]
+    assert strong["efficiency"] == pytest.approx(scaled["strong", 1]["median_ms"] / (2 * strong["median_ms"]))
+    assert weak["efficiency"] == pytest.approx(scaled["weak", 1]["median_ms"] / weak["median_ms"])
+    assert (tmp_path / "results.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.job
+def test_config_that_no_model_can_have_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ddp", "--d-model", "30", "--num-heads", "4", "--out", str(tmp_path / "out")]) == 2
+    line = capsys.readouterr().err.strip()
+    assert "d_model" in line and "num_heads" in line and "\n" not in line
