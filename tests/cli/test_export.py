@@ -74,6 +74,8 @@ def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.Capture
         (["--perfetto", "{new}", "--min-us", "-1"], "expected a number above 0"),
         (["--perfetto", "{folder}"], "found a folder"),
         (["--perfetto", "{file}"], "use --force"),
+        (["--perfetto", "-"], "expected a file, found -"),
+        (["--perfetto", "{new}/t.json"], "no folder at"),
         (["--csv", "{folder}"], "expected a new or empty folder"),
         (["--csv", "{file}"], "found a file"),
         (["--csv", "{new}", "--tables", "steps,nothing"], "expected tables of events"),

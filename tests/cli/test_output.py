@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_output
 from stepscope.errors import UsageError
 
 

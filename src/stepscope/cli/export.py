@@ -22,7 +22,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cli.given_run import above_zero, account_with, add_run_arguments, run_from
-from stepscope.cli.output import made_folder, refuse_existing, refuse_used_folder, write_output, write_pieces
+from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_output, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.errors import UsageError
@@ -96,8 +96,9 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
             "expected something to write, found nothing; "
             "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
         )
-    if args.perfetto:
-        refuse_existing(Path(args.perfetto), force=args.force)
+    if args.perfetto == "-":
+        raise UsageError("--perfetto: expected a file, found -; a timeline is not text, give it a name")
+    check_outputs(args.perfetto, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
     for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from stepscope.cli.given_run import account_with, add_run_options, run_from
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.errors import UsageError
 from stepscope.report.tables import RunTables
 from stepscope.report.tables_csv import answer_csv
@@ -39,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
     if args.csv and args.json:
         raise UsageError("expected --csv or --json, found both: the rows are written once")
+    check_outputs(args.csv, args.json, force=args.force)
     require_duckdb()
     recorded = run_from(args)
     tables = RunTables(recorded, account=partial(account_with, args, unprofiled_ms=args.unprofiled_step_ms))
