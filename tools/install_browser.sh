@@ -1,16 +1,21 @@
 #!/bin/sh
-# Debian's Chromium and its driver for the browser tests, where this machine lets us install packages.
+# Debian's Chromium and its driver for the browser tests, and node, which runs Perfetto's trace processor for the tests
+# of exported timelines, where this machine lets us install packages.
 #
 #   tools/install_browser.sh          as the superuser only
 #   tools/install_browser.sh --sudo   also through sudo that asks for no password
 #
-# Never fails: without a browser those tests are skipped, and this says so.
+# Never fails: without them those tests are skipped, and this says so.
+packages=
+command -v chromium >/dev/null && command -v chromedriver >/dev/null || packages="chromium chromium-driver"
+command -v node >/dev/null || packages="$packages nodejs"
+[ -n "$packages" ] || exit 0
+
 skipped() {
-    echo "browser tests are skipped: $1; install chromium and chromium-driver to run them"
+    echo "some tests are skipped: $1; install $packages to run them"
     exit 0
 }
 
-command -v chromium >/dev/null && command -v chromedriver >/dev/null && exit 0
 command -v apt-get >/dev/null || skipped "no apt-get here"
 as=
 if [ "$(id -u)" -ne 0 ]; then
@@ -18,13 +23,13 @@ if [ "$(id -u)" -ne 0 ]; then
     sudo -n true 2>/dev/null || skipped "sudo is missing or asks for a password"
     as="sudo -n"
 fi
-echo "installing chromium for the browser tests"
+echo "installing $packages for the tests"
 install="$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 -o Acquire::http::Timeout=30"
 log=$(mktemp)
-if $install update >"$log" 2>&1 && timeout 300 $install install --no-install-recommends chromium chromium-driver >>"$log" 2>&1; then
+if $install update >"$log" 2>&1 && timeout 300 $install install --no-install-recommends $packages >>"$log" 2>&1; then
     rm -f "$log"
     exit 0
 fi
 tail -3 "$log"
 rm -f "$log"
-skipped "apt-get could not install chromium"
+skipped "apt-get could not install them"
