@@ -106,8 +106,8 @@ def _work(**changes: object):
 
 def test_fp16_trains_with_its_scaler() -> None:
     step = TrainStep(_work(precision="fp16"), {"learning_rate": 1e-2})
-    losses = [float(step()) for _ in range(30)]
-    assert sum(losses[-5:]) < sum(losses[:5])
+    losses = [float(step()) for _ in range(12)]
+    assert sum(losses[-4:]) < sum(losses[:4])
 
 
 def test_optimizer_on_the_host_takes_the_same_steps() -> None:

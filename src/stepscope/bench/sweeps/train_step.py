@@ -43,11 +43,15 @@ class TrainStep:
         self._scaler = torch.amp.GradScaler(
             work.device.type, init_scale=_FIRST_SCALE, enabled=work.spec.precision == "fp16"
         )
-        self._micro_step = self._checked_graph() if self._set.cuda_graph else self._plain_step
+        self._take = self._checked_graph() if self._set.cuda_graph else self._plain_step
 
     def __call__(self) -> torch.Tensor:
         """Return the mean loss of one step."""
-        return self._micro_step([next(self._batches) for _ in range(self._set.accumulation)])
+        try:
+            batches = [next(self._batches) for _ in range(self._set.accumulation)]
+        except StopIteration as end:
+            raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
+        return self._take(batches)
 
     def close(self) -> None:
         """End the data loader's workers now: left to the garbage collector, each is waited for in vain for seconds."""

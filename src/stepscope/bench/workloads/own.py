@@ -1,7 +1,8 @@
 """A workload of one's own: `module:function`, called with the spec and the device.
 
 The function returns (model, batches, loss) or a dictionary of these, and is imported from the current folder or the
-path. Model: an nn.Module. Batches: a Dataset, or any list or endless iterable of batches. Loss: `loss(model, batch)`.
+path. Model: an nn.Module. Batches: a Dataset of samples, or a list, a DataLoader or an
+endless iterable of batches. Loss: `loss(model, batch)`.
 
     def tiny(spec, device):
         data = torch.utils.data.TensorDataset(torch.randn(1000, 8), torch.randn(1000, 1))
@@ -14,12 +15,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from itertools import cycle, islice
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.loader import moved
@@ -35,9 +36,8 @@ class GivenBatches(Workload):
     given: Iterable[Any] = ()
 
     def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Return this rank's batches on the device; a list starts over at its end."""
-        endless = cycle(self.given) if isinstance(self.given, list | tuple) else self.given
-        return (moved(batch, self.device) for batch in islice(endless, rank, None, world_size))
+        """Return this rank's batches on the device; a list or a loader starts over at its end."""
+        return (moved(batch, self.device) for batch in islice(_endless(self.given), rank, None, world_size))
 
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
@@ -51,9 +51,21 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         "objective": loss,
         "tokens_per_step": spec.batch_size,
     }
+    if isinstance(batches, IterableDataset):
+        batches = DataLoader(batches, batch_size=spec.batch_size)
     if isinstance(batches, Dataset):
         return Workload(samples=batches, **shared)
     return GivenBatches(samples=Dataset(), given=batches, **shared)
+
+
+def _endless(given: Iterable[Any]) -> Iterator[Any]:
+    """Return the batches again and again; an iterator that can be read only once ends where it ends."""
+    ended = False
+    while not ended:
+        ended = True
+        for batch in given:
+            ended = False
+            yield batch
 
 
 def _function(name: str) -> Callable[..., Any]:
