@@ -30,9 +30,13 @@ from stepscope.bench.results import results
 RANKS = 4
 PARTS = ("ddp", "buckets", "fsdp", *SWEEPS)
 LIMIT_S = {
-    "ddp": 220,
-    "buckets": 180,
-    "fsdp": 110,
+    "ddp": 190,
+    "buckets": 120,
+    "fsdp": 80,
+    "precision": 50,
+    "attention": 50,
+    "checkpointing": 45,
+    "compile": 110,
 }
 FSDP = ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3")
 
@@ -101,15 +105,15 @@ def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool) -> dict[st
         result.records, entries=entries, config={**settings["workload"], "warmup_steps": settings["warmup_steps"]}
     )
     where = environment(result.records, backend="nccl" if cuda else "gloo")
-    search = [r for r in result.records[0] if r["what"] in ("round", "found")]
+    search = [r for r in result.records[0] if r["what"] in ("round", "found", "repeated")]
     return results(found, command=f"bench {part}", environment=where, message=result.message, search=search)
 
 
 def settings_of(part: str, *, cuda: bool) -> dict[str, Any]:
     large = part == "fsdp"
     work = {**(LARGE if large else GPT), "batch_size": 8 if large else 24, "precision": "bf16"} if cuda else TINY
-    method = {"warmup_steps": 8, "steps": 25, "runs": 3, "trace_steps": 3} if cuda else {
-        "warmup_steps": 2, "steps": 3, "runs": 1, "trace_steps": 2}  # fmt: skip
+    method = {"warmup_steps": 6, "steps": 20, "runs": 3, "trace_steps": 3} if cuda else {
+        "warmup_steps": 2, "steps": 3, "runs": 2, "trace_steps": 2}  # fmt: skip
     if part == "buckets":
         return {"workload": work, **method, "runs": 2, "trace_steps": 0, "implementation": "pytorch_ddp",
                 "round_turns": 2, "round_steps": 10, "round_warmup": 4}  # fmt: skip

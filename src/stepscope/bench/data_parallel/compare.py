@@ -3,7 +3,8 @@
     settings   {"workload": {...}, "series": [{"name", "implementation", "options"}], "warmup_steps", "steps", "runs",
                 "grad_accum", "trace_steps"}
     records    {"what": "samples", "series", "run", ...Samples}        {"what": "agreement", "series", ...Agreement}
-               {"what": "size", "series", "parameters", ...}           {"what": "trace", "series", "path"}
+               {"what": "size", "series", "parameters", ...}           {"what": "repeated", ...}: the reference again
+               {"what": "trace", "series", "path"}
 
 Every run measures all contenders one after the other and the next run begins with another one, so that a machine that
 slows down, or warms up, does so for all of them.
@@ -29,7 +30,8 @@ def compare(bench: Bench, settings: dict[str, Any]) -> None:
     for run in range(int(settings["runs"])):
         for contender in _rotated(contenders, by=run):
             cleared(bench)
-            samples = _measured(bench, contender, settings, reference, check=run == 0)
+            check = _check(run, is_reference=contender is contenders[0])
+            samples = _measured(bench, contender, settings, reference, check=check)
             bench.emit(what="samples", series=contender.name, run=run, **samples.as_dict())
     if settings.get("trace_steps"):
         for contender in contenders:
@@ -47,22 +49,27 @@ def _rotated(contenders: Sequence[Contender], *, by: int) -> list[Contender]:
     return [*contenders[first:], *contenders[:first]]
 
 
+def _check(run: int, *, is_reference: bool) -> str | None:
+    """Return which record holds the outcome against the reference: all of the first run, the reference once more."""
+    return "agreement" if run == 0 else "repeated" if run == 1 and is_reference else None
+
+
 def _measured(
-    bench: Bench, contender: Contender, settings: dict[str, Any], reference: list[Outcome], *, check: bool
+    bench: Bench, contender: Contender, settings: dict[str, Any], reference: list[Outcome], *, check: str | None
 ) -> Samples:
-    """Return the samples of one run; where asked, hold what it arrived at against the first contender's."""
+    """Return the samples of one run; `check` names the record that holds its outcome against the first contender's."""
     training = contender.training(bench)
     gradients = training.first_gradients() if check else None
     samples = measure(
         training.step,
-        warmup_steps=max(contender.warmup_steps - check, 0),  # taking the gradients was one of them
+        warmup_steps=max(contender.warmup_steps - bool(check), 0),  # taking the gradients was one of them
         steps=int(settings["steps"]),
         device=bench.device,
     )
     if check:
         count = sum(w.numel() for w in training.parallel.model.parameters())
         emit_size(bench, contender, contender.name, parameters=count)
-        _checked(bench, contender, Outcome(gradients, _weights(training), samples.losses), reference)
+        _checked(bench, contender, Outcome(gradients, _weights(training), samples.losses), reference, check)
     return samples
 
 
@@ -70,13 +77,14 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
     return {name: w.float().cpu().clone() for name, w in training.parallel.weights().items()}
 
 
-def _checked(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome]) -> None:
+def _checked(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome], what: str) -> None:
     """Emit how far the outcome agrees with the first contender's, which it becomes if there is none yet."""
     if bench.rank:
         return
     if not reference:
         reference.append(found)
-    bench.emit(what="agreement", series=contender.name, **agreement(found, reference[0]).as_dict())
+    judged = agreement(found, reference[0], precision=contender.workload.precision)
+    bench.emit(what=what, series=contender.name, **judged.as_dict())
 
 
 def emit_size(bench: Bench, contender: Contender, name: str, *, parameters: int | None = None) -> None:
