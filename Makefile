@@ -13,9 +13,9 @@ help:  ## this list
 demo: $(VENV)/.demo  ## record, analyse and report a small real two-rank job on this machine
 	$(BIN)/stepscope demo
 
-test: check unit  ## everything CI runs: linters, types, scanner rebuild, tests
+test: check unit  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
 
-check: lint types scanner-check
+check: lint types scanner-check docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -39,6 +39,9 @@ scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source
 
 scanner-check: $(VENV)/.dev
 	$(BIN)/python tools/build_scanner.py --check
+
+docs: $(VENV)/.dev  ## build the documentation into build/docs and check its links
+	$(BIN)/python tools/build_docs.py
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=python3.x"; exit 2; }

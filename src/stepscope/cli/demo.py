@@ -90,7 +90,7 @@ def _reported(folder: Path) -> tuple[list[dict[str, Any]], int]:
 
     with tempfile.TemporaryDirectory() as elsewhere:
         report = Path(elsewhere, "report.json")
-        exit_code = stepscope(["report", str(folder), "--json", str(report), "--html", str(folder / HTML), "--force"])
+        exit_code = stepscope(["report", shown(folder), "--json", str(report), "--html", str(folder / HTML), "--force"])
         return (json.loads(report.read_text())["stragglers"] if report.exists() else []), exit_code
 
 

@@ -39,7 +39,5 @@ def next_commands(diagnosis: Diagnosis, given: Sequence[str]) -> list[tuple[str,
     ]
     settings = [_SETTING_OF[f.id] for f in diagnosis.findings if f.saving_ns > 0 and f.id in _SETTING_OF]
     if settings:
-        lines.insert(
-            0, (f"stepscope whatif {run} --set {settings[0]}", "the first fix with other changes, or less of it")
-        )
+        lines.insert(0, (f"stepscope whatif {run} --set {settings[0]}", "the first fix, alone or with others"))
     return lines

@@ -74,4 +74,5 @@ def _last_to_arrive(account: Account, out: Console) -> None:
     for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
         each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
         if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
-            out.print(f"last to arrive: rank {rank.rank}; the others waited {each_ns / NS_PER_MS:.2f} ms each for it")
+            waited = f"the others waited {each_ns / NS_PER_MS:.2f} ms each, collectives summed"
+            out.print(f"last to arrive: rank {rank.rank}; {waited}")

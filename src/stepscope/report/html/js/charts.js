@@ -16,13 +16,15 @@ function waterfall(report) {
   const chart = picture(width, bars.length * line + 4, "Waterfall from peak to achieved FLOP rate; the table below holds its numbers");
   bars.forEach(([name, pct, start, kind, row], i) => {
     const y = i * line;
+    const half = x(row?.plus_minus ?? 0) - from, end = row?.loss === "achieved" ? x(pct) : x(start);
+    const right = Math.max(x(start) + Math.max(1.5, x(pct) - from), end + half, from);
     const label = pct && kind !== "bar-total" ? `−${pct.toFixed(1)} %` : `${pct.toFixed(1)} %`;
     chart.append(svg("g", { on: { mousemove: (e) => row && tip.show(e, name, waterfallLines(row)), mouseleave: tip.hide } },
       svg("rect", { x: 0, y, width, height: line, class: "hit" }),
       svg("text", { x: from - 10, y: y + line / 2 + 4, class: "axis end" }, name),
       svg("rect", { x: x(start), y: y + 4, width: Math.max(1.5, x(pct) - from), height: line - 8, rx: 2, class: kind }),
-      errorBar(row?.loss === "achieved" ? x(pct) : x(start), x(row?.plus_minus ?? 0) - from, y + line / 2),
-      svg("text", { x: Math.max(x(start) + Math.max(1.5, x(pct) - from), from) + 6 + errorWidth(x, row), y: y + line / 2 + 4, class: "axis" }, label)));
+      errorBar(end, half, y + line / 2),
+      svg("text", { x: right + 6, y: y + line / 2 + 4, class: "axis" }, label)));
   });
   return panel("waterfall", "Where the FLOPs go: from peak to achieved", chart,
     el("p", { class: "quiet" }, report.efficiency.flops_source ? `FLOPs from ${report.efficiency.flops_source}; attention counted in full.` : ""),
@@ -34,8 +36,6 @@ function waterfall(report) {
 function errorBar(at, half, y) {
   return half < 1 ? null : svg("path", { d: `M${at - half} ${y - 4}v8M${at - half} ${y}h${2 * half}M${at + half} ${y - 4}v8`, class: "error" });
 }
-
-const errorWidth = (x, row) => (row?.loss === "achieved" ? x(row.plus_minus ?? 0) - x(0) : 0);
 
 const lossClass = (loss) => (["non_matmul_kernels", "matmul_below_peak", "precision", "recomputation"].includes(loss) ? "bar-quiet" : "bar-loss");
 

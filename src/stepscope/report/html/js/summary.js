@@ -39,7 +39,7 @@ function cards(report) {
     ["plain", "steps", "Step", timeText(report.step.unprofiled_ms ?? report.step.profiled_ms), stepWhy(report)],
     ["plain", "waterfall", "MFU", mfuText(report.efficiency.mfu), mfuWhy(report.efficiency)],
     report.run.num_ranks > 1 && some && [toneOf(wait), "heatmap", "Waiting for others", pctText(wait), waitWhy(report)],
-    report.run.num_ranks > 1 && some && [toneOf(transfer), "collectives", "Exposed communication", pctText(transfer), hiddenWhy(report)],
+    report.run.num_ranks > 1 && some && [toneOf(transfer), "collectives", "Exposed transfer", pctText(transfer), hiddenWhy(report)],
     some && [toneOf(host), "idle", "Host and input", pctText(host), hostWhy(report)],
     memoryCard(report),
   ];
@@ -73,7 +73,7 @@ function waitWhy(report) {
 function hiddenWhy(report) {
   const overlap = report.ranks.map((r) => r.overlap_pct).filter(known);
   if (!overlap.length) return "no communication recorded";
-  return `${pctText(overlap.reduce((a, b) => a + b, 0) / overlap.length, 0)} of communication is hidden`;
+  return `beside ${pctText(overlap.reduce((a, b) => a + b, 0) / overlap.length, 0)} hidden`;
 }
 
 function hostWhy(report) {
