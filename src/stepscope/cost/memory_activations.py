@@ -1,7 +1,8 @@
 """What a transformer's forward pass keeps for backward, tensor by tensor, in bytes per token of one rank.
 
 In 16 bits with dropout and plain attention the sum is the well-known 34 H + 5 a S. Without dropout and with fused
-attention, which keeps neither scores nor probabilities, it is 32 H; autocast keeps the residual stream in fp32: 36 H.
+attention, which keeps neither scores nor probabilities, it is 32 H. Autocast keeps the residual stream in fp32 and
+casts a norm's output once for each matrix that takes it: 40 H where queries, keys and values have their own matrices.
 """
 
 from dataclasses import dataclass
@@ -32,9 +33,10 @@ def layer_bytes(model: Transformer, batch: Batch, *, tensor: int = 1, layer: int
     """Return what one layer keeps when nothing is computed again."""
     r, c = batch.precision.residual_bytes, batch.precision.compute_bytes
     h = model.d_model
-    norms = 2 * (r + c) * h  # what each norm takes in, and its output, which the next products take in
+    norms = 2 * r * h  # what each norm takes in
+    normed = c * h * (_attention_inputs(model, batch) + _mlp_inputs(model, batch))
     masks = 2 * h if batch.dropout else 0
-    per_token = norms + masks + (_attention(model, batch) + _mlp(model, batch, layer)) / tensor
+    per_token = norms + normed + masks + (_attention(model, batch) + _mlp(model, batch, layer)) / tensor
     return batch.tokens * per_token
 
 
@@ -57,6 +59,18 @@ def head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[fl
     r, c = batch.precision.residual_bytes, batch.precision.compute_bytes
     per_logit = 12 if tensor == 1 else 20
     return batch.tokens * (r + c) * model.d_model, batch.tokens * per_logit * model.vocab / tensor
+
+
+def _attention_inputs(model: Transformer, batch: Batch) -> int:
+    """Return how many copies of the first norm's output are kept: autocast makes one for each matrix."""
+    if batch.precision is not Precision.AMP:
+        return 1
+    return 2 if model.latent else 3
+
+
+def _mlp_inputs(model: Transformer, batch: Batch) -> int:
+    """Return how many copies of the second norm's output are kept."""
+    return 2 if batch.precision is Precision.AMP and model.gated_mlp else 1
 
 
 def _attention(model: Transformer, batch: Batch) -> float:
