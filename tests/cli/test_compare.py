@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import late_run
+from tests.report.browser import Browser, why_no_browser
 from tests.run.test_bench_results import write as write_bench
 
 from stepscope.cli.main import main
@@ -138,3 +139,25 @@ def test_a_run_is_not_compared_with_a_benchmark(
 ) -> None:
     assert main(["compare", folders["fast"], str(write_bench(tmp_path / "a"))]) == 2
     assert "like with like" in capsys.readouterr().err
+
+
+HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
+
+
+@pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
+def test_page_draws_itself_asks_for_nothing_and_runs_no_name(folders: dict[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "compare.html"
+    hostile = tmp_path / "bench"
+    write_bench(hostile, series=[{"name": HOSTILE, "samples_ms": [[1.0, 2.0, 3.0, 2.0]], "config": {"x": HOSTILE}}])
+    assert main(["compare", folders["fast"], folders["slow"], "--html", str(out), "--fail-on", "step_ms>50%"]) == 0
+    assert main(["compare", str(hostile), str(hostile), "--html", str(tmp_path / "bench.html")]) == 0
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(out)
+        there = browser.run("return [...document.querySelectorAll('main section[id]')].map((s) => s.id)")
+        assert {"gates", "budget", "findings", "steps", "kernels", "operators", "metrics"} <= set(there)
+        assert browser.run("return document.querySelector('.card.verdict .value').textContent") == "slower"
+        browser.open(tmp_path / "bench.html")
+        assert HOSTILE in browser.run("return document.querySelector('#findings table').textContent")
+        assert browser.run("return window.ran ?? null") is None
+        assert browser.console() == []
+        assert [url for url in browser.requests() if not url.startswith("file:")] == []

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,47 @@ def test_wrong_words_are_one_line_and_exit_2(
     assert main(["investigate", str(folder), *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+TRAINS_ON_TWO_RANKS = """
+import os
+import time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(256, 256))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(24):
+    optimizer.zero_grad()
+    if os.environ["RANK"] == "1":
+        time.sleep(0.06)
+    model(torch.randn(64, 256)).square().mean().backward()
+    optimizer.step()
+print("trained")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_a_command_is_recorded_on_every_rank_and_its_late_rank_found(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS_ON_TWO_RANKS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    out = tmp_path / "run"
+    assert main(["investigate", "--out", str(out), "--json", "-", "--", *launcher]) == 0
+    captured = capfd.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err.count("trained") == 2
+    steps = {step["name"]: step for step in found["steps"]}
+    assert {fact["what"]: fact["value"] for fact in steps["Baseline"]["facts"]}["ranks"] == 2
+    # A host that sleeps is both, and which of them saves more is for the noise of the machine to say.
+    assert {"straggler", "host-stall"} & {fact["what"] for fact in steps["Root cause"]["facts"]}
+    assert len(json.loads((out / "investigation.json").read_text())["investigations"]) == 1
+    assert main(["report", str(out), "--json", "-"]) == 0
+    assert [s["rank"] for s in json.loads(capfd.readouterr().out)["stragglers"]] == [1]
