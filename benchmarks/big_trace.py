@@ -12,12 +12,12 @@ from pathlib import Path
 
 SAMPLE = Path(__file__).parent.parent / "tests" / "data" / "h200-fsdp2" / "rank0.json.gz"
 _SEPARATOR = "\n  },\n  {"
-_MOVING = re.compile(
+MOVING = re.compile(
     r'("ts": |"correlation": |"External id": |"Ev Idx": |"id": |"Sequence number": |ProfilerStep#'
     r'|"wait_on_cuda_event_record_corr_id": )(\d+)'
 )
-_TIME = '"ts": '
-_STEP = "ProfilerStep#"
+TIME = '"ts": '
+STEP = "ProfilerStep#"
 
 
 def big_trace(folder: Path, megabytes: int, *, compressed: bool, max_steps: int) -> Path:
@@ -41,25 +41,26 @@ def big_trace(folder: Path, megabytes: int, *, compressed: bool, max_steps: int)
 def _pieces(size: int, max_steps: int) -> Iterator[str]:
     head, body, metadata, tail = _sample()
     yield head
-    times = [int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) == _TIME]
+    times = [int(m.group(2)) for m in MOVING.finditer(body) if m.group(1) == TIME]
     window_us = max(times) - min(times) + 1000
-    steps = sorted({int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) == _STEP})
-    num_ids = 1 + max(int(m.group(2)) for m in _MOVING.finditer(body) if m.group(1) not in (_TIME, _STEP))
-    parts = _MOVING.split(body)
+    steps = sorted({int(m.group(2)) for m in MOVING.finditer(body) if m.group(1) == STEP})
+    num_ids = 1 + max(int(m.group(2)) for m in MOVING.finditer(body) if m.group(1) not in (TIME, STEP))
+    parts = MOVING.split(body)
     repetitions = max(1, round(size / len(body)))
     kept = {round(i * repetitions / (max_steps // len(steps))) for i in range(max_steps // len(steps))}
     for i in range(repetitions):
-        body = _moved(parts, i, window_us, num_ids, len(steps))
-        yield body if i in kept else body.replace(f'"name": "{_STEP}', '"name": "Step ')
+        body = moved(parts, i, window_us, num_ids, len(steps))
+        yield body if i in kept else body.replace(f'"name": "{STEP}', '"name": "Step ')
         yield ",\n  {" if i + 1 < repetitions else ""
     yield _SEPARATOR.removeprefix("\n  }") + metadata + tail
 
 
-def _moved(parts: list[str], repetition: int, window_us: int, num_ids: int, num_steps: int) -> str:
+def moved(parts: list[str], repetition: int, window_us: int, num_ids: int, num_steps: int) -> str:
+    """Return one repetition of a text that `MOVING` split: later, with ids and steps of its own."""
     out = parts[:]
     for i in range(1, len(parts), 3):
         key = parts[i]
-        by = window_us if key == _TIME else num_steps if key == _STEP else num_ids
+        by = window_us if key == TIME else num_steps if key == STEP else num_ids
         out[i + 1] = str(int(parts[i + 1]) + repetition * by)
     return "".join(out)
 
