@@ -256,7 +256,8 @@ def hostile_page() -> Any:
     names = tuple(HOSTILE[i % len(HOSTILE)] for i in range(len(data.slices.names)))
     matched = replace(data.slices.matched, what=(HOSTILE[1],) * len(data.slices.matched.what))
     slices = replace(data.slices, names=names, matched=matched, notes=HOSTILE, rank=np.sort(data.slices.rank))
-    return replace(data, report=spoiled(data.report), slices=slices, trust=HOSTILE)
+    calibration = spoiled(data.calibration)
+    return replace(data, report=spoiled(data.report), slices=slices, trust=HOSTILE, calibration=calibration)
 
 
 def spoiled(value: Any) -> Any:

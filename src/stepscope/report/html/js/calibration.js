@@ -27,9 +27,10 @@ function calibrationChart(found) {
     chart.append(svg("line", { x1: left, x2: right, y1: y(10 ** p), y2: y(10 ** p), class: "grid" }),
       svg("text", { x: left - 8, y: y(10 ** p) + 4, class: "axis end" }, timeText(10 ** p / 1000)));
   }
-  for (let k = 0; k <= 4; k++) {
-    const bytes = 10 ** (x0 + ((x1 - x0) * k) / 4);
-    chart.append(svg("text", { x: x(bytes), y: base + 18, class: `axis ${k === 4 ? "end" : k ? "middle" : ""}` }, bytesText(bytes)));
+  for (let p = Math.ceil(x0); p <= x1; p++) {
+    if (x1 - x0 > 5 && p % 2) continue;
+    chart.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: base, y2: base + 4, class: "grid" }),
+      svg("text", { x: x(10 ** p), y: base + 18, class: "axis middle" }, bytesText(10 ** p)));
   }
   const path = (list) => list.map(([b, us]) => `${x(b).toFixed(1)},${y(us).toFixed(1)}`).join(" ");
   found.curves.forEach((c) => {

@@ -4,8 +4,11 @@ const MOST_BARS = 24;
 
 // rows: [label, [[colour, amount], ...], remark]; amounts in one unit, shown by `show`.
 function stackedBars(label, rows, parts, show = timeText) {
-  const list = rows.slice(0, MOST_BARS).map(([name, values, remark]) => [name, values.map((v) => v ?? 0), remark]);
-  const most = Math.max(...list.map(([, values]) => values.reduce((a, b) => a + b, 0)), 1e-9);
+  const sum = ([, values]) => values.reduce((a, b) => a + b, 0);
+  const all = rows.map(([name, values, remark]) => [name, values.map((v) => v ?? 0), remark]);
+  const shortest = all.map(sum).sort((a, b) => b - a)[MOST_BARS - 1] ?? 0;
+  const list = all.filter((row) => sum(row) >= shortest).slice(0, MOST_BARS);
+  const most = Math.max(...list.map(sum), 1e-9);
   const [width, line, from, to] = [1120, 24, 150, 760];
   const chart = picture(width, list.length * line + 2, `${label}; the table below holds its numbers`);
   list.forEach(([name, values, remark], i) => {
@@ -21,7 +24,7 @@ function stackedBars(label, rows, parts, show = timeText) {
     row.append(svg("text", { x: at + 8, y: i * line + 16, class: "axis" }, remark));
     chart.append(row);
   });
-  const left = rows.length > list.length ? el("p", { class: "quiet" }, `the first ${list.length} of ${rows.length}`) : null;
+  const left = rows.length > list.length ? el("p", { class: "quiet" }, `the ${list.length} longest of ${rows.length}`) : null;
   return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, chart), legend(parts), left);
 }
 
