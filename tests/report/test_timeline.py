@@ -198,6 +198,16 @@ class TestFilter:
         names = [name for _, _, name in slices[0] if name.startswith("ProfilerStep")]
         assert names == ["ProfilerStep#1", "ProfilerStep#2"] and len(flows) == 2
 
+    def test_device_ranges_go_with_the_work_beside_them(self, tmp_path: Path) -> None:
+        r = RankTrace(0)
+        for n in range(2):  # the device is a whole step behind the host
+            r.step(n, 100 * n, 100 * n + 100)
+            r.kernel(f"k{n}", at=100 * n + 10, start=100 * n + 110, end=100 * n + 190)
+            r.device_annotation(f"range{n}", 100 * n + 110, 100 * n + 190)
+        timeline = timeline_of(aligned(built_run(tmp_path, [r])), given=Filter(steps=range(0, 1), gpu_only=True))
+        shown = {timeline.names[n] for n in timeline.ranks[0].name.tolist()}
+        assert shown == {"ProfilerStep#0", "k0", "range0"}
+
     def test_gpu_only_leaves_devices_steps_and_collectives(self, shared: Aligned) -> None:
         timeline = timeline_of(shared, given=Filter(gpu_only=True))
         assert {t.name for r in timeline.ranks for t in r.tracks} == {"steps", "stream 7", "stream 20"}

@@ -124,13 +124,22 @@ def _two_steps(ranks: Sequence[Rank]) -> range | None:
 
 
 def _in_steps(rank: Rank, numbers: range) -> Mask:
-    """Return the rows that belong to these steps: by launch on the device, by start on the host."""
+    """Return the rows that belong to these steps: by launch on the device, by start on the host.
+
+    Ranges and waits of the device have no launch: those that begin while the steps' own work runs are theirs.
+    """
     trace = rank.trace
     index = rank.steps.of(trace["ts_ns"])
     index[rank.work.row] = rank.work.step
     known = np.append(rank.steps.number, -1)  # -1 as an index: no step
     number = known[index]
-    return (index >= 0) & (number >= numbers.start) & (number < numbers.stop)
+    mine = (index >= 0) & (number >= numbers.start) & (number < numbers.stop)
+    work = np.flatnonzero(mine[rank.work.row])
+    if len(work):
+        first, last = rank.work.start_ns[work].min(), rank.work.end_ns[work].max()
+        beside = np.isin(rank.kinds, (EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC))
+        mine[beside] = (trace["ts_ns"][beside] >= first) & (trace["ts_ns"][beside] < last)
+    return mine
 
 
 def _with(mask: Mask, *rows: npt.NDArray[np.intp]) -> Mask:
