@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from stepscope.bench.config import config_from, flags_from, settings_table, workload_spec
+from stepscope.bench.config_parser import ConfiguredParser
 from stepscope.bench.config_sections import BenchConfig, WorkloadConfig
+from stepscope.cli.main import main
 from stepscope.errors import InputError, UsageError
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "configs"
@@ -133,3 +136,27 @@ def test_manual_lists_every_setting() -> None:
     manual = (Path(__file__).parents[2] / "docs" / "configs.md").read_text()
     missing = [row[0] for row in settings_table() if "| " + " | ".join((f"`{row[0]}`", *row[1:])) + " |" not in manual]
     assert missing == []
+
+
+def parsed(*arguments: str) -> Namespace:
+    parser = ConfiguredParser()
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    return parser.parse_args(arguments)
+
+
+def test_parser_takes_its_defaults_from_the_file_and_flags_win_wherever_they_stand(tmp_path: Path) -> None:
+    file = str(written(tmp_path, TOML))
+    assert (parsed("--config", file).d_model, parsed("--config", file).runs) == (64, 3)
+    assert parsed("--d-model", "256", "--config", file).d_model == 256
+    assert parsed("--config", file, "--d-model", "256").d_model == 256
+    assert parsed("--set", "bench.runs=9", "--set", "workload.options.kv_heads=2").workload_options == {"kv_heads": 2}
+    assert not hasattr(parsed(), "workload_options")
+
+
+def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "[workload]\nd_modell = 64\n")
+    assert main(["bench", "ddp", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "line 2: workload.d_modell: no such setting, did you mean d_model?" in said
+    assert len(said.strip().splitlines()) == 1

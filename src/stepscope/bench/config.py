@@ -31,6 +31,7 @@ FLAGS = {
     "precision": "train.precision",
     "grad_accum": "train.grad_accum",
     "bucket_size_mb": "train.bucket_size_mb",
+    "profile_implementation": "train.strategy",
     "steps": "bench.steps",
     "warmup_steps": "bench.warmup_steps",
     "runs": "bench.runs",
@@ -43,7 +44,8 @@ FLAGS = {
 """plain flags of `stepscope bench` (`--d-model` is `d_model`) and the settings they stand for"""
 
 TRAINING_FLAGS = {
-    **{flag: dotted for flag, dotted in FLAGS.items() if dotted.startswith(("workload.", "train."))},
+    **{flag: dotted for flag, dotted in FLAGS.items() if dotted.startswith("workload.")},
+    **{flag: f"train.{flag}" for flag in ("precision", "grad_accum", "bucket_size_mb")},
     "strategy": "train.strategy",
     "lr": "train.lr",
     "steps": "train.steps",

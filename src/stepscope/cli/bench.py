@@ -6,12 +6,15 @@ examples:
   stepscope bench buckets --backend nccl --world-size 4
   stepscope bench scaling --world-sizes 1,2,4 --mode weak
   stepscope bench precision --d-model 1024
+  stepscope bench ddp --config examples/configs/small_gpt.toml --set workload.d_model=128
 
 `stepscope bench WHAT --help` tells more.
 """
 
 import argparse
 from importlib import import_module
+
+from stepscope.bench.config_parser import ConfiguredParser
 
 _WHAT = {
     "ddp": ("bench_ddp", "all data-parallel implementations side by side; --profile records one"),
@@ -34,7 +37,7 @@ _WHAT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of benchmark."""
-    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=ConfiguredParser)
     for name, (file, purpose) in _WHAT.items():
         module = import_module(f"stepscope.cli.{file}")
         one = kinds.add_parser(

@@ -72,6 +72,7 @@ def workload_settings(args: argparse.Namespace) -> dict[str, Any]:
         **{name: getattr(args, name) for name in MODEL},
         "precision": args.precision,
         "seed": args.seed,
+        "options": getattr(args, "workload_options", {}),
     }
 
 

@@ -156,7 +156,7 @@ def _spec(args: argparse.Namespace) -> dict[str, Any]:
     spec = workload_settings(args)
     if args.backend == "nccl" and args.what in _HALF_PRECISION and args.precision == "fp32":
         spec["precision"] = "bf16"
-    options: dict[str, Any] = {}
+    options = dict(spec["options"])
     for given in args.option:
         name, _, value = given.partition("=")
         if not name or not value:
