@@ -204,7 +204,7 @@ class TestFilter:
             r.step(n, 100 * n, 100 * n + 100)
             r.kernel(f"k{n}", at=100 * n + 10, start=100 * n + 110, end=100 * n + 190)
             r.device_annotation(f"range{n}", 100 * n + 110, 100 * n + 190)
-        timeline = timeline_of(aligned(built_run(tmp_path, [r])), given=Filter(steps=range(0, 1), gpu_only=True))
+        timeline = timeline_of(aligned(built_run(tmp_path, [r])), given=Filter(steps=range(1), gpu_only=True))
         shown = {timeline.names[n] for n in timeline.ranks[0].name.tolist()}
         assert shown == {"ProfilerStep#0", "k0", "range0"}
 
