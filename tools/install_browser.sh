@@ -24,9 +24,9 @@ if [ "$(id -u)" -ne 0 ]; then
     as="sudo -n"
 fi
 echo "installing $packages for the tests"
-install="$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 -o Acquire::http::Timeout=30"
+install="$as env DEBIAN_FRONTEND=noninteractive apt-get -qq -y -o Dpkg::Use-Pty=0 -o Acquire::Retries=1 -o Acquire::http::Timeout=20"
 log=$(mktemp)
-if $install update >"$log" 2>&1 && timeout 300 $install install --no-install-recommends $packages >>"$log" 2>&1; then
+if timeout 120 $install update >"$log" 2>&1 && timeout 300 $install install --no-install-recommends $packages >>"$log" 2>&1; then
     rm -f "$log"
     exit 0
 fi

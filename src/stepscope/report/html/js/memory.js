@@ -23,7 +23,8 @@ function memory(report) {
 function memoryChart(rank) {
   const line = rank.timeline;
   // What stays lies below what comes and goes.
-  const series = line.by_category ? Object.entries(line.by_category).reverse() : [["allocated", line.allocated_bytes]];
+  const kinds = line.by_category ? Object.entries(line.by_category).reverse() : [["allocated", line.allocated_bytes]];
+  const series = kinds.filter(([, values]) => values.some((v) => v > 0));
   const [width, height, from, base] = [560, 220, 66, 190];
   const first = line.time_ms[0], last = line.time_ms.at(-1);
   const used = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);
@@ -37,7 +38,9 @@ function memoryChart(rank) {
     chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
       svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, bytesText(most * part)));
   }
-  const points = (values) => values.map((v, i) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`);
+  // Memory stays what it is until the next event.
+  const at = (i, v) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`;
+  const points = (values) => values.flatMap((v, i) => (i && values[i - 1] !== v ? [at(i, values[i - 1]), at(i, v)] : [at(i, v)]));
   const colourOf = (k) => MEMORY_COLOURS[k % MEMORY_COLOURS.length];
   let below = line.time_ms.map(() => 0);
   series.forEach(([name, values], k) => {
