@@ -5,7 +5,7 @@ thing after the other, a device stream runs its work in order, a collective ends
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,8 +79,12 @@ class Simulated:
         return aligned(built_run(folder, self.traces))
 
 
+Program = Sequence[Op] | Callable[[int], Sequence[Op]]
+"""what a rank does in a step, or in the step of a number"""
+
+
 def simulate(
-    *programs: Sequence[Op], steps: int = 10, jitter: float = 0, offset_us: Sequence[float] = (), seed: int = 1
+    *programs: Program, steps: int = 10, jitter: float = 0, offset_us: Sequence[float] = (), seed: int = 1
 ) -> Simulated:
     """Return a job of one rank per program; `jitter` is the relative spread of every duration."""
     ends: dict[int, float] = {}
@@ -91,7 +95,7 @@ def simulate(
         ]
         for rank, program in zip(ranks, programs, strict=True):
             for step in range(steps):
-                rank.run_step(step, program, ends)
+                rank.run_step(step, program(step) if callable(program) else program, ends)
         transfers = ranks[0].transfer_us
         now = {k: max(r.arrival_us[k] for r in ranks) + transfer for k, transfer in transfers.items()}
         if now == ends:

@@ -264,6 +264,25 @@ def test_findings_survive_shuffled_events_and_a_missing_rank(tmp_path: Path) -> 
     assert part.confidence < whole.confidence
 
 
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_rank_that_is_late_now_and_then_is_a_straggler(tmp_path: Path, every: int) -> None:
+    def sometimes(step: int) -> Sequence[Op]:
+        return ddp(slow=4) if step % every == 1 else ddp()
+
+    job = simulate(ddp(), ddp(), sometimes, ddp())
+    first = found_in(tmp_path, job)[0]
+    assert (first.id, first.ranks) == ("straggler", (2,))
+    truth_us = job.period_us - simulate(*[ddp()] * 4).period_us
+    assert first.saving_ns / 1000 == pytest.approx(truth_us, rel=0.05)
+
+
+def test_loader_is_blamed_for_the_time_it_takes_in_a_loop_that_synchronises(tmp_path: Path) -> None:
+    """Without the synchronisation the device would hide the loader; but what it idles for is data."""
+    job = simulate([Op("data", 2000), *STEP, SYNC])
+    found = found_in(tmp_path, job)
+    assert [f.id for f in found if f.saving_pct >= 5] == ["data-loading"]
+
+
 def test_half_a_window_says_the_same(tmp_path: Path) -> None:
     for steps in (10, 3):
         job = simulate(*FAULTS["data-loading"].faulty, steps=steps)

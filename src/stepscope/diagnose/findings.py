@@ -17,6 +17,7 @@ from stepscope.predict.whatif import MODEL_ERROR, saving_range
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
 _LEAST_ALONE = 0.01
+_ABOUT_THE_SAME = 0.9
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class _Found:
         while open_:
             fresh = not self._findings
             still = {i: alone[i] if fresh else _saving(self._fixed, candidates[i]) for i in open_}
-            best = max(open_, key=lambda i: still[i])
+            best = _first(open_, still, candidates)
             open_.remove(best)
             if candidates[best].always or still[best] >= LEAST_SHARE * self._step_ns:
                 self._take(candidates[best], still[best], alone[best])
@@ -73,6 +74,21 @@ class _Found:
             saved = min(saved + finding.saving_ns, self._step_ns)
             combined.append((tuple(f.id for f in ordered[:k]), saved))
         return Diagnosis(tuple(ordered), tuple(combined))
+
+
+def _first(open_: list[int], saving: dict[int, float], candidates: list[Candidate]) -> int:
+    """Return the candidate that saves most; of several that save about the same, the one that the account blames.
+
+    Without its synchronisation a step hides the loader behind the device: as good as a fast loader, but the device
+    idles for data. So among equals the larger cost comes first, as far as the fix gets it back.
+    """
+    most = max(saving[i] for i in open_)
+    equals = [i for i in open_ if saving[i] >= _ABOUT_THE_SAME * most]
+    return max(equals, key=lambda i: (_blamed(candidates[i], saving[i]), saving[i]))
+
+
+def _blamed(candidate: Candidate, saving: float) -> float:
+    return saving if candidate.cost_ns is None else min(saving, candidate.cost_ns)
 
 
 def _saving(replay: Replay | None, candidate: Candidate) -> float:
