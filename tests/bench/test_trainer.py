@@ -108,6 +108,10 @@ def test_resumed_training_is_the_one_that_was_not_interrupted(tmp_path: Path) ->
     first = trained(tmp_path / "parts", "train.steps=7", "train.checkpoint_every=7")
     rest = trained(tmp_path / "parts", resume=True)
     assert first.losses + rest.losses == whole.losses
+    with pytest.raises(UsageError, match=r"train\.steps: expected more than the 7"):
+        trained(tmp_path / "parts", "train.steps=7", resume=True)
+    with pytest.raises(InputError, match="expected a checkpoint of the configured model"):
+        trained(tmp_path / "parts", "workload.d_model=8", resume=True)
 
 
 def test_own_model_data_and_loss(tmp_path: Path) -> None:

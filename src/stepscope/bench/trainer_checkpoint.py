@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from stepscope.bench.trainer_steps import Steps
-from stepscope.errors import InputError
+from stepscope.errors import InputError, UsageError
 from stepscope.run_folder import written_whole
 
 CHECKPOINT = "checkpoint.pt"
@@ -35,14 +35,22 @@ def save(steps: Steps, folder: Path, *, rank: int) -> None:
 
 def resume(steps: Steps, folder: Path) -> None:
     """Bring a training that has not begun to where the checkpoint was written."""
-    found = _read(folder / CHECKPOINT)
-    set_state_dict(
-        steps.parallel.model,
-        steps.parallel.optimizer,
-        model_state_dict=found["model"],
-        optim_state_dict=found["optimizer"],
-        options=_WHOLE,
-    )
+    path = folder / CHECKPOINT
+    found = _read(path)
+    wanted = steps.config.train.steps
+    if found["step"] >= wanted:
+        raise UsageError(f"train.steps: expected more than the {found['step']} that {path} has, found {wanted}")
+    try:
+        set_state_dict(
+            steps.parallel.model,
+            steps.parallel.optimizer,
+            model_state_dict=found["model"],
+            optim_state_dict=found["optimizer"],
+            options=_WHOLE,
+        )
+    except (RuntimeError, KeyError, ValueError) as e:
+        reason = " ".join(str(e).split())[:200]
+        raise InputError(f"{path}: expected a checkpoint of the configured model and optimizer, found: {reason}") from e
     steps.scaler.load_state_dict(found["scaler"])
     steps.skip_batches(found["step"])
     steps.number = found["step"]

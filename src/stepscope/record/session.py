@@ -92,6 +92,7 @@ class Recorder:
             _current = recorder = cls(config, on_trace_ready=on_trace_ready)
             for sampler in standard_samplers(config):
                 recorder.add_sampler(sampler)
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each start and stop is announced on stderr
             recorder._guard.install()
             atexit.register(recorder.close)
             if parent_process() is not None:  # children of multiprocessing leave without atexit
