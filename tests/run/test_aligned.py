@@ -1,5 +1,7 @@
 """Waiting and transfer come apart as they were put in, whatever the clocks (A6, A7)."""
 
+import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,10 @@ from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
 from stepscope.run.aligned import UNMATCHED, aligned
+from stepscope.run.load import load
 
 SECOND = 1_000_000.0
+BASE_NS = 1_700_000_000_000_000_000
 
 HARD = {
     "equal clocks": Job(late_us=(0, 2000, 0, 0)),
@@ -37,6 +41,55 @@ def test_waiting_and_transfer_are_recovered_within_one_percent(tmp_path: Path, n
         scale = 1 + 1e-6 * (job.drift_ppm[r] if job.drift_ppm else 0)
         assert transfer.sum() / 1000 == pytest.approx(job.transfer_sum_us[r] * scale, rel=0.01)
         assert wait.sum() / 1000 == pytest.approx(job.wait_us[r] * scale, rel=0.01, abs=0.01 * most_us)
+
+
+def hard_job(seed: int) -> Job:
+    """Return a job with everything at once: clocks up to 10 s apart that drift, a late rank, jitter."""
+    rng = random.Random(seed)
+    late = [0.0] * 5
+    late[rng.randrange(5)] = rng.uniform(3000, 9000)
+    return Job(
+        ranks=5,
+        steps=14,
+        step_us=0.6 * SECOND,
+        late_us=late,
+        offset_us=[rng.uniform(-10, 10) * SECOND for _ in range(5)],
+        drift_ppm=[rng.uniform(-100, 100) for _ in range(5)],
+        arrival_jitter_us=2000,
+        end_jitter_us=3,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_cut_and_shifted_windows_on_drifting_clocks_come_apart_too(tmp_path: Path, seed: int) -> None:
+    """One rank's file is cut off, another's window begins later: what both still hold is matched, all of it."""
+    job, rng = hard_job(seed), random.Random(seed)
+    cut, later = rng.sample(range(5), 2)
+    traces = job.traces(skip_steps=[2 if r == later else 0 for r in range(5)])
+    for trace in traces:
+        if trace.rank != cut:
+            trace.write(tmp_path)
+    text = json.dumps(traces[cut].document())
+    (tmp_path / f"rank{cut}.json").write_text(text[: int(len(text) * rng.uniform(0.8, 0.95))])
+    run = load(tmp_path, cache=False)
+    shared = aligned(run)
+    assert len(shared.matches) == job.steps * job.per_step
+    for moment in np.linspace(2, job.steps - 4, 5) * job.step_us:
+        local = [BASE_NS + trace._local_ns(moment) for trace in traces]
+        at = np.array([int(shared.clocks.shared(r, np.array([ns]))[0]) for r, ns in enumerate(local)])
+        assert (np.abs(at - at[0]) <= shared.clocks.uncertainty_ns).all()
+    everywhere = sorted(set.intersection(*({*rank.steps.number.tolist()} for rank in run.ranks)))
+    assert len(everywhere) >= 7
+    most = max(job.truth_us[step][r][0] for step in everywhere for r in range(5)) * len(everywhere)
+    for r, rank in enumerate(run.ranks):
+        wait, c = shared.wait_ns[r], rank.collectives
+        assert (wait[c.step >= 0] != UNMATCHED).all()
+        mine = np.flatnonzero((c.step >= 0) & np.isin(rank.steps.number[c.step], everywhere))
+        assert len(mine) == len(everywhere) * job.per_step
+        truth = [sum(job.truth_us[step][r][part] for step in everywhere) for part in (0, 1)]
+        assert wait[mine].sum() / 1000 == pytest.approx(truth[0], rel=0.01, abs=0.01 * most)
+        assert (c.end_ns - c.start_ns - wait)[mine].sum() / 1000 == pytest.approx(truth[1], rel=0.01)
 
 
 def test_rank_that_comes_last_waits_for_nobody(tmp_path: Path) -> None:

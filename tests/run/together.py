@@ -35,6 +35,8 @@ class Job:
     wait_us: list[float] = field(default_factory=list)
     """truth, per rank: the sum of its waits"""
     transfer_sum_us: list[float] = field(default_factory=list)
+    truth_us: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    """per step and rank: waits and transfers, of all its collectives together"""
 
     def traces(self, *, skip_steps: Sequence[int] = ()) -> list[RankTrace]:
         """Return the ranks' traces; rank r begins recording `skip_steps[r]` steps later than the job."""
@@ -49,6 +51,7 @@ class Job:
             for r in range(self.ranks)
         ]
         self.wait_us, self.transfer_sum_us = [0.0] * self.ranks, [0.0] * self.ranks
+        self.truth_us = {step: [(0.0, 0.0)] * self.ranks for step in range(self.steps)}
         for step in range(self.steps):
             begin = step * self.step_us
             for r, trace in enumerate(built):
@@ -78,6 +81,8 @@ class Job:
                 trace.collective(OPS[k % 3], at=ready - 20, start=arrival[r], end=end, elements=1024 * (k + 1))
                 self.wait_us[r] += last - arrival[r]
                 self.transfer_sum_us[r] += end - last
+                wait, moved = self.truth_us[step][r]
+                self.truth_us[step][r] = (wait + last - arrival[r], moved + end - last)
 
 
 def _at(values: Sequence[float], r: int) -> float:

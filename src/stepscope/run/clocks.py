@@ -62,9 +62,14 @@ def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
         residual, sharp = _residuals(clocks, matches, end, usable)
         offset = clocks.offset_ns - medians(*_by_rank(residual, matches, sharp, len(ranks))).astype(np.int64)
         clocks = replace(clocks, offset_ns=offset - offset[0])
-    residual, sharp = _residuals(clocks, matches, end, usable)
-    drift, shift = drifts(len(ranks), matches, end - clocks.reference_ns[matches.rank_index], residual, usable)
-    clocks = replace(clocks, drift_ppm=drift, offset_ns=clocks.offset_ns + shift)
+    clocks = _with_one_reference(clocks)
+    since = end - clocks.reference_ns[matches.rank_index]
+    for _ in range(_ROUNDS):  # while clocks run apart, the median of their ends is bent: the first slope is rough
+        residual, _ = _residuals(clocks, matches, end, usable)
+        drift, shift = drifts(len(ranks), matches, since, residual, usable)
+        if np.isnan(drift).all():
+            break
+        clocks = replace(clocks, drift_ppm=_sum(clocks.drift_ppm, drift), offset_ns=clocks.offset_ns + shift)
     residual, sharp = _residuals(clocks, matches, end, usable)
     noise = 2 * mad_sigmas(*_by_rank(residual, matches, sharp, len(ranks)))
     shared_start, shared_end = (clocks.shared(matches.rank_index, times) for times in (start, end))
@@ -156,6 +161,17 @@ def _residuals(clocks: Clocks, matches: Matches, end: Int64s, usable: Bools) -> 
     residual = (shared - median_times(shared, matches.first)[matches.of_member]).astype(float)
     spread = np.maximum.reduceat(np.abs(residual), matches.first[:-1])
     return residual, usable & (spread <= (np.median(spread[usable]) if usable.any() else 0.0))
+
+
+def _with_one_reference(clocks: Clocks) -> Clocks:
+    """Return the clocks with the reference of all ranks that are tied together at one moment."""
+    of = clocks.tied_to
+    return replace(clocks, reference_ns=clocks.reference_ns[of] + clocks.offset_ns[of] - clocks.offset_ns)
+
+
+def _sum(a: Floats, b: Floats) -> Floats:
+    """Return the sum of drifts, where nan is none."""
+    return np.where(np.isnan(a) & np.isnan(b), np.nan, np.nan_to_num(a) + np.nan_to_num(b))
 
 
 def _by_rank(values: Floats, matches: Matches, chosen: Bools, num_ranks: int) -> tuple[Floats, Int64s]:
