@@ -79,3 +79,23 @@ def test_wrong_port_is_one_line(port: str, capsys: pytest.CaptureFixture[str]) -
 def test_missing_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["view", os.fspath(tmp_path / "none")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_token_stays_off_the_browsers_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    pages: list[str] = []
+
+    def open_(address: str) -> None:
+        opened.append(address)
+        place = Path(address.removeprefix("file://"))
+        pages.append(place.read_text())
+        assert place.parent.stat().st_mode & 0o077 == 0
+
+    monkeypatch.setattr("webbrowser.open", open_)
+    monkeypatch.setattr("stepscope.cli.view._until_stopped", lambda: None)
+    assert main(["view", str(folder), "--no-cache", "--port", "0"]) == 0
+    (address,), (page,) = opened, pages
+    token = page.split("127.0.0.1:")[1].split("/")[1]
+    assert len(token) >= 32
+    assert token not in address
+    assert not Path(address.removeprefix("file://")).exists()

@@ -82,7 +82,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             "torch": "2.9.0",
             "sources": [],
         },
-        "ranks": [{"rank": r, **rank, "clock_uncertainty_us": 18.0} for r in range(ranks)],
+        "ranks": [{"rank": r, **rank, "host": f"node{r % 2}", "clock_uncertainty_us": 18.0} for r in range(ranks)],
         "step": {
             "profiled_ms": 267.0,
             "unprofiled_ms": 261.0,

@@ -127,12 +127,11 @@ def test_metric_and_order_of_the_heatmap_can_be_chosen(opened: Browser) -> None:
     options = opened.run(f"return [...document.querySelectorAll({metric!r} + ' option')].map((o) => o.value)")
     assert {"step", "own", "compute", "wait", "transfer", "input"} <= set(options)
     changed(opened, metric, "input")
+    changed(opened, order, "host")
+    assert reached(opened, "ArrowDown").startswith("rank 2, step 100: ")
     changed(opened, order, "value")
-    opened.run(
-        "document.querySelector('#heatmap canvas').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
-    )
-    first = "rank 4, step 101: "  # the rank that stalls on its input, of eight: 12 % 8
-    assert opened.run("return document.querySelector('#heatmap .said').textContent").startswith(first)
+    # the rank that stalls on its input, of eight: 12 % 8
+    assert reached(opened, "ArrowRight").startswith("rank 4, step 101: ")
 
 
 def test_slices_are_read_out_by_key(opened: Browser) -> None:
@@ -196,11 +195,7 @@ def test_narrow_window_needs_no_sideways_scrolling(opened: Browser, width: int) 
 
 
 def test_arrow_keys_read_out_the_cells_of_the_heatmap(opened: Browser) -> None:
-    opened.run(
-        "const c = document.querySelector('#heatmap canvas');"
-        "for (const key of ['ArrowDown', 'ArrowRight']) c.dispatchEvent(new KeyboardEvent('keydown', {key}))"
-    )
-    assert opened.run("return document.querySelector('#heatmap .said').textContent").startswith("rank 1, step 101: ")
+    assert reached(opened, "ArrowDown", "ArrowRight").startswith("rank 1, step 101: ")
 
 
 def test_dark_and_light_follow_the_system_and_the_button(opened: Browser) -> None:
@@ -267,6 +262,15 @@ def spoiled(value: Any) -> Any:
     if isinstance(value, list):
         return [spoiled(v) for v in value]
     return value + "".join(HOSTILE) if isinstance(value, str) else value
+
+
+def reached(browser: Browser, *keys: str) -> str:
+    """Return what the heatmap reads out after these keys."""
+    browser.run(
+        f"for (const key of {list(keys)!r})"
+        "document.querySelector('#heatmap canvas').dispatchEvent(new KeyboardEvent('keydown', {key}))"
+    )
+    return str(browser.run("return document.querySelector('#heatmap .said').textContent"))
 
 
 def clicked(browser: Browser, where: str, text: str) -> None:

@@ -13,6 +13,9 @@ import argparse
 import threading
 import webbrowser
 from contextlib import ExitStack
+from html import escape
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
 from stepscope.diagnose.findings import diagnose
@@ -55,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
         server = _served(open_servers, local_server(site, port=args.port))
         print(f"{printable(account.run.name)} is at {server.url}\nCtrl-C ends it.", flush=True)
         if not args.no_browser:
-            webbrowser.open(server.url)
+            _open_browser(server.url, open_servers)
         _until_stopped()
     return 3 if account.run.unreadable else 0
 
@@ -65,6 +68,13 @@ def _served(open_servers: ExitStack, server: LocalServer) -> LocalServer:
     open_servers.callback(server.shutdown)
     server.start()
     return server
+
+
+def _open_browser(url: str, until: ExitStack) -> None:
+    """Open the address by way of a file that only this user can read: other users can see command lines."""
+    page = Path(until.enter_context(TemporaryDirectory(prefix="stepscope-")), "view.html")
+    page.write_text(f'<!doctype html><meta http-equiv="refresh" content="0; url={escape(url)}">', encoding="utf-8")
+    webbrowser.open(page.as_uri())
 
 
 def _until_stopped() -> None:
