@@ -15,11 +15,13 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.launch import Launched, deaf_option, launch, why_not_writable
 from stepscope.record.nccl_log import SWITCHES, debug_environment
+from stepscope.record.outside_tool import why_not_installed
 from stepscope.record.recorded import Recorded, recorded_in
 
 
@@ -35,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
     parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
     parser.add_argument("--debug", metavar="SWITCH,...", help=f"debug output of torch: {', '.join(SWITCHES)}")
+    parser.add_argument("--nsys", action="store_true", help="run the chosen ranks under Nsight Systems instead")
+    parser.add_argument("--ncu", action="store_true", help="run the chosen ranks under Nsight Compute instead")
+    parser.add_argument("--kernels", metavar="NAME", help="kernels for --ncu, a name or regex:... (all but NCCL's)")
+    parser.add_argument("--launches", type=int, default=20, metavar="N", help="launches for --ncu (20)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
 
 
@@ -42,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Return the command's own exit code."""
     config = config_of(args)
     command = _command(args.command)
-    for line in warnings_before(command, config):
+    for line in [*_missing_tools(args), *warnings_before(command, config)]:
         _say(line)
     launched = launch(command, config)
     if _speaks_for_the_job():
@@ -66,8 +72,25 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         memory_history=args.memory,
         nccl_log=args.nccl_log,
         debug=tuple(args.debug.split(",")) if args.debug else (),
+        **_outside(args),
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config
+
+
+def _missing_tools(args: argparse.Namespace) -> list[str]:
+    wanted = [tool for tool in ("nsys", "ncu") if getattr(args, tool)]
+    return [line for tool in wanted if (line := why_not_installed(tool)) is not None]
+
+
+def _outside(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings for a tool that the ranks run under; none where it is missing."""
+    if args.nsys and args.ncu:
+        raise UsageError("expected --nsys or --ncu, found both; record twice")
+    tool = "nsys" if args.nsys else "ncu" if args.ncu else None
+    if tool is None or why_not_installed(tool) is not None:
+        return {}
+    kernels = {"kernels": args.kernels} if args.kernels else {}
+    return {"outside_tool": tool, "tool": "cuda", "launches": args.launches, **kernels}
 
 
 def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
@@ -85,9 +108,19 @@ def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
 def last_words(launched: Launched, config: RecordConfig) -> list[str]:
     """Return what was recorded and the command to go on with, or why nothing was."""
     runs = [r for r in map(recorded_in, launched.folders) if r.steps]
+    outputs = _words_about_outputs(launched, config)
     if not runs:
-        return [f"no training step was recorded: {_why_nothing(launched)}"]
-    return [line for r in runs for line in _words_about(r, config)]
+        return [*outputs, f"no training step was recorded: {_why_nothing(launched)}"]
+    return [*outputs, *(line for r in runs for line in _words_about(r, config))]
+
+
+def _words_about_outputs(launched: Launched, config: RecordConfig) -> list[str]:
+    tool = config.outside_tool
+    if tool is None:
+        return []
+    if not launched.outputs:
+        return [f"{tool} wrote nothing: it records where the window opens on a CUDA device, and needs a rank to start"]
+    return [f"{tool} wrote {', '.join(shown(path) for path in launched.outputs)}"]
 
 
 def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
@@ -95,7 +128,7 @@ def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
     if recorded.window:
         what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
     lines = [f"{what}, in {shown(recorded.folder)}"]
-    if not recorded.window and not config.light:
+    if not recorded.window and not config.light and config.outside_tool is None:
         lines.append(_why_no_window(recorded, config))
     return [*lines, f"next: stepscope report {shown(recorded.folder)}"]
 

@@ -39,6 +39,12 @@ class RecordConfig:
     ranks: tuple[int, ...] | None = None  # ranks whose window is profiled; None: all. Step logs come from all.
     tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)
 
+    # A tool that each chosen rank runs under; `tool` is then "cuda". Its outputs lie in a folder of their own at first.
+    outside_tool: str | None = None  # "nsys" or "ncu"
+    outside_folder: str | None = None
+    kernels: str = "regex:^(?!nccl)"  # which ncu runs again and again: never a collective's, alone
+    launches: int = 20  # how many of them
+
     activities: tuple[str, ...] | None = None  # ("cpu", "cuda"); None: what this torch supports
     record_shapes: bool = False
     profile_memory: bool = False
@@ -69,9 +75,18 @@ class RecordConfig:
     scratch: str | None = None  # where the plain trace lies before it is compressed; None: local temporary folder
 
     def __post_init__(self) -> None:
-        for name, least in (("wait", 0), ("warmup", 0), ("active", 1), ("repeat", 1), ("max_events", 1)):
+        for name, least in (
+            ("wait", 0),
+            ("warmup", 0),
+            ("active", 1),
+            ("repeat", 1),
+            ("max_events", 1),
+            ("launches", 1),
+        ):
             if getattr(self, name) < least:
                 raise UsageError(f"{name}: expected a whole number of at least {least}, found {getattr(self, name)}")
+        if self.outside_tool not in (None, "nsys", "ncu"):
+            raise UsageError(f"outside_tool: expected 'nsys' or 'ncu', found {self.outside_tool!r}")
         if self.tool not in ("torch", "cuda"):
             raise UsageError(f"tool: expected 'torch' or 'cuda', found {self.tool!r}")
 

@@ -23,6 +23,7 @@ from stepscope.record.claim import folders_of_launch
 from stepscope.record.config import RecordConfig
 from stepscope.record.nccl_log import debug_environment
 from stepscope.record.open_run import make_scratch
+from stepscope.record.outside_tool import UNDER_TOOL, is_one_process, keep_outputs, under_tool
 from stepscope.record.pass_signals import signals_passed_on
 from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
 
@@ -43,6 +44,7 @@ class Launched:
     folders: tuple[Path, ...]
     python_seen: bool  # a Python process found our `sitecustomize`
     torch_seen: bool
+    outputs: tuple[Path, ...] = ()  # of an outside tool
 
 
 def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> Launched:
@@ -52,13 +54,18 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
     )
     seen = make_scratch(None)
     try:
+        config = _with_outside_folder(config)
         env = job_environment(config, os.environ if environ is None else environ)
+        if config.outside_tool is not None and is_one_process(command, env):
+            command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)})
+        folders = _folders(config, seen)
         return Launched(
             exit_code,
-            folders=_folders(config, seen),
+            folders=folders,
             python_seen=(seen / "python").exists(),
             torch_seen=(seen / "torch").exists(),
+            outputs=tuple(keep_outputs(config, folders)) if config.outside_tool is not None else (),
         )
     finally:
         shutil.rmtree(seen, ignore_errors=True)
@@ -69,6 +76,16 @@ def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[st
     path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     debug = debug_environment(config.debug, environ=environ).variables
     return {**_QUIET, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _with_outside_folder(config: RecordConfig) -> RecordConfig:
+    """Return settings with a folder beside the run's, for the outputs of a tool that starts before the run has one."""
+    if config.outside_tool is None or why_not_writable(config.out) is not None:
+        return replace(config, outside_tool=None, tool="torch") if config.outside_tool else config
+    out = Path(config.out)
+    folder = out.parent / f".{out.name}.{config.outside_tool}-{config.run_id}"
+    folder.mkdir(parents=True)
+    return replace(config, outside_folder=str(folder))
 
 
 def deaf_option(command: Sequence[str]) -> str | None:

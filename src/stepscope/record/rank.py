@@ -27,7 +27,7 @@ class Place:
 def place_of_process(environ: Mapping[str, str] | None = None) -> Place:
     """Return this process's place; a process without any sign of others is rank 0 of 1."""
     env = os.environ if environ is None else environ
-    by_variables = _from_variables(env)
+    by_variables = place_by_variables(env)
     dist = initialized_distributed()
     if dist is None:
         return by_variables or Place(0, 1, None, "alone")
@@ -42,7 +42,8 @@ def initialized_distributed() -> Any:
     return dist if dist.is_available() and dist.is_initialized() else None
 
 
-def _from_variables(env: Mapping[str, str]) -> Place | None:
+def place_by_variables(env: Mapping[str, str]) -> Place | None:
+    """Return the place that a launcher's variables tell, None without any."""
     for rank, world_size, local_rank in _LAUNCHERS:
         if rank in env and world_size in env:
             try:

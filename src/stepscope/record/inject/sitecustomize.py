@@ -24,6 +24,10 @@ def _record() -> None:
     from stepscope.record.seen import leave_word
 
     leave_word("python")
+    from stepscope.record.config import RecordConfig
+    from stepscope.record.outside_tool import start_under_tool
+
+    start_under_tool(RecordConfig.from_env(), os.environ)
     from stepscope.record.hooks.after_import import after_import
 
     after_import("torch", _torch_is_there)
