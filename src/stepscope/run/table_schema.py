@@ -268,7 +268,7 @@ _TABLES = (
             _real("exposed_ns", "ns", "outside of compute and copies"),
             _real("algbw_gb_per_s", "GB/s", "algorithm bandwidth", null=True),
             _real("busbw_gb_per_s", "GB/s", "bus bandwidth", null=True),
-            _int("late_rank", "rank", "the rank that most often arrived last", null=True),
+            _int("late_rank", "rank", "the rank that the others waited for longest", null=True),
             _int("unmatched", "calls", "calls without a counterpart"),
         ),
     ),
