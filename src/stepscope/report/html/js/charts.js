@@ -17,13 +17,13 @@ function waterfall(report) {
   bars.forEach(([name, pct, start, kind, row], i) => {
     const y = i * line;
     const half = x(row?.plus_minus ?? 0) - from, end = row?.loss === "achieved" ? x(pct) : x(start);
-    const right = Math.max(x(start) + Math.max(1.5, x(pct) - from), end + half, from);
+    const right = Math.max(x(start) + Math.max(1.5, x(pct) - from), Math.min(end + half, to), from);
     const label = pct && kind !== "bar-total" ? `−${pct.toFixed(1)} %` : `${pct.toFixed(1)} %`;
     chart.append(svg("g", { on: { mousemove: (e) => row && tip.show(e, name, waterfallLines(row)), mouseleave: tip.hide } },
       svg("rect", { x: 0, y, width, height: line, class: "hit" }),
       svg("text", { x: from - 10, y: y + line / 2 + 4, class: "axis end" }, name),
       svg("rect", { x: x(start), y: y + 4, width: Math.max(1.5, x(pct) - from), height: line - 8, rx: 2, class: kind }),
-      errorBar(end, half, y + line / 2),
+      half < 1 ? null : errorBar(Math.max(from, end - half), Math.min(to, end + half), y + line / 2),
       svg("text", { x: right + 6, y: y + line / 2 + 4, class: "axis" }, label)));
   });
   return panel("waterfall", "Where the FLOPs go: from peak to achieved", chart,
@@ -33,9 +33,7 @@ function waterfall(report) {
 }
 
 // How far off a loss may be, at the end it reaches down to: the other end is where the one before stopped.
-function errorBar(at, half, y) {
-  return half < 1 ? null : svg("path", { d: `M${at - half} ${y - 4}v8M${at - half} ${y}h${2 * half}M${at + half} ${y - 4}v8`, class: "error" });
-}
+const errorBar = (x0, x1, y) => svg("path", { d: `M${x0} ${y - 4}v8M${x0} ${y}H${x1}M${x1} ${y - 4}v8`, class: "error" });
 
 const lossClass = (loss) => (["non_matmul_kernels", "matmul_below_peak", "precision", "recomputation"].includes(loss) ? "bar-quiet" : "bar-loss");
 

@@ -57,7 +57,8 @@ const nameColumn = (title, get) => ({ title, get, name: true });
 
 function ranks(report) {
   const times = ["window_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "wait_ms", "transfer_ms", "memory_ms", "idle_ms"];
-  const used = times.filter((key) => report.ranks.some((r) => known(r[key])));
+  const always = ["window_ms", "compute_ms", "idle_ms"];
+  const used = times.filter((key) => report.ranks.some((r) => (always.includes(key) ? known(r[key]) : r[key] > 0)));
   if (!used.length) return null;
   const clock = (r) => (known(r.clock_offset_us) ? `${digits(r.clock_offset_us)} ± ${digits(r.clock_uncertainty_us)} µs` : NONE);
   return panel("ranks", "Ranks", el("p", { class: "quiet" }, "Over the whole window of each rank."),
@@ -65,8 +66,9 @@ function ranks(report) {
       { title: "rank", get: (r) => r.rank, number: true },
       ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
       ...used.map((key) => timeColumn(titleOf(key.replace("memory_ms", "copies_ms")), key, { bar: key !== "window_ms" })),
-      { title: "overlap", get: (r) => r.overlap_pct, show: (v) => pctText(v), number: true },
-      { title: "clock", get: (r) => r.clock_offset_us, show: (_, r) => clock(r), number: true },
+      ...[["overlap", "overlap_pct", (v) => pctText(v)], ["clock", "clock_offset_us", (_, r) => clock(r)]]
+        .filter(([, key]) => report.ranks.some((r) => known(r[key])))
+        .map(([title, key, show]) => ({ title, get: (r) => r[key], show, number: true })),
     ], { filter: (r) => `rank ${r.rank} ${r.host ?? ""}` }));
 }
 
