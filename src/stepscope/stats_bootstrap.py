@@ -4,8 +4,8 @@ Step times are skewed (most steps alike, a few long) and autocorrelated (a slow 
 
     location        mean of the middle half of the steps: spikes do not move it, and it wastes less than the median
     draws           blocks of consecutive steps drawn with replacement, as long as the autocorrelation lasts
-    standard error  the larger of the draws' spread and of the spread of the steps over the root of how many
-                    *independent* steps they are worth
+    standard error  the largest of the draws' spread, the spread of the steps over the root of how many
+                    *independent* steps they are worth, and that of the means of ten long stretches
     several runs    runs are drawn first, then blocks in them; never surer than the spread between runs allows
 
 The interval has the shape of the draws and the width of Student's t.
@@ -33,6 +33,7 @@ _LEAST_DRAWS = 199
 _MOST_DRAWN = 20_000_000
 _MOST_LAG = 0.95
 _INDEPENDENT = 4
+_STRETCHES = 10
 _ROUNDS = 8
 _LEVELS = 0.005, 0.5
 """beyond them the draws are too few, or too near to each other, to show a shape"""
@@ -112,8 +113,16 @@ def mean_errors(columns: Floats, *, trim: float = 0.0) -> tuple[Floats, Floats]:
     centred = centred - centred.mean(axis=0)
     power = (centred * centred).sum(axis=0)
     per_sample = _samples_per_independent(centred, power)
-    se = np.sqrt(power / (n - 1) * per_sample / n) * n / (n - 2 * cut)
-    return se, np.maximum((n - 2 * cut - 1) / per_sample, 1.0)
+    kept = (n - 2 * cut) / n
+    se, df = np.sqrt(power / (n - 1) * per_sample / n) / kept, np.maximum((n - 2 * cut - 1) / per_sample, 1.0)
+    if n < 2 * _STRETCHES:
+        return se, df
+    # A machine that is busy for a while, or a device that warms up, outlasts any lag-1: long stretches show it.
+    stretch = n // _STRETCHES
+    means = centred[n - stretch * _STRETCHES :].reshape(_STRETCHES, stretch, -1).mean(axis=1)
+    slow = means.std(axis=0, ddof=1).reshape(se.shape) / np.sqrt(_STRETCHES) / kept
+    wider = slow * t_quantile(CONFIDENCE, _STRETCHES - 1) > se * _quantiles(df)
+    return np.where(wider, slow, se), np.where(wider, _STRETCHES - 1.0, df)
 
 
 def block_length(series: Floats) -> int:
@@ -248,6 +257,11 @@ def _p_value(change: float, shape: Floats | None, errors: Sequence[tuple[float, 
         side = _skew(shape, min(max(p, _LEVELS[0]), _LEVELS[1]))[change < 0]
         p = max(t_two_sided(change / (side * se), df) if side * se else 0.0 for se, df in errors)
     return float(p)
+
+
+def _quantiles(df: Floats) -> Floats:
+    known, at = np.unique(np.floor(df), return_inverse=True)
+    return np.asarray(np.array([t_quantile(CONFIDENCE, float(d)) for d in known])[at].reshape(df.shape))
 
 
 def _cut(n: int, trim: float) -> int:
