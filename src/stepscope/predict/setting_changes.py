@@ -123,7 +123,7 @@ def overlap(asked: Asked) -> Made:
     if asked.value != "perfect":
         raise asked.expected("overlap=perfect")
     backward = _backward(asked)
-    return Made(lambda replay: overlapped(replay, backward), doubt=0.3)
+    return Made(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
 
 
 def bucket_mb(asked: Asked) -> Made:
