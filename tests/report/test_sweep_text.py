@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.analyze.test_sweep_verdict import TOLERANCE, row
 
 from stepscope.analyze.sweep_verdict import sweep_verdict
 from stepscope.report.sweep_text import print_sweep
-from tests.analyze.test_sweep_verdict import TOLERANCE, row
 
 
 def shown(*, width: int = 160, reason: str = "no memory", **sweep: Any) -> str:
