@@ -1,7 +1,7 @@
 """Student's t distribution: how far may the mean of few samples lie from the truth by chance?"""
 
 from functools import lru_cache
-from math import exp, inf, isinf, lgamma, log, log1p
+from math import exp, isinf, lgamma, log, log1p, pi, sqrt
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
@@ -30,17 +30,18 @@ def t_quantile(confidence: float, df: float) -> float:
     >>> round(t_quantile(0.95, 4), 3), round(t_quantile(0.95, 1e9), 3)
     (2.776, 1.96)
     """
+    t = _NORMAL.inv_cdf(0.5 + confidence / 2)
     if df > _LIKE_NORMAL:
-        return _NORMAL.inv_cdf(0.5 + confidence / 2)
-    low, high = 0.0, 2.0
-    while t_two_sided(high, df) > 1 - confidence:
-        low, high = high, 4 * high
-        if high > 1e12:
-            return inf
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_two_sided(middle, df) > 1 - confidence else (low, middle)
-    return (low + high) / 2
+        return t
+    scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)
+    for _ in range(
+        _MOST_TERMS
+    ):  # Newton from below: what lies beyond t falls ever more slowly, so that it never overshoots
+        step = (t_two_sided(t, df) - (1 - confidence)) / (2 * scale * (1 + t * t / df) ** (-(df + 1) / 2))
+        t += step
+        if step < 1e-9 * t:
+            break
+    return t
 
 
 def _incomplete_beta(x: float, a: float, b: float = 0.5) -> float:
