@@ -50,6 +50,7 @@ class LocalServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = MOST_CONNECTIONS
 
     def __init__(
         self, site: Site, *, port: int = 0, token: str | None = None, within_s: float = REQUEST_WITHIN_S
