@@ -14,6 +14,7 @@ from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.predict.settings import SETTINGS
 from stepscope.report.next_commands import _SETTING_OF
+from stepscope.report.ranks_text import print_ranks
 from stepscope.report.terminal import console, name_text, plain_table, speaks_unicode
 from stepscope.report.text import print_summary
 from stepscope.run.load import Run
@@ -93,11 +94,11 @@ def test_terminal_gets_a_bar_and_a_pipe_does_not(late: Run) -> None:
 
 
 def test_ranks_keep_their_numbers_however_narrow_the_terminal(late: Run) -> None:
+    account = account_of(late)
     for width in (40, 50, 60, 80, 100):
-        said = summary(
-            late, out=Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, color_system=None)
-        )
-        row = next(line for line in said.splitlines() if line.startswith("11 "))
+        out = Console(file=io.StringIO(), width=width, highlight=False, force_terminal=True, color_system=None)
+        print_ranks(account, out)
+        row = next(line for line in out.file.getvalue().splitlines() if line.startswith("11 "))  # type: ignore[attr-defined]
         assert "…" not in row
         assert "(device)" in row
 
