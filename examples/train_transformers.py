@@ -8,7 +8,7 @@ import argparse
 import tempfile
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 from stepscope.integrations.transformers import StepscopeCallback
 
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--out", default="stepscope-run")
     args = parser.parse_args()
 
+    set_seed(0)
     config = GPT2Config(
         vocab_size=VOCABULARY, n_positions=SEQUENCE, n_embd=64, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0
     )
