@@ -158,3 +158,9 @@ def test_many_equals_are_judged_together() -> None:
     raised = holm(np.array([0.01, 0.04, np.nan, 0.5]))
     np.testing.assert_allclose(raised, [0.03, 0.08, np.nan, 0.5])
     assert len(holm(np.empty(0))) == 0
+
+
+def test_long_series_are_drawn_in_part_and_known_better_all_the_same() -> None:
+    rng = np.random.default_rng(23)
+    found = difference([100 + rng.standard_normal(40_000)], [100 + rng.standard_normal(40_000)])
+    assert found.high - found.low == pytest.approx(2 * 1.96 * 1.09 * np.sqrt(2 / 40_000), rel=0.5)

@@ -30,7 +30,8 @@ CONFIDENCE = 0.95
 _TRIM = 0.25
 _DRAWS = 1999
 _LEAST_DRAWS = 199
-_MOST_DRAWN = 20_000_000
+_MOST_DRAWN = 2_000_000
+_MOST_STEPS = 10_000
 _MOST_LAG = 0.95
 _INDEPENDENT = 4
 _STRETCHES = 10
@@ -193,7 +194,8 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _D
     draws = statistic(drawn)
     middle = draws if statistic is typical else typical(drawn)
     errors, df = mean_errors(series[:, None], trim=_TRIM)
-    missed = np.sqrt(n / max(n - length, 1))  # blocks of n samples cannot show what n samples share
+    # Blocks cannot show what the whole series shares; fewer steps than there are vary more than all of them.
+    missed = np.sqrt(n / max(n - length, 1) * min(n, _MOST_STEPS) / n)
     # Other statistics have no formula: their draws are widened as much as those of the middle half need to be.
     seen = float(middle.std()) * missed
     widened = max(1.0, float(errors[0]) / seen) if seen else 1.0
@@ -201,10 +203,11 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _D
 
 
 def _blocks(n: int, length: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Return rows of n indices, each made of blocks that go round from the end to the start."""
-    count = int(np.clip(_MOST_DRAWN // n, _LEAST_DRAWS, _DRAWS))
-    starts = rng.integers(0, n, (count, -(-n // length)))
-    return np.asarray((starts[:, :, None] + np.arange(length)).reshape(count, -1)[:, :n] % n)
+    """Return rows of n indices (10,000 at most), each made of blocks that go round from the end to the start."""
+    most = min(n, _MOST_STEPS)
+    count = int(np.clip(_MOST_DRAWN // most, _LEAST_DRAWS, _DRAWS))
+    starts = rng.integers(0, n, (count, -(-most // length)))
+    return np.asarray((starts[:, :, None] + np.arange(length)).reshape(count, -1)[:, :most] % n)
 
 
 def _over_runs(runs: Sequence[_Drawn], rng: np.random.Generator) -> Floats:
