@@ -13,6 +13,7 @@ examples:
 
 import argparse
 from importlib import import_module
+from typing import Any
 
 from stepscope.bench.config_parser import ConfiguredParser
 
@@ -37,7 +38,9 @@ _WHAT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of benchmark."""
-    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=ConfiguredParser)
+    # Configured by --config, and saying what is wrong as the command's own parser does: in one line.
+    one_line: Any = type("_ConfiguredParser", (ConfiguredParser, type(parser)), {})
+    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=one_line)
     for name, (file, purpose) in _WHAT.items():
         module = import_module(f"stepscope.cli.{file}")
         one = kinds.add_parser(
