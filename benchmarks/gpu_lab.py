@@ -28,20 +28,13 @@ from stepscope.bench.launch import launch
 from stepscope.bench.results import results
 
 RANKS = 4
-PARTS = ("ddp", "buckets", "fsdp", *SWEEPS)
-LIMIT_S = {
-    "ddp": 190,
-    "buckets": 120,
-    "fsdp": 80,
-    "precision": 50,
-    "attention": 50,
-    "checkpointing": 45,
-    "compile": 110,
-}
+DATA_PARALLEL = ("ddp", "buckets", "fsdp")
+PARTS = (*DATA_PARALLEL, *SWEEPS)
+LIMIT_S = {"ddp": 190, "buckets": 120, "fsdp": 70}
 FSDP = ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3")
 
 GPT = {"name": "gpt", "d_model": 512, "num_layers": 8, "num_heads": 8, "seq_len": 512, "vocab_size": 8192}
-LARGE = {"name": "gpt", "d_model": 1024, "num_layers": 16, "num_heads": 16, "seq_len": 512, "vocab_size": 8192}
+LARGE = {"name": "gpt", "d_model": 768, "num_layers": 12, "num_heads": 12, "seq_len": 512, "vocab_size": 8192}
 TINY = {
     "name": "gpt",
     "d_model": 64,
@@ -57,11 +50,13 @@ def main() -> int:
     args = parsed()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
-    failed = 0
+    failed, began = 0, time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, shared_device(args.device) as sharing:
         print(f"ranks share the device by: {sharing}", flush=True)
         for part in args.parts.split(","):
             begin = time.monotonic()
+            for limits in (LIMIT_S, SWEEP_LIMIT_S):
+                limits[part] = min(limits.get(part, 0), max(args.deadline_s - (begin - began), 1))
             found = guarded(lambda p=part: one_part(p, Path(scratch) / p, out, args))
             failed += "error" in found
             found |= {"sharing": sharing, "took_s": round(time.monotonic() - begin, 1)}
@@ -75,18 +70,20 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", default="gpu_lab_results")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--deadline-s", type=float, default=900.0, help="parts get what is left of it")
+    parser.add_argument("--runs", type=int, default=3, help="of the comparison of all implementations")
     return parser.parse_args()
 
 
 def one_part(part: str, scratch: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
-    if part in SWEEP_LIMIT_S:
+    if part not in DATA_PARALLEL:
         return one_sweep(part, scratch, cuda=args.device == "cuda")
-    return data_parallel(part, scratch, out, cuda=args.device == "cuda")
+    return data_parallel(part, scratch, out, cuda=args.device == "cuda", runs=args.runs)
 
 
-def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool) -> dict[str, Any]:
+def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool, runs: int) -> dict[str, Any]:
     """Return the results of one comparison on all ranks."""
-    settings = settings_of(part, cuda=cuda)
+    settings = settings_of(part, cuda=cuda, runs=runs)
     job = "bucket_sweep:bucket_sweep" if part == "buckets" else "compare:compare"
     ranks = RANKS if cuda else 2
     result = launch(
@@ -97,9 +94,7 @@ def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool) -> dict[st
         limit_s=LIMIT_S[part],
         on_record=lambda r: print(part, r["what"], r.get("series"), r.get("run"), flush=True),
     )
-    if (scratch / "traces").is_dir():
-        with tarfile.open(out / f"traces-{part}.tar.gz", "w:gz") as packed:
-            packed.add(scratch / "traces", arcname=f"traces-{part}")
+    pack_traces(scratch / "traces", out, part)
     entries = settings.get("series") or finalists(settings["implementation"], best_mb(result.records[0]))
     found = rows(
         result.records, entries=entries, config={**settings["workload"], "warmup_steps": settings["warmup_steps"]}
@@ -109,16 +104,27 @@ def data_parallel(part: str, scratch: Path, out: Path, *, cuda: bool) -> dict[st
     return results(found, command=f"bench {part}", environment=where, message=result.message, search=search)
 
 
-def settings_of(part: str, *, cuda: bool) -> dict[str, Any]:
+def pack_traces(traces: Path, out: Path, part: str) -> None:
+    """Pack the traces of the first two ranks into two archives of a size that travels."""
+    for number, folders in enumerate((sorted(traces.glob("*"))[::2], sorted(traces.glob("*"))[1::2])):
+        if folders:
+            with tarfile.open(out / f"traces-{part}-{number}.tar.gz", "w:gz") as packed:
+                for path in (
+                    p for folder in folders for rank in (0, 1) for p in folder.glob(f"*_rank_{rank}_trace.json")
+                ):
+                    packed.add(path, arcname=f"traces-{part}/{path.parent.name}/{path.name}")
+
+
+def settings_of(part: str, *, cuda: bool, runs: int) -> dict[str, Any]:
     large = part == "fsdp"
     work = {**(LARGE if large else GPT), "batch_size": 8 if large else 24, "precision": "bf16"} if cuda else TINY
-    method = {"warmup_steps": 6, "steps": 20, "runs": 3, "trace_steps": 3} if cuda else {
+    method = {"warmup_steps": 6, "steps": 20, "runs": runs, "trace_steps": 2} if cuda else {
         "warmup_steps": 2, "steps": 3, "runs": 2, "trace_steps": 2}  # fmt: skip
     if part == "buckets":
         return {"workload": work, **method, "runs": 2, "trace_steps": 0, "implementation": "pytorch_ddp",
                 "round_turns": 2, "round_steps": 10, "round_warmup": 4}  # fmt: skip
     if large:
-        method |= {"runs": 2, "steps": 12, "warmup_steps": 5} if cuda else {}
+        method |= {"runs": 1, "steps": 10, "warmup_steps": 4, "trace_steps": 0} if cuda else {}
     names = available(FSDP) if large else available()
     return {"workload": work, **method, "series": [{"name": name, "implementation": name} for name in names]}
 

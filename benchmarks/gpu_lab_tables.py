@@ -39,7 +39,8 @@ def data_parallel(part: str, folder: Path) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as scratch:
-        unpacked(folder / f"traces-{part}.tar.gz", scratch)
+        for archive in folder.glob(f"traces-{part}-*.tar.gz"):
+            unpacked(archive, scratch)
         for row in found["series"]:
             traces = Path(scratch, f"traces-{part}", row["name"])
             lines.append(data_parallel_row(row, reference, overlap_summary(traces)))
@@ -50,9 +51,8 @@ def data_parallel(part: str, folder: Path) -> str:
 
 
 def unpacked(archive: Path, folder: str) -> None:
-    if archive.exists():
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
 
 
 def data_parallel_row(row: dict[str, Any], reference: dict[str, Any], comm: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ latency of each all-reduce: `stepscope bench buckets` finds the best size.
 """
 
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import nn
@@ -28,9 +29,10 @@ class DdpBucketed(Parallel):
         super().__init__(model, options)
         self._buckets = [_Bucket(p) for p in partition(trainable(model)[::-1], size_mb=options.bucket_size_mb)]
         self._turns = InTurn(len(self._buckets))
+        me = proxy(self)  # hooks are kept by the parameters: holding us, they would keep the model for ever
         for place, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda _, place=place: self._on_gradient(place))
+                parameter.register_post_accumulate_grad_hook(lambda _, place=place: me._on_gradient(place))
 
     def finish(self) -> None:
         """Exchange the buckets that backward did not fill, then wait for all."""

@@ -9,6 +9,7 @@ last layers first, so the parameters are exchanged from the last to the first.
 
 from contextlib import nullcontext
 from typing import Any
+from weakref import proxy
 
 import torch
 from torch import nn
@@ -27,8 +28,9 @@ class DdpIndividualV2(Parallel):
         self._turns = InTurn(len(self._parameters))
         self._works: list[Any] = []
         self._stream = torch.cuda.Stream() if self._parameters[0].is_cuda else None
+        me = proxy(self)  # hooks are kept by the parameters: holding us, they would keep the model for ever
         for place, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(lambda _, place=place: self._on_gradient(place))
+            parameter.register_post_accumulate_grad_hook(lambda _, place=place: me._on_gradient(place))
 
     def finish(self) -> None:
         """Exchange what backward did not reach, then wait for all."""
