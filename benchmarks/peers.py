@@ -64,7 +64,7 @@ def parsed() -> argparse.Namespace:
 
 def case_result(run: Path, arguments: argparse.Namespace) -> Result:
     """Return what every tool says of one run, and of the same run with one rank shifted."""
-    files = sorted(str(p) for p in run.glob("*.json.gz"))
+    files = sorted(str(p) for p in run.iterdir() if p.name.endswith((".json", ".json.gz")) and p.name != "truth.json")
     best: dict[str, Result] = {}
     for _ in range(arguments.rounds):
         for tool in (*OURS, *(PEERS if arguments.peers else ())):
@@ -114,10 +114,12 @@ def shifted(files: list[str], folder: Path, *, rank: int, by_us: int) -> list[st
 
     out = []
     for index, file in enumerate(files):
-        text = gzip.decompress(Path(file).read_bytes()).decode(errors="surrogateescape")
+        content = Path(file).read_bytes()
+        content = gzip.decompress(content) if file.endswith(".gz") else content
+        text = content.decode(errors="surrogateescape")
         if index == rank:
             text = re.sub(r'("ts":\s*)(\d+(?:\.\d+)?)', later, text)
-        target = folder / Path(file).name
+        target = folder / (Path(file).name.removesuffix(".gz") + ".gz")
         target.write_bytes(gzip.compress(text.encode(errors="surrogateescape"), 1))
         out.append(str(target))
     return out
@@ -295,7 +297,7 @@ TOOLS: dict[str, Callable[[], Tool]] = {
 
 
 def cost_table(results: list[Result]) -> str:
-    lines = [f"{'run':<32} {'MB gz':>6} {'tool':<17} {'CPU s':>7} {'x ours':>7} {'peak MB':>8} {'x ours':>7}"]
+    lines = [f"{'run':<32} {'MB':>6} {'tool':<17} {'CPU s':>7} {'x ours':>7} {'peak MB':>8} {'x ours':>7}"]
     for result in results:
         ours = result["tools"][OURS[0]]
         for tool, found in result["tools"].items():
