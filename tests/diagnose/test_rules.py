@@ -289,6 +289,16 @@ def test_half_a_window_says_the_same(tmp_path: Path) -> None:
         assert found_in(tmp_path / str(steps), job)[0].id == "data-loading"
 
 
+def test_replay_far_slower_than_the_step_neither_saves_all_of_it_nor_is_trusted(tmp_path: Path) -> None:
+    """The profiler slowed this job by more than its host's time: half of the step is still half of it."""
+    fault = FAULTS["straggler"]
+    job, step_ms = simulate(*fault.faulty), simulate(*fault.faulty).period_us / 1000
+    usual = found_in(tmp_path / "usual", job)[0]
+    off = findings(job.aligned(tmp_path / "off").run, step_ms=step_ms / 2)[0]
+    assert off.saving_pct == pytest.approx(usual.saving_pct, abs=2)
+    assert off.confidence < usual.confidence
+
+
 def test_no_step_no_findings(tmp_path: Path) -> None:
     job = simulate(STEP)
     job.traces[0].events = [e for e in job.traces[0].events if "ProfilerStep" not in e["name"]]

@@ -18,6 +18,8 @@ LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
 _LEAST_ALONE = 0.01
 _ABOUT_THE_SAME = 0.9
+_FAR_OFF = 0.85
+"""of the replay is the step: then the replay is of another job than the one without the profiler"""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class _Found:
         self._account = account
         self._step_ns = step_ns
         self._fixed = account.replay
+        self._scale = _shrink(account.replay, step_ns)
         self._findings: list[Finding] = []
 
     def add(self, candidates: list[Candidate]) -> None:
@@ -62,8 +65,9 @@ class _Found:
                 self._take(candidates[best], still[best], alone[best])
 
     def _take(self, candidate: Candidate, saving: float, alone: float) -> None:
-        within = min(saving, self._step_ns)
-        self._findings.append(_finding(self._account, candidate, within, min(alone, self._step_ns), self._step_ns))
+        scale = self._scale if candidate.change is not None else 1.0
+        within, by_itself = (min(scale * ns, self._step_ns) for ns in (saving, alone))
+        self._findings.append(_finding(self._account, candidate, within, by_itself, self._step_ns))
         self._fixed = _applied(self._fixed, candidate)
 
     def diagnosis(self) -> Diagnosis:
@@ -74,6 +78,14 @@ class _Found:
             saved = min(saved + finding.saving_ns, self._step_ns)
             combined.append((tuple(f.id for f in ordered[:k]), saved))
         return Diagnosis(tuple(ordered), tuple(combined))
+
+
+def _shrink(replay: Replay | None, step_ns: float) -> float:
+    """Return what to multiply savings by: a replay that takes longer than the step saves too much by as much.
+
+    That happens where the profiler slowed the job beyond what any factor on the host's time explains.
+    """
+    return min(1.0, step_ns / replay.period_ns) if replay is not None and replay.period_ns else 1.0
 
 
 def _first(open_: list[int], saving: dict[int, float], candidates: list[Candidate]) -> int:
@@ -138,4 +150,6 @@ def _confidence(account: Account, candidate: Candidate) -> float:
         sure *= 0.8
     if account.step and account.step.unprofiled_ns is None:
         sure *= 0.8
+    if account.step and account.step.step_ns and _shrink(account.replay, account.step.step_ns) < _FAR_OFF:
+        sure *= 0.7
     return round(sure, 2)
