@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.analyze.build import RankTrace
 from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import late_run
 from tests.report.browser import Browser, why_no_browser
@@ -132,6 +134,30 @@ def test_wrong_words_are_one_line_and_exit_2(
     assert main(["compare", *(folders.get(word, word) for word in words)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+def test_traces_without_steps_are_compared_as_far_as_they_go(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        bare = RankTrace(0)
+        with bare.op("aten::mm", 0, 30):
+            bare.kernel("gemm", at=10, start=40, end=140)
+        bare.write(tmp_path / name)
+    sides = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["compare", *sides, "--html", str(tmp_path / "c.html")]) == 0
+    assert "cannot be told" in capsys.readouterr().out
+    assert main(["compare", *sides, "--fail-on", "step_ms>5%"]) == 1
+    assert "not known" in capsys.readouterr().out
+
+
+def test_a_rank_that_cannot_be_read_is_told_by_the_exit_code(
+    folders: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(folders["fast"], tmp_path / "broken")
+    next((tmp_path / "broken").glob("rank00001*trace*")).write_bytes(b"no trace")
+    assert main(["compare", folders["fast"], str(tmp_path / "broken")]) == 3
 
 
 def test_a_run_is_not_compared_with_a_benchmark(

@@ -77,7 +77,13 @@ class LossChange:
 
 def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
     """Return every number that a report of either side has, the step first."""
-    step = Metric("step_ms", found.step.a, found.step.b, *interval_or_reason(found.step))
+    known = found.step.change == found.step.change
+    step = Metric(
+        "step_ms",
+        found.step.a if known else None,
+        found.step.b if known else None,
+        *interval_or_reason(found.step),
+    )
     numbers = [[dotted_numbers({k: v for k, v in r.items() if k not in _DROPPED}) for r in side] for side in (a, b)]
     names = dict.fromkeys(name for side in numbers for report in side for name in report)
     sampled = {**found.sampled, **{f"step.budget.{r.name}.ms_per_step": r.difference for r in found.budget}}

@@ -125,7 +125,7 @@ def _findings(findings: Sequence[Document], out: Console) -> None:
 def _end(document: Document, out: Console) -> None:
     for gate in document["gates"]:
         held = Text("holds ", style="green") if gate["holds"] else Text("FAILS ", style="bold red")
-        out.print(held.append(f"--fail-on {gate['fail_on']}: {gate['said']}", style=""))
+        out.print(held.append_text(name_text(f"--fail-on {gate['fail_on']}: {gate['said']}", width=300)))
     for note in document["notes"]:
         out.print(Text("! ", style="yellow").append_text(name_text(note, width=300)))
 
@@ -134,7 +134,9 @@ def _marked(what: str) -> Text:
     return Text("" if what == "no difference found" else what, style=_STYLE.get(what, ""))
 
 
-def _number(value: float) -> str:
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
     return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.3f}"
 
 

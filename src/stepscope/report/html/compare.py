@@ -23,4 +23,9 @@ def _in_words(document: dict[str, Any]) -> str:
         said = [(s["name"], s["verdict"], s["step_ms"]) for s in document["series"]]
     else:
         said = [("step", document["verdict"], document["step_ms"])]
-    return " ".join(f"{printable(name)}: {verdict}, {d['a']:.2f} to {d['b']:.2f} ms." for name, verdict, d in said)
+    return " ".join(f"{printable(name)}: {verdict}{_times(d)}." for name, verdict, d in said)
+
+
+def _times(step: dict[str, Any]) -> str:
+    known = step["a"] is not None and step["b"] is not None
+    return f", {step['a']:.2f} to {step['b']:.2f} ms" if known else ""
