@@ -2,6 +2,8 @@
 
 Loading is timed inside the loader, from the first sample to the collated batch: the call around it is also where one
 step ends and the recorder does its work between two steps.
+
+    hand_timed_job.py FOLDER [STEPS WIDTH MS_PER_SAMPLE]
 """
 
 import json
@@ -16,7 +18,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, WIDTH, BATCH = 24, 512, 8
+STEPS, WIDTH = (int(word) for word in (*sys.argv[2:4], 24, 512)[:2])
+SAMPLE_S = float(sys.argv[4]) / 1000 if len(sys.argv) > 4 else 0.004
+BATCH = 8
 LOADING: list[int] = []
 
 
@@ -29,7 +33,7 @@ class SlowData(Dataset):
     def __getitem__(self, i: int) -> torch.Tensor:
         if i % BATCH == 0:
             LOADING.append(time.perf_counter_ns())
-        time.sleep(0.004)
+        time.sleep(SAMPLE_S)
         return torch.full((64,), i % 100)
 
 

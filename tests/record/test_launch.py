@@ -1,7 +1,9 @@
 """`stepscope record` around unmodified scripts: every way of starting ranks, and region times against hand timers."""
 
+import itertools
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -47,6 +49,36 @@ import os, sys
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(os.environ["SLURM_PROCID"]),
                         world_size=int(os.environ["SLURM_NTASKS"]))
 train()
+"""
+)
+CRASHES_ONCE = (
+    MODEL
+    + """
+import os
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]  # a store of its own: gloo's addresses of the first try are stale
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{restart}", rank=int(os.environ["RANK"]),
+                        world_size=2)
+train(5)
+if restart == "0" and dist.get_rank() == 1:
+    raise RuntimeError("once")
+train(8)
+dist.destroy_process_group()
+"""
+)
+OTHER_HOST = (
+    MODEL
+    + """
+import functools, os, time
+import stepscope.record.clock_probe as probe
+host = os.environ["GROUP_RANK"]
+probe.boot_id = lambda: "host " + host
+if host == "1":
+    probe.ask = functools.partial(probe.ask, clock=lambda: time.time_ns() - 37_123_000)
+dist.init_process_group("gloo")
+for _ in range(4):
+    train(3)
+    time.sleep(0.5)
+dist.destroy_process_group()
 """
 )
 SRUN = """#!/bin/sh
@@ -95,6 +127,24 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
     assert "stepscope report run" in done.stderr
 
 
+def test_region_times_of_steps_that_are_only_timed_agree_too(tmp_path: Path) -> None:
+    job = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "256", "0.5"]
+    done = record("--light", "--out", "run", "--", *job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
+        found = step_log(tmp_path / "run", rank)
+        assert [line["step"] for line in found] == list(range(150))
+        gaps_ns = [b["start_ns"] - a["end_ns"] for a, b in itertools.pairwise(found)]
+        assert statistics.median(map(abs, gaps_ns)) < 1e6
+        only_timed = [i for i, line in enumerate(found) if "memory" not in line]
+        assert len(only_timed) > 20
+        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
+            off_ns = statistics.median(abs(found[i]["regions"][name]["ns"] - by_hand[i][name]) for i in only_timed)
+            within_ns = 0.05 * statistics.median(by_hand[i][name] for i in only_timed)
+            assert off_ns < within_ns + 50_000, (rank, name)  # and what torch does around its hooks
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_ranks_made_by_the_script_are_recorded_and_the_exit_code_is_the_scripts(method: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
@@ -111,6 +161,45 @@ def test_slurm_tasks_are_recorded(tmp_path: Path) -> None:
     done = record("--light", "--", srun, sys.executable, "train.py", tmp_path / "store", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+
+
+def test_an_elastic_restart_is_a_run_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CRASHES_ONCE)
+    done = record("--light", "--out", "run", "--", *TORCHRUN, "--max-restarts=1", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for folder, steps in (("run", 5), ("run-2", 13)):
+        assert [len(step_log(tmp_path / folder, rank)) for rank in range(2)] == [steps, steps]
+        assert json.loads((tmp_path / folder / RUN_JSON).read_text())["world_size"] == 2
+        assert f"recorded {steps} steps of 2 ranks, in {folder}" in done.stderr
+    assert not (tmp_path / "run-3").exists()
+
+
+def test_clocks_of_two_hosts_are_compared_around_the_window(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OTHER_HOST)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", "run", "--steps", "4:6", "--"]
+    hosts = [
+        subprocess.Popen(
+            [*launcher, *TORCHRUN[:3], "--nnodes=2", f"--node-rank={host}", "--master-addr=127.0.0.1",
+             f"--master-port={port}", "train.py"],
+            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    errors = [host.communicate(timeout=240)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    probes = json.loads((tmp_path / "run" / RUN_JSON).read_text())["ranks"]
+    found = next(rank["clock_probes"] for rank in _each(probes) if rank.get("clock_probes"))
+    assert [probe["when"][:5] for probe in found] == ["befor", "after"]
+    for probe in found:
+        assert abs(probe["offset_ns"] - 37_123_000) <= probe["uncertainty_ns"]
+    assert not (tmp_path / "run-2").exists()
+
+
+def _each(ranks: Any) -> list[dict[str, Any]]:
+    return list(ranks.values()) if isinstance(ranks, dict) else ranks
 
 
 def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: Path) -> None:

@@ -54,16 +54,32 @@ def ask(
     return {"when": when, "at_ns": best[2], "offset_ns": best[1], "uncertainty_ns": (best[0] + 1) // 2}
 
 
-def serve(channel: SideChannel, *, when: str, clock: Callable[[], int] = time.time_ns) -> int:
-    """Answer every registered asker in turn, giving up on those that stay silent; return how many asked."""
-    askers = channel.count("clock/askers", 0)
-    for number in range(1, askers + 1):
-        for k in range(ROUNDS):
-            key = f"clock/{when}/{number}/ask/{k}"
-            if _word(channel, key, first=k == 0) is None:
-                break
-            channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))
-    return askers
+def serve(
+    channel: SideChannel,
+    *,
+    when: str,
+    clock: Callable[[], int] = time.time_ns,
+    wait_for_more: Callable[[], bool] = bool,
+) -> int:
+    """Answer every registered asker in turn, giving up on those that stay silent; return how many asked.
+
+    Others may register later, in short jobs after the first window began: `wait_for_more()` says whether to look again.
+    """
+    served = 0
+    while True:
+        askers = channel.count("clock/askers", 0)
+        for number in range(served + 1, askers + 1):
+            _answer(channel, number, when=when, clock=clock)
+        served = askers
+        if not wait_for_more():
+            return served
+
+
+def _answer(channel: SideChannel, number: int, *, when: str, clock: Callable[[], int]) -> None:
+    for k in range(ROUNDS):
+        if _word(channel, f"clock/{when}/{number}/ask/{k}", first=k == 0) is None:
+            return
+        channel.put(f"clock/{when}/{number}/answer/{k}", str(clock()))
 
 
 def _word(channel: SideChannel, key: str, *, first: bool) -> str | None:

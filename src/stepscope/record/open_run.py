@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from stepscope.record.undisturbed import explain, say
 
 _SCRATCH = "stepscope-"
 _CLAIM_S = 30.0
+_LATE_ASKERS_S = 10.0
+_LOOK_S = 0.1
 _opened = itertools.count()
 """runs of this process; all ranks open them in the same order"""
 
@@ -126,12 +129,18 @@ class OpenRun:
         number = clock_probe.register(channel, rank=self.place.rank) if asks else None
         while (when := self._probes.get()) is not None:
             if self.place.rank == 0:
-                clock_probe.serve(channel, when=when)
+                deadline = time.monotonic() + _LATE_ASKERS_S
+                clock_probe.serve(channel, when=when, wait_for_more=partial(self._has_time, deadline))
             elif number is not None:
                 probe = clock_probe.ask(channel, number=number, when=when)
                 if probe is not None:
                     self._clocks.append(probe)
                     self.outbox.put({"do": "facts", "clock_probes": list(self._clocks)})
+
+    def _has_time(self, until: float) -> bool:
+        """Return, after a moment, whether nothing else is to be done until then."""
+        time.sleep(_LOOK_S)
+        return self._probes.empty() and time.monotonic() < until
 
 
 def make_scratch(given: str | None) -> Path:
