@@ -59,6 +59,7 @@ function stepDots(report) {
     const at = y(report.step_ms[side]);
     if (sides[k].flat().length) chart.append(svg("line", { x1: from, x2: width, y1: at, y2: at, stroke: colour, "stroke-width": 1.5, "stroke-dasharray": "6 3" }));
   });
-  chart.append(svg("text", { x: from, y: base + 20, class: "axis" }, "step of the run, warm-up left out"));
+  const source = { "step logs": "unprofiled steps", "device periods": "profiled steps" }[report.a.runs[0].source] ?? "steps";
+  chart.append(svg("text", { x: from, y: base + 20, class: "axis" }, `dots: ${source} in order, warm-up left out; dashed: what is compared`));
   return el("div", {}, chart, legend(SIDES.map((side) => [SIDE_COLOUR[side], `${side.toUpperCase()}: ${report[side].name}`])));
 }
