@@ -128,8 +128,9 @@ def own_times(shared: Aligned) -> Floats | None:
         by_number = np.argsort(rank.steps.number)
         at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
         if rank.has_device:
-            host = _host_ns(rank, waits, unmatched(shared, index))
-            own[index] = np.maximum(host, _device_busy_ns(rank, waits))[at]
+            # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
+            waits = union_of(waits, unmatched(shared, index))
+            own[index] = np.maximum(_host_ns(rank, waits), _device_busy_ns(rank, waits))[at]
         else:
             exposed = subtract(waits, host_compute(rank))
             spent = covered_ns(exposed, rank.steps.start_ns, rank.steps.end_ns)
@@ -154,26 +155,26 @@ def unmatched(shared: Aligned, index: int) -> Intervals:
     return union(c.start_ns[lost], c.end_ns[lost])
 
 
-def _host_ns(rank: Rank, waits: Intervals, unmatched: Intervals) -> Floats:
+def _host_ns(rank: Rank, waits: Intervals) -> Floats:
     """Return per step the host's span less the time it was blocked while the device did nothing but wait for other
     ranks, and less what recording it cost: hosts that are equal without the profiler differ with it.
 
-    Blocked by the device's own work is own time: the one cannot go on before the other. How much of an unmatched
-    collective is waiting is unknown: being blocked by one does not count.
+    Blocked by the device's own work is own time: the one cannot go on before the other.
     """
     steps = rank.steps
     busy = rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
-    blocked = intersect(union(*blocked_host(rank)), subtract(union_of(waits, unmatched), busy))
+    blocked = intersect(union(*blocked_host(rank)), subtract(waits, busy))
     span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
     return np.maximum(span - RECORDING_COST_NS * recorded_events(rank), 0).astype(float)
 
 
 def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
-    """Return per step the device's work launched in it, less waiting."""
+    """Return per step the device's work launched in it, less the time in which it only waited."""
     work, out = rank.work, np.zeros(len(rank.steps))
+    idle = subtract(waits, rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET))
     for step in range(len(rank.steps)):
         mine = work.step == step
-        out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), waits).total_ns
+        out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), idle).total_ns
     return out
 
 
