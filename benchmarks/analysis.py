@@ -92,7 +92,7 @@ def repeated(document: dict[str, Any], num_events: int) -> Iterator[str]:
 
 def complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the events that may follow themselves: device work whose launch is there, no end of the profiler's."""
-    spans = [e for e in events if e.get("ph") == "X" and e.get("cat") != "Trace"]
+    spans = [e for e in events if e.get("ph") in ("X", "s", "f") and e.get("cat") != "Trace"]
     host = {"cuda_runtime", "cuda_driver"}
     launched = {e.get("args", {}).get("correlation") for e in spans if e.get("cat") in host}
     return [

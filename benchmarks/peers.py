@@ -5,7 +5,8 @@
 PYTHON is the interpreter of an environment with `HolisticTraceAnalysis` and TraceLens (github.com/AMD-AGI/TraceLens).
 Each tool gets the same files in a process of its own and does what all three can: temporal breakdown, overlap, kernels
 and collectives of every rank, and who is late. Rounds interleave the tools and the least CPU time of each counts; it
-starts after the imports. `stepscope report` does the whole report besides.
+starts after the imports and includes processes that a tool starts; memory is the peak of the process and of the largest
+one it started. `stepscope report` does the whole report besides.
 
 A rank's file is then shifted in time and all three are asked again who is late: nothing about the job has changed.
 """
@@ -101,8 +102,9 @@ def measured(tool: str, files: list[str]) -> Result:
         cpu, wall = time.process_time(), time.perf_counter()
         found = run(files)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {**found, "cpu_s": cpu, "wall_s": wall, "peak_mb": peak_kb / 1e3}
+    started = resource.getrusage(resource.RUSAGE_CHILDREN)  # HTA reads files in processes of its own
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss + started.ru_maxrss
+    return {**found, "cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_kb / 1e3}
 
 
 def shifted(files: list[str], folder: Path, *, rank: int, by_us: int) -> list[str]:
