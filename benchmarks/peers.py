@@ -181,6 +181,8 @@ def _window(account: Any) -> Result:
 
 def _launched(rank: Any) -> Result:
     """Return the same of the work that the trace holds the launch of, over its own span: what the peers look at."""
+    import numpy as np
+
     from stepscope.intervals import intersect, subtract, union
     from stepscope.trace.classify import EventKind
 
@@ -188,7 +190,7 @@ def _launched(rank: Any) -> Result:
     inside = work.launch_row >= 0
 
     def of(*kinds: EventKind) -> Any:
-        keep = inside & [k in kinds for k in work.kind]
+        keep = inside & np.isin(work.kind, kinds)
         return union(work.start_ns[keep], work.end_ns[keep])
 
     compute, comm = of(EventKind.KERNEL), of(EventKind.COMM_KERNEL)
