@@ -46,6 +46,17 @@ def test_faster_variant_is_recommended_with_its_interval() -> None:
     assert "2.0" in found.advice[0] and "[" in found.advice[0] and "fp32" in found.advice[0]
 
 
+def test_variants_as_fast_as_the_best_are_named() -> None:
+    found = verdict(row("slow", 100), row("best", 50, noise=1e-3), row("same", 50.01, noise=1e-3), row("late", 60))
+    assert found.advice[1] == f"as fast within the noise: {'same' if found.chosen == 'best' else 'best'}"
+
+
+def test_memory_of_a_graph_is_not_known() -> None:
+    variants = [{"name": "a"}, {"name": "graph", "graph_memory": True}]
+    found = verdict(row("a", 10, memory_gb=11.0), row("graph", 10, memory_gb=2.9), variants=variants)
+    assert [v.peak_memory_gb for v in found.variants] == [11.0, None]
+
+
 def test_differences_within_the_noise_are_none() -> None:
     found = verdict(row("a", 100, noise=0.03), row("b", 99, noise=0.03))
     assert found.chosen == "a" and "beyond the noise" in found.advice[0]

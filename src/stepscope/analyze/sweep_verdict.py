@@ -55,7 +55,7 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
     elif sweep["goal"] == "memory":
         chosen, advice = _memory_advice(reference, rest)
     else:
-        chosen, advice = _time_advice(reference, rest)
+        chosen, advice = _time_advice(reference, rest, rows)
     return Verdict(judged, chosen, tuple(advice), mfu_reason)
 
 
@@ -79,7 +79,7 @@ def _judged(
         gain=gain(row, first),
         agreement=agreement(row["check"], other, variant.get("tolerance") or sweep["tolerance"]),
         mfu=summary["flops_per_step"] / (step_ms / 1e3) / peak if peak else None,
-        peak_memory_gb=summary.get("peak_host_memory_gb") if on_device is None else on_device,
+        peak_memory_gb=None if variant.get("graph_memory") else on_device or summary.get("peak_host_memory_gb"),
         first_step_ms=row["check"]["first_step_ms"],
     )
 
@@ -93,7 +93,7 @@ def _peak(environment: Mapping[str, Any]) -> tuple[float | None, str | None]:
     return peak.flops_per_s, f"MFU against {peak.flops_per_s / 1e12:.0f} TFLOP/s, dense {peak.precision}"
 
 
-def _time_advice(reference: Judged, rest: Sequence[Judged]) -> tuple[str, list[str]]:
+def _time_advice(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Row]) -> tuple[str, list[str]]:
     """The fastest that agrees, if it is faster beyond the noise."""
     good = [v for v in rest if v.agreement and v.agreement.agrees is not False]
     best = max(good, key=lambda v: v.gain.speedup if v.gain else 0.0, default=None)
@@ -101,6 +101,8 @@ def _time_advice(reference: Judged, rest: Sequence[Judged]) -> tuple[str, list[s
     if best and best.gain and best.gain.faster:
         chosen = best.name
         advice.append(f"use {best.name}: {gain_text(best.gain)} {reference.name}{_paid_back(reference, best)}")
+        same = [v.name for v in good if v is not best and _as_fast(rows[v.name], rows[best.name])]
+        advice += [f"as fast within the noise: {', '.join(same)}"] if same else []
     else:
         chosen = reference.name
         advice.append(f"keep {reference.name}: no variant is faster beyond the noise{_closest(best)}")
@@ -141,6 +143,11 @@ def _best_size(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Row
     won = f"per sample {gain_text(chosen.gain)} {reference.name}"
     larger = "" if chosen is sizes[-1] else "; larger ones win nothing beyond the noise"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}"]
+
+
+def _as_fast(row: Row, best: Row) -> bool:
+    found = gain(row, best)
+    return found.equal and not found.undecided
 
 
 def gain_text(found: Gain) -> str:

@@ -15,11 +15,15 @@ def sweep(spec: Mapping[str, Any]) -> Sweep:
         question="what do torch.compile and CUDA graphs give, and when is the compilation paid back?",
         variants=(
             Variant("eager"),
-            Variant("cuda-graph", step={"cuda_graph": True}, only_on="cuda", why_only=_GRAPHS),
+            _graph("cuda-graph", {"cuda_graph": True}),
             Variant("default", step={"compile": "default"}),
-            Variant("reduce-overhead", step={"compile": "reduce-overhead"}, only_on="cuda", why_only=_GRAPHS),
+            _graph("reduce-overhead", {"compile": "reduce-overhead"}),
             Variant("max-autotune-no-cudagraphs", step={"compile": "max-autotune-no-cudagraphs"}),
-            Variant("max-autotune", step={"compile": "max-autotune"}, only_on="cuda", why_only=_GRAPHS),
+            _graph("max-autotune", {"compile": "max-autotune"}),
         ),
         tolerance=rounding(spec["precision"]),
     )
+
+
+def _graph(name: str, step: Mapping[str, Any]) -> Variant:
+    return Variant(name, step=step, only_on="cuda", why_only=_GRAPHS, graph_memory=True)

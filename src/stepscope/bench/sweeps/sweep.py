@@ -46,6 +46,8 @@ class Variant:
     why_only: str = ""
     tolerance: Tolerance | None = None
     """where it differs from the sweep's"""
+    graph_memory: bool = False
+    """its activations lie in the pool of a CUDA graph, which the allocator does not count"""
 
 
 @dataclass(frozen=True)
