@@ -13,6 +13,7 @@ import argparse
 import sys
 from typing import Any
 
+from stepscope.analyze.bench_times import ratio
 from stepscope.bench.data_parallel.bucket_finalists import finalists
 from stepscope.bench.gathered import first
 from stepscope.cli.bench_arguments import (
@@ -76,19 +77,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def recommended(document: Document) -> Document:
-    """Return the results with the fastest series named, and what it wins over the default."""
+    """Return the results with the fastest series named, and what it wins over the default, if that is clear."""
     timed = [(times, row) for row in document["series"] if (times := times_of(row))]
     if not timed:
         return document
     best, row = min(timed, key=lambda pair: pair[0].median_ms)
-    default = timed[0][0]
-    clear = best.high_ms < default.low_ms
+    default, reference = timed[0]
+    over, low, high = ratio(row["samples_ms"], reference["samples_ms"])
+    clear = high < 1
+    reason = "clearly faster than the default" if clear else "nothing is clearly faster than it"
     return {
         **document,
         "recommendation": {
-            "series": row["name"] if clear else timed[0][1]["name"],
-            "saving_pct": 100 * (1 - best.median_ms / default.median_ms) if clear else 0.0,
-            "reason": "fastest, clear of the default's interval" if clear else "nothing is clearly faster than it",
+            "series": row["name"] if clear else reference["name"],
+            "saving_pct": 100 * (1 - over) if clear else 0.0,
+            "saving_low_pct": 100 * (1 - high) if clear else 0.0,
+            "saving_high_pct": 100 * (1 - low) if clear else 0.0,
+            "reason": reason if best.steady and default.steady else f"{reason}, but the times are unsteady",
             "results_agree": all((r.get("agreement") or {}).get("agrees", False) for _, r in timed),
         },
     }
@@ -104,9 +109,8 @@ def _print_search(document: Document) -> None:
     for size, other in (search["same_as"] or {}).items():
         out.print(f"{float(size):g} MB cuts this model into the same buckets as {other:g} MB", markup=False)
     if advice := document.get("recommendation"):
-        out.print(
-            f"recommended: {advice['series']} ({advice['reason']}; saves {advice['saving_pct']:.1f} %)", markup=False
-        )
+        saves = f"{advice['saving_pct']:.1f} % [{advice['saving_low_pct']:.1f}, {advice['saving_high_pct']:.1f}]"
+        out.print(f"recommended: {advice['series']} ({advice['reason']}); saves {saves}", markup=False)
 
 
 def _sizes(text: str | None) -> list[float] | None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from stepscope.analyze.bench_times import BenchTimes, bench_times, ratio
 from stepscope.report.terminal import name_text, plain_table
@@ -18,7 +19,7 @@ def print_bench(document: dict[str, Any], out: Console) -> None:
         return
     out.print(_headline(document["environment"], rows), markup=False)
     _print_times(rows, out)
-    _print_communication(rows, out)
+    _print_figures(rows, out)
     _print_agreement(rows, out)
     print_doubts(rows, out)
 
@@ -49,9 +50,7 @@ def _headline(environment: dict[str, Any], rows: list[Row]) -> str:
 
 
 def _print_times(rows: list[Row], out: Console) -> None:
-    columns = ("", "median ms", "95 % interval", "mean ± std", "min - max", "samples/s", "tokens/s", "time")
-    table = plain_table(out, *columns)
-    table.columns[0].no_wrap = True
+    table = _table(out, "", "median ms", "95 % interval", "mean ± std", "min - max", "time")
     for row in rows:
         times, summary = times_of(row), row["summary"]
         assert times is not None
@@ -61,11 +60,16 @@ def _print_times(rows: list[Row], out: Console) -> None:
             f"{times.low_ms:.2f} - {times.high_ms:.2f}",
             f"{times.mean_ms:.2f} ± {times.std_ms:.2f}",
             f"{summary['min_step_time']:.1f} - {summary['max_step_time']:.1f}",
-            _figure(summary.get("throughput_samples_per_sec"), ".1f"),
-            _figure(summary.get("tokens_per_sec"), ",.0f"),
             "1" if row is rows[0] else _ratio_text(row, rows[0]),
         )
     out.print(table)
+
+
+def _table(out: Console, *columns: str) -> Table:
+    """Return a table whose names are never cut."""
+    table = plain_table(out, *columns)
+    table.columns[0].no_wrap = True
+    return table
 
 
 def _ratio_text(row: Row, reference: Row) -> str:
@@ -73,29 +77,33 @@ def _ratio_text(row: Row, reference: Row) -> str:
     return f"{middle:.2f} x [{low:.2f}, {high:.2f}]"
 
 
-def _print_communication(rows: list[Row], out: Console) -> None:
-    """Print memory and communication where they are known."""
-    known = [r for r in rows if r["summary"].get("comm_ms_per_step") is not None]
-    on_device = any(r["summary"].get("peak_memory_allocated_gb") is not None for r in rows)
-    if not known and not on_device:
-        return
-    table = plain_table(out, "", "comm ms", "exposed ms", "hidden", "overlap", "peak GB", "reserved GB", "final loss")
+_THROUGHPUT = {"samples/s": ("throughput_samples_per_sec", ".1f"), "tokens/s": ("tokens_per_sec", ",.0f")}
+_COMMUNICATION = {
+    "comm ms": ("comm_ms_per_step", ".2f"),
+    "exposed ms": ("exposed_comm_ms_per_step", ".2f"),
+    "hidden %": ("overlap_pct", ".0f"),
+    "overlap": ("overlap_efficiency", ".2f"),
+}
+_MEMORY = {"peak GB": ("peak_memory_allocated_gb", ".2f"), "reserved GB": ("peak_memory_reserved_gb", ".2f")}
+_LOSS = {"final loss": ("final_loss", ".4f")}
+
+
+def _print_figures(rows: list[Row], out: Console) -> None:
+    """Print throughput and loss, and communication and memory where they are known of any series."""
+    groups = [_THROUGHPUT, *(g for g in (_COMMUNICATION, _MEMORY) if _known(rows, g)), _LOSS]
+    columns = {title: figure for group in groups for title, figure in group.items()}
+    table = _table(out, "", *columns)
     for row in rows:
-        s = row["summary"]
-        table.add_row(
-            name_text(row["name"]),
-            _figure(s.get("comm_ms_per_step"), ".2f"),
-            _figure(s.get("exposed_comm_ms_per_step"), ".2f"),
-            _figure(s.get("overlap_pct"), ".0f", " %"),
-            _figure(s.get("overlap_efficiency"), ".2f"),
-            _figure(s.get("peak_memory_allocated_gb"), ".2f"),
-            _figure(s.get("peak_memory_reserved_gb"), ".2f"),
-            _figure(s.get("final_loss"), ".4f"),
-        )
+        cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
+        table.add_row(name_text(row["name"]), *cells)
     out.print(table)
-    out.print(
-        "communication per step while profiled; hidden: under compute; overlap: together / the smaller of the two"
-    )
+    if _COMMUNICATION in groups:
+        said = "hidden: under compute; overlap: together / the smaller of the two"
+        out.print(f"communication per step while profiled; {said}", markup=False)
+
+
+def _known(rows: list[Row], group: dict[str, tuple[str, str]]) -> bool:
+    return any(row["summary"].get(name) is not None for row in rows for name, _ in group.values())
 
 
 def _print_agreement(rows: list[Row], out: Console) -> None:
@@ -116,5 +124,5 @@ def _errors(a: dict[str, Any]) -> str:
     return f"gradient {gradient}, weights {a['weight_error']:.1e}, loss {a['loss_error']:.1e} (relative)"
 
 
-def _figure(value: float | None, form: str, unit: str = "") -> str:
-    return "?" if value is None else f"{value:{form}}{unit}"
+def _figure(value: float | None, form: str) -> str:
+    return "?" if value is None else f"{value:{form}}"

@@ -25,11 +25,12 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What training arrived at: gradients of the first step, weights and losses of all steps."""
+    """What training arrived at: gradients of the first step, weights after all steps, losses of the measured ones."""
 
     gradients: Tensors | None
     weights: Tensors
     losses: tuple[float, ...]
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def agreement(found: Outcome, reference: Outcome, *, precision: str) -> Agreemen
     weight_error = relative_error(found.weights, reference.weights)
     loss_error = _largest_error(found.losses, reference.losses)
     return Agreement(
-        steps=len(reference.losses),
+        steps=reference.steps,
         gradient_error=gradient_error,
         weight_error=weight_error,
         loss_error=loss_error,

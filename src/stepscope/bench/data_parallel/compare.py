@@ -69,7 +69,9 @@ def _measured(
     if check:
         count = sum(w.numel() for w in training.parallel.model.parameters())
         emit_size(bench, contender, contender.name, parameters=count)
-        _checked(bench, contender, Outcome(gradients, _weights(training), samples.losses), reference, check)
+        _checked(
+            bench, contender, Outcome(gradients, _weights(training), samples.losses, training.number), reference, check
+        )
     return samples
 
 
