@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.step_periods import step_periods
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
 from stepscope.stats import Spread, Trend, mad_sigma, slow_start, spread, trend
@@ -160,13 +161,13 @@ def log_series(logs: Sequence[StepLog]) -> Series | None:
 
 
 def recorded_series(run: Run) -> Series | None:
-    """Return the steps of the profiled window: from one step's start to the next one's, the last to its end."""
+    """Return the steps of the profiled window as the device ran them (`step_periods`), where they are complete."""
     kept = []
     for rank in run.ranks:
-        steps = rank.steps
-        if len(steps):
-            ends = np.append(steps.start_ns[1:], steps.end_ns[-1])
-            kept.append((steps.number, ends - steps.start_ns))
+        periods = step_periods(rank)
+        if periods is not None:
+            known = periods.complete & (periods.step >= 0)
+            kept.append((rank.steps.number[periods.step[known]], periods.dur_ns[known]))
     return median_over_ranks(kept, source="recorded steps")
 
 
