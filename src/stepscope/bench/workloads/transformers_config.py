@@ -1,4 +1,4 @@
-"""A causal language model of Transformers from its configuration alone: random weights, nothing downloaded.
+"""A causal language model of Transformers from its configuration alone: random weights, no dropout, no download.
 
 `transformers:llama` takes the library's default sizes of that model type, overridden by the spec's sizes where
 `options["sizes"]` is "spec" (the default); `transformers:path/config.json` takes the file's sizes as they are.
@@ -27,7 +27,7 @@ _SIZES = {
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     """Return next-token prediction with the model of a configuration."""
-    config = _config(spec, argument)
+    config = _without_dropout(_config(spec, argument))
     try:
         from transformers import AutoModelForCausalLM
 
@@ -57,10 +57,19 @@ def _config(spec: WorkloadSpec, argument: str) -> Any:
             given = json.loads(Path(argument).read_text())
             return AutoConfig.for_model(given.pop("model_type"), **given)
         sizes = {theirs: getattr(spec, ours) for theirs, ours in _SIZES.items()}
+        sizes["intermediate_size"] = 4 * spec.d_model
         return AutoConfig.for_model(argument, **(sizes if spec.option("sizes", "spec") == "spec" else {}))
     except (OSError, KeyError, ValueError) as error:
         what = "a config.json with model_type, or a model type such as llama"
         raise UsageError(f"expected {what}, found {argument!r}: {_first_line(error)}") from error
+
+
+def _without_dropout(config: Any) -> Any:
+    """Return the configuration with all dropout off, so that variants of a step can be compared."""
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return config
 
 
 def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
