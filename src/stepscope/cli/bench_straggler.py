@@ -5,7 +5,7 @@ examples:
   stepscope bench straggler --world-size 4 --slow-rank 2 --delays-ms 0,10,50
 
 The job is recorded in light mode: step and region times, no profiler. Each delay's log is judged as soon as its run is
-over, while the job goes on. Lost throughput is against the run without a delay.
+over, while the job goes on (results.json grows). Lost throughput is against the run without a delay.
 """
 
 import argparse
@@ -62,11 +62,15 @@ def run(args: argparse.Namespace) -> int:
     }
     plan: dict[str, Any] = {"job": _JOB, "settings": settings}
     entries = [{"name": f"{delay:g}ms", "implementation": args.implementation} for delay in delays]
-    document = document_of(args, plan, series=entries)
+    measured = document_of(args, plan, series=entries)
+
+    def document(records: Any, message: str | None) -> Document:
+        return _judged(measured(records, message), folder, args)
+
     result = launched(
         args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
     )
-    found = _judged(document(result.records, result.message), folder, args)
+    found = document(result.records, result.message)
     return finished(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 
 
