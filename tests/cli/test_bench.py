@@ -28,6 +28,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
         (["scaling", "--world-sizes", "0"], ("--world-sizes",)),
         (["ddp", "--implementations", "ddp,nonsense"], ("nonsense", "ddp_bucketed")),
         (["ddp", "--profile", "--profile-implementation", "magic"], ("magic",)),
+        (["ddp", "--implementations", "fsdp2_zero3", "--precision", "fp16"], ("fp16", "fsdp2_zero3", "bf16")),
         (["straggler", "--slow-rank", "5"], ("--slow-rank", "5")),
         (["straggler", "--delays-ms", "-3"], ("--delays-ms",)),
         (["buckets", "--sizes-mb", "one"], ("--sizes-mb", "one")),

@@ -14,7 +14,7 @@ held against those of the first one. A short trace of each says what of the comm
 import argparse
 from typing import Any
 
-from stepscope.bench.data_parallel.strategies import NAMES, available, checked_names
+from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, checked_names
 from stepscope.cli.bench_arguments import (
     add_method_arguments,
     add_model_arguments,
@@ -27,6 +27,7 @@ from stepscope.cli.bench_overlap import with_overlap
 from stepscope.cli.bench_profile import add_profile_arguments, profiled
 from stepscope.cli.bench_session import document_of, finished, launched
 from stepscope.cli.sizes import above_zero
+from stepscope.errors import UsageError
 
 _DEFAULTS = {
     "ddp": NAMES,
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    names = checked_names(args.implementations or available(_DEFAULTS[args.what]))
+    names = _checked(args)
     return {
         "workload": workload_settings(args),
         "series": [{"name": name, "implementation": name} for name in names],
@@ -76,6 +77,17 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
         "grad_accum": args.grad_accum,
         "trace_steps": 0 if args.no_trace else _TRACE_STEPS,
     }
+
+
+def _checked(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the implementations to compare: those asked for, or all that can run like this."""
+    fp16 = args.precision == "fp16"
+    if args.implementations:
+        names = checked_names(args.implementations)
+        if fp16 and (sharded := [name for name in names if name in SHARDED]):
+            raise UsageError(f"fp16 needs a loss scale that shards agree on, found {sharded[0]}; use --precision bf16")
+        return names
+    return tuple(name for name in available(_DEFAULTS[args.what]) if not (fp16 and name in SHARDED))
 
 
 def _names(text: str) -> tuple[str, ...]:
