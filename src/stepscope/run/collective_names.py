@@ -1,6 +1,7 @@
 """One vocabulary for collectives: what NCCL records, c10d operators, gloo spans and kernels call the same thing."""
 
 import re
+from functools import lru_cache
 
 OPS = (
     "unknown",
@@ -63,6 +64,7 @@ ELEMENT_BYTES = {
 }
 
 
+@lru_cache(maxsize=4096)
 def op_name(text: str) -> str:
     """Return the collective that a record, operator, annotation or kernel name stands for.
 

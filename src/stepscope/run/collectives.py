@@ -28,6 +28,7 @@ _RECORD_ARGS = (
     "collective", "in_elems", "out_elems", "dtype", "group_size", "group_name", "group_desc", "group_ranks",
     "group_start", "group_stride", "src_rank", "dst_rank", "comm_seq",
 )  # fmt: skip
+_GROUP_ARGS = tuple(name for name in _RECORD_ARGS if name.startswith("group_"))
 _MOST_RANKS = 1 << 30
 
 
@@ -251,7 +252,7 @@ def _of_records(
 ) -> Meaning:
     """Return what one or several records (a coalesced group) say about a kernel."""
     first = records[0]
-    key = tuple(first[name] for name in _RECORD_ARGS if name.startswith("group_"))
+    key = tuple(first[name] for name in _GROUP_ARGS)
     if key not in cache:
         cache[key] = group_of_record(trace, first, known)
     ops = [op_name(_record_name(trace, r, wrapper, kernel_name)) for r in records]
