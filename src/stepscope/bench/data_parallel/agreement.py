@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 TOLERANCES = {
-    "fp32": (1e-5, 1e-2, 1e-3),
+    "fp32": (1e-6, 1e-3, 1e-4),
     "tf32": (1e-2, 5e-2, 1e-2),
     "fp16": (1e-2, 5e-2, 1e-2),
     "bf16": (1e-2, 5e-2, 1e-2),
