@@ -59,7 +59,7 @@ def test_flops_of_a_gpt(capsys):
 
 
 def test_memory_by_category_and_whether_it_fits(capsys):
-    base = ["memory", *MODEL, "--micro-batch", 8, "--fused-optimizer", "--device", "H200"]
+    base = ["memory", *MODEL, "--fused-qkv", "--micro-batch", 8, "--fused-optimizer", "--device", "H200"]
     found = asked(capsys, *base)
     assert found["peak_bytes"] == pytest.approx(9.97e9, rel=0.02) and found["fits"] is True
     assert sum(found["peak"].values()) == pytest.approx(found["peak_bytes"], abs=10)

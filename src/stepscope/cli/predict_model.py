@@ -31,6 +31,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--positions", type=at_least_one, default=0, metavar="N", help="learned position table")
     model.add_argument("--norm-bias", action="store_true", help="layer norms with a bias")
     model.add_argument("--tied-head", action="store_true", help="the head is the embedding")
+    model.add_argument("--fused-qkv", action="store_true", help="one matrix for queries, keys and values")
     model.add_argument("--experts", type=at_least_one, metavar="N", help="routed experts per layer")
     model.add_argument("--experts-per-token", type=at_least_one, default=2, metavar="N")
     model.add_argument("--expert-width", type=at_least_one, metavar="N", help="default the MLP's width")
@@ -61,6 +62,7 @@ def model_of(args: argparse.Namespace) -> Transformer:
         layers=args.layers, d_model=args.d_model, heads=args.heads, vocab=args.vocab, mlp_width=width,
         gated_mlp=args.gated_mlp, kv_heads=args.kv_heads, head_width=args.head_width, latent=args.latent,
         experts=experts, learned_positions=args.positions, norm_bias=args.norm_bias, tied_head=args.tied_head,
+        fused_qkv=args.fused_qkv,
     )  # fmt: skip
     return checked(model)
 

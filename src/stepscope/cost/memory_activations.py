@@ -2,7 +2,7 @@
 
 In 16 bits with dropout and plain attention the sum is the well-known 34 H + 5 a S. Without dropout and with fused
 attention, which keeps neither scores nor probabilities, it is 32 H. Autocast keeps the residual stream in fp32 and
-casts a norm's output once for each matrix that takes it: 40 H where queries, keys and values have their own matrices.
+casts a norm's output once for each matrix that takes it: 36 H, or 40 H where queries, keys and values have one each.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def head_bytes(model: Transformer, batch: Batch, *, tensor: int = 1) -> tuple[fl
 
 def _attention_inputs(model: Transformer, batch: Batch) -> int:
     """Return how many copies of the first norm's output are kept: autocast makes one for each matrix."""
-    if batch.precision is not Precision.AMP:
+    if batch.precision is not Precision.AMP or model.fused_qkv:
         return 1
     return 2 if model.latent else 3
 

@@ -67,6 +67,8 @@ class Transformer:
     """layer norms with a bias (RMS norms have none)"""
     tied_head: bool = False
     """the output head is the embedding"""
+    fused_qkv: bool = False
+    """one matrix makes queries, keys and values (GPT-2): what it takes in is kept once under autocast, not thrice"""
 
 
 @dataclass(frozen=True)

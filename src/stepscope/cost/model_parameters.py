@@ -156,6 +156,7 @@ def _from_config(config: dict[str, Any]) -> Transformer:
         learned_positions=first("n_positions", "max_position_embeddings", default=0) if is_gpt2 else 0,
         norm_bias=is_gpt2 or "layer_norm_eps" in config,
         tied_head=bool(config.get("tie_word_embeddings", is_gpt2)),
+        fused_qkv=is_gpt2,
     )
 
 
