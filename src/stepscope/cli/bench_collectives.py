@@ -24,6 +24,8 @@ from stepscope.errors import UsageError
 from stepscope.report.terminal import console, plain_table
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
 
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     """Add the command's arguments."""
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument(
         "--world-size", type=at_least_one, action="append", metavar="N", help="several give several (2)"
     )
-    parser.add_argument("--op", action="append", metavar="NAME", help="show only this operation; several give several")
+    parser.add_argument("--op", action="append", choices=_OPERATIONS, help="only this operation; several give several")
     parser.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (60)")
     parser.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (1GiB)")
     parser.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
@@ -44,12 +46,8 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.out)
     if (folder / RESULTS).exists() and not args.force:
         raise UsageError(f"expected to create {folder / RESULTS}, found it exists; use --force, or another --out")
-    points, about = measured_points(args)
-    known = sorted({point.op for point in points})
-    if unknown := [op for op in args.op or () if op not in known]:
-        raise UsageError(f"--op: expected one of {', '.join(known)}, found {unknown[0]!r}")
-    rows = [_row(point) for point in points if not args.op or point.op in args.op]
-    document = results(rows, command=command_line(), environment=about)
+    points, about = measured_points(args, ops=args.op or ())
+    document = results([_row(point) for point in points], command=command_line(), environment=about)
     write_results(document, folder)
     if args.json:
         write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,8 @@ def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
     return points, {"source": ", ".join(Path(path).name for path in paths), **about}
 
 
-def measured_points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
-    """Return what processes started for the purpose measured."""
+def measured_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tuple[list[Point], dict[str, Any]]:
+    """Return what processes started for the purpose measured, of every operation or of `ops`."""
     worlds = args.world_size or [2]
     if min(worlds) < 2:
         raise UsageError(f"expected world sizes of 2 or more, found {min(worlds)}; one rank has nobody to talk to")
@@ -114,6 +115,8 @@ def measured_points(args: argparse.Namespace) -> tuple[list[Point], dict[str, An
         command += ["--limit-s", str(args.limit_s), "--max-bytes", str(args.max_bytes)]
         for world in worlds:
             command += ["--world-size", str(world)]
+        for op in ops:
+            command += ["--op", op]
         print(f"measuring for up to {args.limit_s:.0f} s ...", file=sys.stderr)
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
