@@ -162,3 +162,15 @@ def test_config_that_no_model_can_have_is_refused_by_name(tmp_path: Path, capsys
     assert main(["bench", "ddp", *wrong, "--out", str(tmp_path / "out")]) == 2
     line = capsys.readouterr().err.strip()
     assert "d_model" in line and "num_heads" in line and "\n" not in line
+
+
+@pytest.mark.job
+def test_collectives_give_time_and_bandwidth_of_what_was_asked_for(tmp_path: Path) -> None:
+    words = ["--op", "all_gather", "--max-bytes", "4KiB", "--limit-s", "5", "--out", str(tmp_path / "out")]
+    assert main(["bench", "collectives", *words]) == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["series"]
+    assert {row["config"]["op"] for row in rows} == {"all_gather"}
+    for row in rows:
+        gb_per_s = row["config"]["bytes"] / row["summary"]["median_us"] / 1000
+        assert row["summary"]["algbw_gb_per_s"] == pytest.approx(gb_per_s)
+        assert row["summary"]["busbw_gb_per_s"] == pytest.approx(gb_per_s / 2)
