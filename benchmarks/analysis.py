@@ -63,29 +63,34 @@ def large_run(folder: Path, arguments: argparse.Namespace) -> Path:
         return target
     unfinished = target.with_suffix(".tmp")
     unfinished.mkdir(parents=True, exist_ok=True)
-    samples = sorted(arguments.sample.glob("*.json.gz"))
+    samples = [json.loads(gzip.decompress(p.read_bytes())) for p in sorted(arguments.sample.glob("*.json.gz"))]
+    events = [complete(sample.pop("traceEvents")) for sample in samples]
+    repetitions = max(1, round(arguments.events / max(map(len, events))))
+    window_us = max(duration_us(mine) for mine in events) + 1000  # the same for all: ranks stay together
     for rank in range(arguments.ranks):
-        document = json.loads(gzip.decompress(samples[rank % len(samples)].read_bytes()))
+        document = samples[rank % len(samples)]
         document.setdefault("distributedInfo", {}).update(rank=rank, world_size=arguments.ranks)
         with (unfinished / f"rank{rank}.json").open("w") as f:
-            f.writelines(repeated(document, arguments.events))
+            f.writelines(repeated(document, events[rank % len(samples)], repetitions, window_us))
     unfinished.rename(target)
     return target
 
 
-def repeated(document: dict[str, Any], num_events: int) -> Iterator[str]:
-    """Yield a trace with the events of this one over and over."""
+def duration_us(events: list[dict[str, Any]]) -> int:
+    return int(max(e["ts"] for e in events) - min(e["ts"] for e in events))
+
+
+def repeated(document: dict[str, Any], events: list[dict[str, Any]], repetitions: int, window_us: int) -> Iterator[str]:
+    """Yield a trace with these events over and over."""
     from big_trace import MOVING, STEP, TIME, moved
 
-    events = complete(document.pop("traceEvents"))
     body = ",\n  ".join(map(json.dumps, events))
     found = [(m.group(1), int(m.group(2))) for m in MOVING.finditer(body)]
-    times = [number for key, number in found if key == TIME]
     num_ids = 1 + max(number for key, number in found if key not in (TIME, STEP))
     num_steps = len({number for key, number in found if key == STEP})
-    window_us, parts = max(times) - min(times) + 1000, MOVING.split(body)
+    parts = MOVING.split(body)
     yield json.dumps(document)[:-1] + ', "traceEvents": [\n  '
-    for i in range(max(1, round(num_events / len(events)))):
+    for i in range(repetitions):
         yield (",\n  " if i else "") + moved(parts, i, window_us, num_ids, num_steps)
     yield "\n]}\n"
 
