@@ -59,3 +59,10 @@ def test_sharding_with_replicas(tmp_path: Path, named: bool) -> None:
     # the replicas reduce what a shard holds: half of the parameters
     reduced = sum(use.size_bytes or 0 for use in strategy.dimensions[1].uses)
     assert reduced == pytest.approx((views.sharding.ranks[0].parameter_bytes or 0) / 2)
+
+
+def test_groups_of_a_gloo_job_come_from_its_flight_recorder() -> None:
+    """The average over all ranks after each step is four bytes: no dimension of its own."""
+    strategy, _ = seen(DATA / "gloo-mesh")
+    assert (strategy.name, strategy.sure) == ("fsdp2-zero2 x tp2", "stated")
+    assert [d.kind for d in strategy.other] == ["small"]

@@ -22,6 +22,8 @@ from stepscope.trace.table import Int64s
 STATED, PATTERN, GUESS = "stated", "pattern", "guess"
 SMALL_SHARE = 0.01
 """operations of one kind and phase that move less than this share of the group's bytes define no strategy"""
+_LARGEST_SMALL_BYTES = 4096
+"""losses, norms and counts are no larger; gradients, parameters and activations of any model worth spreading are"""
 _AGAIN_SHARE = 0.3
 """parameters gathered again in backward, at least this share of those gathered in forward: zero3"""
 _INSIDE_SHARE = 0.3
@@ -142,9 +144,19 @@ def _as_said(use: _Use) -> Iterator[Role]:
         yield Role(use.said, STATED, "the group's name", rows)
 
 
+def _beside_others(use: _Use, total: int) -> bool:
+    """Return whether no operation of the group moves more than a loss or a norm, while other groups move the rest."""
+    sizes = use.size[use.free]
+    everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
+    return bool((sizes >= 0).all()) and int(sizes.max()) <= _LARGEST_SMALL_BYTES and total < SMALL_SHARE * everywhere
+
+
 def _small(use: _Use) -> Iterator[Role]:
-    """Set aside kinds of operations that hardly move anything, per kind and phase."""
+    """Set aside kinds of operations that hardly move anything, per kind and phase, and groups that never do."""
     total = use.bytes(use.free)
+    if use.said is None and use.free.any() and _beside_others(use, total):
+        yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.unclaimed(use.free))
+        return
     rows = []
     for op, phase in sorted({(int(o), int(p)) for o, p in zip(use.op, use.phase, strict=True)}):
         which = use.free & (use.op == op) & (use.phase == phase)
