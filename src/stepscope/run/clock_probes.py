@@ -53,7 +53,8 @@ def tied_by_probes(clocks: Clocks, ties: list[Tie | None], machines: list[str | 
     """
     offset, uncertainty, drift = clocks.offset_ns.copy(), clocks.uncertainty_ns.copy(), clocks.drift_ppm.copy()
     known = clocks.known.copy()
-    ties = [tie or _of_machine(clocks, machine, machines) for tie, machine in zip(ties, machines, strict=True)]
+    same_clock = _ties_of_machines(clocks, machines)
+    ties = [tie or same_clock.get(machine or "") for tie, machine in zip(ties, machines, strict=True)]
     for root in np.unique(clocks.tied_to[~known]).tolist():
         together = np.flatnonzero(clocks.tied_to == root)
         probed = [(i, tie) for i in together.tolist() if (tie := ties[i]) is not None]
@@ -151,14 +152,14 @@ def _difference(tie: Tie, first: Tie) -> Tie:
     )
 
 
-def _of_machine(clocks: Clocks, machine: str | None, machines: list[str | None]) -> Tie | None:
-    """Return the offset of a rank whose clock is known and on the same machine."""
-    if machine is None:
-        return None
-    if machine == machines[0]:
-        return Tie(0, 0.0)
-    there = [i for i, other in enumerate(machines) if other == machine and clocks.known[i]]
-    return Tie(int(clocks.offset_ns[there[0]]), float(clocks.uncertainty_ns[there[0]])) if there else None
+def _ties_of_machines(clocks: Clocks, machines: list[str | None]) -> dict[str, Tie]:
+    """Return the offset of each machine on which a rank's clock is known."""
+    found: dict[str, Tie] = {}
+    for index, machine in enumerate(machines):
+        if machine is not None and clocks.known[index]:
+            doubt = float(clocks.uncertainty_ns[index]) if index else 0.0
+            found.setdefault(machine, Tie(int(clocks.offset_ns[index]), doubt))
+    return found
 
 
 def _contradicted(ranks: list[int]) -> list[str]:
