@@ -212,10 +212,16 @@ def collectives_per_step(run: Path) -> dict:
     lines = [line["collectives"] for line in step_lines(run, 0) if "collectives" in line]
     wanted = ("operation", "group", "count", "bytes", "timed_count", "time_ms", "busbw_gb_per_s", "best_busbw_gb_per_s")
     return {
-        "last_step": lines[-1] if lines else None,
+        "last_step": per_step(lines[-1]) if lines else None,
         "operations": [{name: row[name] for name in wanted} for row in rows],
         "notes": header["notes"],
     }
+
+
+def per_step(line: dict) -> dict:
+    """The numbers of one step where several shared a look."""
+    steps = line.get("steps", 1)
+    return {name: None if value is None else value // steps for name, value in line.items() if name != "steps"}
 
 
 def trace_contents(run: Path, ranks: int) -> list[dict]:
@@ -248,7 +254,7 @@ def light_overhead(args: argparse.Namespace, left_s: float) -> dict:
         if not result.exists():
             raise RuntimeError(done.stderr[-1200:] or done.stdout[-1200:])
         found = json.loads(result.read_text())
-    return {name: found[name] for name in ("step_ms", "warm", "bottom_up", "measured", "window")} | {
+    return {name: found[name] for name in ("step_ms", "warm", "cold", "bottom_up", "measured", "window")} | {
         "text": done.stdout
     }
 

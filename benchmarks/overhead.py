@@ -2,12 +2,14 @@
 
     python benchmarks/overhead.py [--step-ms 20] [--blocks 24] [--out overhead.json]
 
-Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Four answers:
+Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Five answers:
 
     warm        CPU time that light mode adds to a step in which Python runs all the time, as it does when it launches
                 kernels of a GPU: our code stays in the processor's caches
-    bottom-up   the time of every call of ours inside steps that compute on the CPU, call by call: after such work our
-                code has to come back from memory first; and the helper process beside them
+    cold        the same where forward and backward sweep the caches, as those that compute on the CPU do: our code has
+                to come back from memory first
+    bottom-up   the time of every call of ours inside steps of the given length, call by call, the meter's own share
+                included; and the helper process beside them
     measured    step time with and without light mode, in alternating blocks, with a 95 % confidence interval
     window      the profiled steps against those before them, the pause for the export, and the steps after it
 """
@@ -24,17 +26,22 @@ from pathlib import Path
 
 RANK = Path(__file__).resolve().with_name("overhead_rank.py")
 TARGET_PCT = 0.5
-ALONE = ("warm", "calls")  # parts that one rank measures
+ALONE = ("warm", "cold", "calls")  # parts that one rank measures
 
 
 def main() -> int:
     arguments = parsed()
-    results = {part: run_ranks(part, arguments) for part in ("warm", "calls", "light", "window")}
+    results = {part: run_ranks(part, arguments) for part in parts_of(arguments)}
     report = summary(results, arguments)
     print(table(report))
     if arguments.out:
         Path(arguments.out).write_text(json.dumps({**report, "raw": results}, indent=1))
     return 0 if report["warm"]["pct_of_step"] < TARGET_PCT else 1
+
+
+def parts_of(arguments: argparse.Namespace) -> list[str]:
+    """Return what is measured; caches are swept on the CPU only."""
+    return ["warm", *(["cold"] if arguments.backend == "gloo" else []), "calls", "light", "window"]
 
 
 def parsed() -> argparse.Namespace:
@@ -82,16 +89,12 @@ def environment(rank: int, arguments: argparse.Namespace) -> dict[str, str]:
 
 def summary(results: dict[str, list[dict]], arguments: argparse.Namespace) -> dict:
     warm, calls = results["warm"][0], results["calls"][0]
-    warm_us = warm["on_us"] - warm["off_us"]
     added_us = calls["calls_us"].pop("all")
     window = results["window"]
     return {
         "step_ms": arguments.step_ms,
-        "warm": {
-            "us_per_step": warm_us,
-            "pct_of_step": warm_us / arguments.step_ms / 10,
-            "calls_per_step": warm["calls_per_step"],
-        },
+        "warm": {**added(warm, arguments), "calls_per_step": warm["calls_per_step"]},
+        "cold": added(results["cold"][0], arguments) if "cold" in results else None,
         "bottom_up": {
             "us_per_step": added_us,
             "pct_of_step": added_us / arguments.step_ms / 10,
@@ -108,6 +111,11 @@ def summary(results: dict[str, list[dict]], arguments: argparse.Namespace) -> di
             "pause_ms": max(max(rank["last_ms"]) - statistics.median(rank["before_ms"]) for rank in window),
         },
     }
+
+
+def added(found: dict, arguments: argparse.Namespace) -> dict:
+    us = found["on_us"] - found["off_us"]
+    return {"us_per_step": us, "pct_of_step": us / arguments.step_ms / 10}
 
 
 def difference(ranks: list[list[dict]], field: str) -> dict:
@@ -145,6 +153,7 @@ def table(report: dict) -> str:
     warm, bottom, measured, window = (report[part] for part in ("warm", "bottom_up", "measured", "window"))
     rows = [
         f"light mode, warm: {against_target(warm, report)}; {warm['calls_per_step']:.0f} calls of ours",
+        *([f"light mode, cold: {against_target(report['cold'], report)}"] if report["cold"] else []),
         f"light mode, bottom-up: {against_target(bottom, report)}; "
         f"the helper process beside it takes {bottom['helper_process_us']:.0f} us",
         *(f"  {name:<28}{us:8.2f} us" for name, us in bottom["calls_us"].items()),

@@ -13,10 +13,14 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 
-ALONE = ("warm", "calls")  # parts that one rank measures
+if TYPE_CHECKING:
+    import torch
+
+ALONE = ("warm", "cold", "calls")  # parts that one rank measures
 SETTLING = 60  # steps at the start of a block: the hooks look for the model and watch each of the first steps closely
 
 
@@ -51,19 +55,21 @@ def measured(arguments: argparse.Namespace) -> dict:
 
 
 VOCABULARY = 64
+SWEEP_MB = 16
 
 
 class Job:
     """A DDP model and its loop; `batch` sets how long a step takes. Batches are token ids, small enough to copy."""
 
-    def __init__(self, *, device: str, width: int = 256, layers: int = 4, batch: int = 8) -> None:
+    def __init__(self, *, device: str, width: int = 256, layers: int = 4, batch: int = 8, sweep_mb: int = 0) -> None:
         import torch
         from torch.nn.parallel import DistributedDataParallel
         from torch.utils.data import DataLoader
 
         self.device, self.width = device, width
         linears = [torch.nn.Linear(width, width) for _ in range(layers)]
-        model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, width), *linears).to(device)
+        swept = [sweeping_module(sweep_mb)] if sweep_mb else []
+        model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, width), *linears, *swept).to(device)
         self.model = DistributedDataParallel(model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self.loader = DataLoader
@@ -120,6 +126,30 @@ class Job:
         return (clock() - since) / steps * 1000
 
 
+def sweeping_module(size_mb: int) -> "torch.nn.Module":
+    """A module that goes through so much memory in forward and in backward: the caches then hold nothing else."""
+    import torch
+
+    memory = torch.zeros(size_mb << 20, dtype=torch.uint8)
+
+    class Sweep(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            memory.add_(1)
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            memory.add_(1)
+            return gradient
+
+    class Module(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Sweep.apply(x)
+
+    return Module()
+
+
 class Light:
     """Light mode, taken in and out of a process completely."""
 
@@ -171,64 +201,64 @@ def job_of(arguments: argparse.Namespace) -> Job:
 class Meter:
     """Time spent in our code, call by call, inside real steps: what torch calls of ours minus what that calls of torch.
 
-    CPU time of the thread: while the system gives the processor to others it stands still. Means over the steps,
-    because most steps are only timed and every few one is looked at closely.
+    Most steps are only timed and every few one is followed closely: the median of either kind, weighed by how many
+    there are. A step in which the system took the processor away does not count.
     """
 
     def __init__(self) -> None:
-        self.steps: list[dict[str, int]] = []
+        self.steps: dict[bool, list[dict[str, int]]] = {False: [], True: []}
         self._now: dict[str, int] = {}
-        self._readings: dict[str, int] = {}
 
     def around(self, name: str, call: object, *, sign: int = 1) -> object:
         """Return `call` with its time added to `name`, or taken off it."""
 
         def timed(*args: object, **kwargs: object) -> object:
-            since = time.thread_time_ns()
+            since = time.perf_counter_ns()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._now[name] = self._now.get(name, 0) + sign * (time.thread_time_ns() - since)
-                self._readings[name] = self._readings.get(name, 0) + 1
+                self._now[name] = self._now.get(name, 0) + sign * (time.perf_counter_ns() - since)
 
         return timed
 
-    def step_over(self) -> None:
+    def step_over(self, *, only_timed: bool) -> None:
         """Begin the next step's account."""
-        self.steps.append(self._now)
+        self.steps[only_timed].append(self._now)
         self._now = {}
 
     def start(self) -> None:
         """Forget what was measured so far."""
-        self.steps.clear()
-        self._now, self._readings = {}, {}
+        self.steps, self._now = {False: [], True: []}, {}
 
-    def means_us(self) -> dict[str, float]:
-        """Return the mean per step of every name, and of their sum, without what the meter itself takes."""
-        own_us = meter_us()
+    def typical_us(self) -> dict[str, float]:
+        """Return what every name takes in a step on average, and their sum."""
+        all_steps = sum(len(steps) for steps in self.steps.values())
+        names = sorted({name for steps in self.steps.values() for step in steps for name in step})
         found = {
-            name: (sum(step.get(name, 0) for step in self.steps) / 1000 - readings * own_us) / len(self.steps)
-            for name, readings in sorted(self._readings.items())
+            name: sum(
+                statistics.median(step.get(name, 0) for step in steps) * len(steps)
+                for steps in self.steps.values()
+                if steps
+            )
+            / all_steps
+            / 1000
+            for name in names
         }
         return {**found, "all": sum(found.values())}
 
 
-def meter_us() -> float:
-    """What one reading of the meter adds to its time, in microseconds."""
-    meter = Meter()
-    nothing = meter.around("nothing", lambda: None)
-    for _ in range(2000):
-        nothing()
-        meter.step_over()
-    return statistics.median(step["nothing"] for step in meter.steps) / 1000
-
-
 def cost_when_warm(arguments: argparse.Namespace) -> dict:
-    """CPU time of the training thread per step that does next to nothing, off and on; and how many calls are ours.
+    """CPU time of the training thread per step that does next to nothing, off and on; and how many calls are ours."""
+    return off_and_on(arguments, Job(device=device_of(arguments), width=2, layers=1, batch=1))
 
-    The fastest of many short rounds: what other processes take away from this one does not count.
-    """
-    job = Job(device=device_of(arguments), width=2, layers=1, batch=1)
+
+def cost_when_cold(arguments: argparse.Namespace) -> dict:
+    """The same of a step that goes through much memory: when our code is called, it is in no cache."""
+    return off_and_on(arguments, Job(device="cpu", width=2, layers=1, batch=1, sweep_mb=SWEEP_MB))
+
+
+def off_and_on(arguments: argparse.Namespace, job: Job) -> dict:
+    """The fastest of many short rounds: what other processes take away from this one does not count."""
     light = Light(arguments.folder)
     times: dict[bool, list[float]] = {False: [], True: []}
     for on in (False, True) * 3:
@@ -236,7 +266,7 @@ def cost_when_warm(arguments: argparse.Namespace) -> dict:
         for _ in range(SETTLING):
             job.step()
         times[on] += [thread_us(job, 8) for _ in range(100)]
-    calls = calls_of_ours(job, 10)
+    calls = calls_of_ours(job, 200)
     light.turn(False, job.model)
     light.recorder.on = True
     light.recorder.close()
@@ -280,11 +310,11 @@ def cost_of_calls(arguments: argparse.Namespace) -> dict:
         helper_s, steps = light.helper_cpu_s(), 200
         for _ in range(steps):
             job.step()
-            meter.step_over()
+            meter.step_over(only_timed=light.hooks.loop.routine.on)
         helper_us = (light.helper_cpu_s() - helper_s) / steps * 1e6
     light.recorder.on = True
     light.recorder.close()
-    return {"calls_us": meter.means_us(), "helper_us": helper_us, "step_ms": job.time_ms(20)}
+    return {"calls_us": meter.typical_us(), "helper_us": helper_us, "step_ms": job.time_ms(20)}
 
 
 @contextlib.contextmanager
@@ -377,7 +407,13 @@ def around_a_window(arguments: argparse.Namespace) -> dict:
             "after_ms": times[last + 5:]}  # fmt: skip
 
 
-PARTS = {"warm": cost_when_warm, "calls": cost_of_calls, "light": light_in_blocks, "window": around_a_window}
+PARTS = {
+    "warm": cost_when_warm,
+    "cold": cost_when_cold,
+    "calls": cost_of_calls,
+    "light": light_in_blocks,
+    "window": around_a_window,
+}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from stepscope.record.facts import facts_at_start, facts_of_training
 from stepscope.record.groups import FLIGHT_RECORDER, flight_dump, process_groups
 from stepscope.record.open_run import OpenRun
@@ -64,23 +66,35 @@ def hand_over_files(run: OpenRun, samplers: Samplers, moment: str) -> str | None
     return None
 
 
-def hand_over_facts(
-    run: OpenRun,
-    noted: Mapping[str, Any],
-    *,
-    windows: list[dict[str, Any]],
-    reasons: Mapping[str, str],
-    window_complete: bool,
-) -> None:
-    """Send what is known of the training by now; after a window the helper writes it down at once."""
-    seen = {name: value() if isinstance(value, weakref.ref) else value for name, value in noted.items()}
-    run.outbox.put(
-        {
-            "do": "facts",
-            **facts_of_training(seen, world_size=run.place.world_size),
-            "windows": windows,
-            "reasons": {**(seen.get("reasons") or {}), **reasons},
-            "lines_dropped": run.outbox.dropped,
-            "window_complete": window_complete,
-        }
-    )
+class Known:
+    """What a rank knows of its job beside the steps: noted facts, its windows, and why something is missing."""
+
+    def __init__(self) -> None:
+        self.windows: list[dict[str, Any]] = []
+        self._noted: dict[str, Any] = {}
+        self._reasons: dict[str, str] = {}
+
+    def note(self, facts: Mapping[str, Any]) -> None:
+        """Keep facts; the last value of a name wins. Objects are held weakly."""
+        for name, value in facts.items():
+            is_object = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+            self._noted[name] = weakref.ref(value) if is_object else value
+
+    def because(self, what: str, reason: str | None) -> None:
+        """Keep why something is missing."""
+        if reason is not None:
+            self._reasons[what] = reason
+
+    def send(self, run: OpenRun, *, window_complete: bool = False) -> None:
+        """Send what is known by now; after a window the helper writes it down at once."""
+        seen = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}
+        run.outbox.put(
+            {
+                "do": "facts",
+                **facts_of_training(seen, world_size=run.place.world_size),
+                "windows": self.windows,
+                "reasons": {**(seen.get("reasons") or {}), **self._reasons},
+                "lines_dropped": run.outbox.dropped,
+                "window_complete": window_complete,
+            }
+        )

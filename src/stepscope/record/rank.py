@@ -42,6 +42,12 @@ def initialized_distributed() -> Any:
     return dist if dist.is_available() and dist.is_initialized() else None
 
 
+def has_other_ranks() -> bool:
+    """Return whether a process group with others is up."""
+    dist = initialized_distributed()
+    return dist is not None and dist.get_world_size() > 1
+
+
 def place_by_variables(env: Mapping[str, str]) -> Place | None:
     """Return the place that a launcher's variables tell, None without any."""
     for rank, world_size, local_rank in _LAUNCHERS:

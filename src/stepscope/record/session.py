@@ -10,7 +10,6 @@ import contextlib
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import parent_process
@@ -24,22 +23,16 @@ import torch
 from stepscope.record.budget import UsualStep
 from stepscope.record.config import RecordConfig
 from stepscope.record.device_timer import device_timer
-from stepscope.record.handover import (
-    hand_over_collectives,
-    hand_over_facts,
-    hand_over_files,
-    hand_over_window,
-    introduce,
-)
+from stepscope.record.handover import Known, hand_over_collectives, hand_over_files, hand_over_window, introduce
 from stepscope.record.open_run import OpenRun
 from stepscope.record.profiler_guard import ProfilerGuard
-from stepscope.record.rank import initialized_distributed, place_of_process
+from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.regions import Regions, RegionTimes, summed
 from stepscope.record.samplers import Samplers
 from stepscope.record.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
 from stepscope.record.standard_samplers import standard_samplers
 from stepscope.record.step_census import StepCensus
-from stepscope.record.step_log import StepLog
+from stepscope.record.step_log import PastStep, StepLog
 from stepscope.record.step_statistics import FIRST_STEPS
 from stepscope.record.undisturbed import explain, say
 from stepscope.record.window import Window
@@ -70,9 +63,7 @@ class Recorder:
         self._begun = False
         self._last_ns = 0  # how long the last step took
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
-        self._noted: dict[str, Any] = {}
-        self._windows: list[dict[str, Any]] = []
-        self._reasons: dict[str, str] = {}
+        self._known = Known()
         self._guard = ProfilerGuard()
         self._events_per_step: int | None = None
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
@@ -167,11 +158,11 @@ class Recorder:
             self._held = (now_ns, self._regions_until(now_ns))
         return now_ns
 
-    def steps_to_time(self, period_ns: int) -> int:
-        """Return how many coming steps need nothing but their times; 0 where a step takes a period or more."""
+    def steps_to_time(self, short_ns: int) -> int:
+        """Return how many coming steps need nothing but their times; 0 where steps are not short."""
         if not self.on or self._log is None or self._edges_matter or not self._log.may_wait(self.step):
             return 0
-        if self._last_ns >= period_ns or self.regions.marker is not None or self._census is not None:
+        if self._last_ns >= short_ns or self.regions.marker is not None or self._census is not None:
             return 0
         return 1 << 30 if self._busy_step is None else self._busy_step - self.step - 1
 
@@ -180,7 +171,7 @@ class Recorder:
         assert self._log is not None
         return self._log.mark_end()
 
-    def steps_passed(self, steps: list[tuple[int, RegionTimes, dict[str, Any]]]) -> None:
+    def steps_passed(self, steps: list[PastStep]) -> None:
         """Say that steps ended: when by `perf_counter_ns`, their regions, and what `mark_step_end` returned then."""
         if self.on:
             self._undisturbed(lambda: self._steps_passed(steps))
@@ -192,9 +183,7 @@ class Recorder:
 
     def note(self, **facts: Any) -> None:
         """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
-        for name, value in facts.items():
-            is_object = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
-            self._noted[name] = weakref.ref(value) if is_object else value
+        self._known.note(facts)
 
     def add_sampler(self, sampler: Any) -> None:
         """Let `sampler` see windows and steps; `samplers` says which methods it may have."""
@@ -213,8 +202,8 @@ class Recorder:
             return
         _current = None
         atexit.unregister(self.close)
-        if self._run is None and self._is_a_rank_without_steps():
-            self._undisturbed(self._open_run)
+        if self._run is None and self.on and os.getpid() == self._pid and has_other_ranks():
+            self._undisturbed(self._open_run)  # they will wait to hear that this one recorded nothing
         self._undisturbed(self._close)
         self.on = False
 
@@ -284,7 +273,7 @@ class Recorder:
                 **self.samplers.of_step(self.step),
             }
         )
-        if not profiled and self.step >= FIRST_STEPS and not self._windows:
+        if not profiled and self.step >= FIRST_STEPS and not self._known.windows:
             self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns)
         self._last_ns = end_ns - self._step_start_ns
         self.step += 1
@@ -293,20 +282,14 @@ class Recorder:
         if paused:
             self._log.restart()
 
-    def _steps_passed(self, steps: list[tuple[int, RegionTimes, dict[str, Any]]]) -> None:
+    def _steps_passed(self, steps: list[PastStep]) -> None:
         assert self._log is not None
-        lines = []
-        for end_ns, regions, line in steps:
-            dur_ns = end_ns - self._step_start_ns
-            line |= {"step": self.step, "end_ns": end_ns, "dur_ns": dur_ns, "profiled": False, "phase": self._phase}
-            line["regions"] = regions
-            lines.append(line)
-            if not self._windows:
-                self._longest_ns = max(self._longest_ns or 0, dur_ns)
-            self.step += 1
-            self._step_start_ns = end_ns
-        self._log.add_past(lines)
-        self.samplers.tell("on_steps_passed", len(lines))
+        longest_ns = self._log.add_past(steps, first=self.step, start_ns=self._step_start_ns, phase=self._phase)
+        if not self._known.windows:
+            self._longest_ns = max(self._longest_ns or 0, longest_ns)
+        self.step += len(steps)
+        self._step_start_ns = steps[-1][0]
+        self.samplers.tell("on_steps_passed", len(steps))
 
     def _regions_until(self, now_ns: int) -> RegionTimes:
         held, self._held = self._held, None
@@ -338,7 +321,7 @@ class Recorder:
         census, self._census = self._census, None
         found = census.end()
         if found is None:
-            self._reasons["flops_per_step"] = str(census.why_not)
+            self._known.because("flops_per_step", str(census.why_not))
             return True
         assert self._window is not None and self._run is not None
         on_device = 2 if self.regions.nvtx is not None else 1  # most operators also launch something
@@ -355,22 +338,15 @@ class Recorder:
         assert self._run is not None
         self.regions.marker = None
         self.samplers.tell("on_window_end")
-        self._windows.append(hand_over_window(self._run, outcome))
-        self._because("flight_recorder", hand_over_collectives(self._run))
-        self._because("samplers", hand_over_files(self._run, self.samplers, "after_window"))
+        self._known.windows.append(hand_over_window(self._run, outcome))
+        self._known.because("flight_recorder", hand_over_collectives(self._run))
+        self._known.because("samplers", hand_over_files(self._run, self.samplers, "after_window"))
         self._run.probe_clock(f"after{outcome['window']}")
         self._send_facts(window_complete=True)
 
     def _send_facts(self, *, window_complete: bool = False) -> None:
         assert self._run is not None
-        hand_over_facts(
-            self._run, self._noted, windows=self._windows, reasons=self._reasons, window_complete=window_complete
-        )
-
-    def _because(self, what: str, reason: str | None) -> None:
-        """Keep why something is missing."""
-        if reason is not None:
-            self._reasons[what] = reason
+        self._known.send(self._run, window_complete=window_complete)
 
     def _stand_down(self) -> None:
         """Go off with nothing left running; the reason was said."""
@@ -381,11 +357,6 @@ class Recorder:
             census.end()
         if self._window is not None:
             self._window.abandon()
-
-    def _is_a_rank_without_steps(self) -> bool:
-        """Return whether others will wait to hear that this rank recorded nothing."""
-        dist = initialized_distributed() if os.getpid() == self._pid else None
-        return self.on and dist is not None and dist.get_world_size() > 1
 
     def _close(self) -> None:
         self._guard.remove()

@@ -8,19 +8,23 @@
 memory, for its device time, which is known when the device has passed the step's end.
 
 Each line leaves the process at once in the first steps, where jobs are short or fail, and while the profiler runs.
-Later lines leave ten times a second: several at once cost a fraction, because after a step's work nothing of ours is
-in the processor's caches. So a job that is killed loses at most its last tenth of a second.
+Later lines leave four to ten times a second: several at once cost a fraction, because after a step's work nothing of
+ours is in the processor's caches. So a job that is killed loses at most its last quarter of a second.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.record.device_timer import DeviceTimer
+from stepscope.record.regions import RegionTimes
 
 _PERIOD_NS = 100_000_000
 _FIRST_STEPS = 50
+
+PastStep = tuple[int, RegionTimes, dict[str, Any]]
+"""when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then"""
 
 
 class StepLog:
@@ -48,7 +52,7 @@ class StepLog:
             self._send_ready()
 
     def may_wait(self, step: int) -> bool:
-        """Return whether the line of this step may leave a tenth of a second later."""
+        """Return whether the line of this step may leave a little later."""
         return step >= _FIRST_STEPS
 
     def mark_end(self) -> dict[str, Any]:
@@ -58,15 +62,18 @@ class StepLog:
             self._timer.step_end(line)
         return line
 
-    def add_past(self, lines: list[dict[str, Any]]) -> None:
-        """Take in steps whose end was marked; their `end_ns` is by `perf_counter_ns`."""
-        epoch_ns = time.time_ns() - time.perf_counter_ns()
-        for line in lines:
-            line["end_ns"] = line["end_ns"] + epoch_ns
-            line["start_ns"] = line["end_ns"] - line["dur_ns"]
+    def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
+        """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
+        epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
+        for step, (end_ns, regions, line) in enumerate(steps, first):
+            line.update(step=step, start_ns=start_ns + epoch_ns, end_ns=end_ns + epoch_ns, dur_ns=end_ns - start_ns)
+            line.update(profiled=False, phase=phase, regions=regions)
             line.setdefault("device_ns", None)
-        if self._timer is None:
-            self._ready += lines
+            if self._timer is None:
+                self._ready.append(line)
+            longest_ns = max(longest_ns, end_ns - start_ns)
+            start_ns = end_ns
+        return longest_ns
 
     def restart(self) -> None:
         """Let the next step's device time begin after a pause."""

@@ -58,7 +58,7 @@ class Told:
         self._regions = self._regions - ended
         self._held = None
 
-    def steps_to_time(self, period_ns: int) -> int:
+    def steps_to_time(self, short_ns: int) -> int:
         return 1 << 30 if self._routine else 0
 
     def mark_step_end(self) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 from stepscope.record import regions
 from stepscope.record.hooks.optimizers_alive import OptimizersAlive
 from stepscope.record.hooks.parameter_watch import ParameterWatch
-from stepscope.record.hooks.routine import PERIOD_NS, Event, Pattern, Repeats, Routine
+from stepscope.record.hooks.routine import SHORT_STEP_NS, Event, Pattern, Repeats, Routine
 from stepscope.record.hooks.steps import StepFinder
 from stepscope.record.undisturbed import explain, say
 
@@ -295,7 +295,7 @@ class Loop:
         """Only time the coming steps, where this event begins one as it began the last and nobody wants more."""
         pattern = self._repeats.pattern
         if self.watcher is None and not self._inside and self._optimizer_seen and self.recorder is not None and pattern:
-            steps = self.recorder.steps_to_time(PERIOD_NS) if pattern.tokens[0] == self._happening else 0
+            steps = self.recorder.steps_to_time(SHORT_STEP_NS) if pattern.tokens[0] == self._happening else 0
             if steps > 0:
                 self.routine.begin(
                     pattern, steps=steps, mark=self.recorder.mark_step_end, nvtx=self.recorder.regions.nvtx

@@ -8,7 +8,7 @@ timed, and what happened is worked out for many of them at once:
     noted              0 3 | 5 20 | 20 60 | 61 70     0 3 | ...           times in one list, nothing else
     worked out         data_loading 3 - 0, forward_pass 20 - 5, ...; a step's end is the next one's first event
 
-Ten times a second a step is followed as ever: it has the look at memory and collectives, and the lines of the log
+Four times a second a step is followed as ever: it has the look at memory and collectives, and the lines of the log
 leave. An event that was not expected (evaluation, a batch that did not come, a region of the script's own) ends the
 routine at once: the events of the open step are then followed after all, with the times they had.
 """
@@ -22,7 +22,9 @@ from typing import Any
 
 from stepscope.record.regions import RegionTimes
 
-PERIOD_NS = 100_000_000
+PERIOD_NS = 250_000_000
+SHORT_STEP_NS = 100_000_000
+"""longer ones are all followed: what that takes is nothing to them"""
 _MOST_EVENTS = 256  # of a step
 
 
@@ -88,7 +90,7 @@ class Routine:
         self._whole_steps = whole_steps
         self._open_step = open_step
         self._pattern = Pattern(())
-        self._tokens: tuple[int, ...] = ()
+        self._tokens: tuple[int | None, ...] = ()  # and None where the step ends
         self._at = 0
         self._thread = 0
         self._times: list[int] = []
@@ -102,7 +104,7 @@ class Routine:
     def begin(self, pattern: Pattern, *, steps: int, mark: Callable[[], Any], nvtx: Any = None) -> None:
         """Begin with the first event of a step, which happens now, for so many steps at most."""
         now_ns = perf_counter_ns()
-        self._pattern, self._tokens = pattern, pattern.tokens
+        self._pattern, self._tokens = pattern, (*pattern.tokens, None)
         self._thread = get_ident()
         self._times, self._ends, self._at = [now_ns], [], 1
         self._mark, self._until_ns, self._steps_left = mark, now_ns + PERIOD_NS, steps - 1
@@ -117,10 +119,8 @@ class Routine:
         if not self.on:
             return False
         at = self._at
-        if at == len(self._tokens):
-            return self._step_ends(token)
         if self._tokens[at] != token or get_ident() != self._thread:
-            return self._not_expected()
+            return self._step_ends(token) if self._tokens[at] is None else self._not_expected()
         self._times.append(perf_counter_ns())
         self._at = at + 1
         if self._ranges:
@@ -132,7 +132,7 @@ class Routine:
         if not self.on:
             return
         self.on = False
-        count = len(self._tokens)
+        count = len(self._pattern.tokens)
         whole = (len(self._times) - 1) // count
         if whole:
             self._whole_steps(self._pattern, self._times[: whole * count + 1], self._ends)

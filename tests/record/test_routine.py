@@ -1,0 +1,145 @@
+"""Steps that are only timed: what is taken, what ends the routine, and the regions that come out."""
+
+import threading
+from typing import Any
+
+import pytest
+
+import stepscope.record.hooks.routine as routine_module
+from stepscope.record.hooks.routine import PERIOD_NS, Event, Pattern, Repeats, Routine
+
+LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
+
+
+class Heard:
+    """A routine of load and optimizer step, on a clock that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: int = 1000, nvtx: Any = None) -> None:
+        self.now_ns = 0
+        self.whole: list[tuple[int, dict[str, dict[str, int]]]] = []
+        self.ends: list[Any] = []
+        self.followed: list[tuple[int, int]] = []
+        monkeypatch.setattr(routine_module, "perf_counter_ns", lambda: self.now_ns)
+        edges = [
+            ("begin", "data_loading"),
+            ("end", "data_loading"),
+            ("begin", "optimizer_step"),
+            ("end", "optimizer_step"),
+        ]
+        tokens = [LOAD, LOADED, STEP, STEPPED]
+        events = [
+            Event(t, e, lambda at_ns, t=t: self.followed.append((t, at_ns))) for t, e in zip(tokens, edges, strict=True)
+        ]  # type: ignore[misc]
+        self.pattern = Pattern(events)
+        self.routine = Routine(whole_steps=self._whole, open_step=self._open)
+        self.routine.begin(self.pattern, steps=steps, mark=lambda: f"end at {self.now_ns}", nvtx=nvtx)
+
+    def _whole(self, pattern: Pattern, times: list[int], ends: list[Any]) -> None:
+        count = len(pattern.tokens)
+        self.ends += ends
+        self.whole += [(times[i + count], pattern.region_times(times, i)) for i in range(0, len(times) - 1, count)]
+
+    def _open(self, events: Any, times: list[int]) -> None:
+        for event, at_ns in zip(events, times, strict=True):
+            event.follow(at_ns)
+
+    def takes(self, *events: tuple[int, int]) -> list[bool]:
+        found = []
+        for at_ns, token in events:
+            self.now_ns = at_ns
+            found.append(self.routine.takes(token))
+        return found
+
+
+def test_whole_steps_have_their_regions_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch)
+    assert all(heard.takes((3, LOADED), (5, STEP), (9, STEPPED), (10, LOAD), (14, LOADED), (15, STEP), (16, STEPPED)))
+    assert heard.takes((PERIOD_NS, LOAD)) == [False]  # a tenth of a second is over: this step is followed
+    assert heard.whole == [
+        (10, {"data_loading": {"ns": 3, "n": 1}, "optimizer_step": {"ns": 4, "n": 1}}),
+        (PERIOD_NS, {"data_loading": {"ns": 4, "n": 1}, "optimizer_step": {"ns": 1, "n": 1}}),
+    ]
+    assert heard.ends == ["end at 10", f"end at {PERIOD_NS}"]
+    assert heard.followed == []
+    assert not heard.routine.on
+
+
+def test_an_unexpected_event_has_the_open_step_followed_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch)
+    assert heard.takes((3, LOADED), (5, STEP), (9, STEPPED), (10, LOAD), (14, LOADED), (15, OTHER))[-1] is False
+    assert [end for end, _ in heard.whole] == [10]
+    assert heard.followed == [(LOAD, 10), (LOADED, 14)]
+    assert not heard.routine.on
+    assert heard.takes((16, STEP)) == [False]
+
+
+def test_another_beginning_than_usual_leaves_the_last_step_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch)
+    assert heard.takes((3, LOADED), (5, STEP), (9, STEPPED), (10, OTHER))[-1] is False
+    assert heard.whole == []
+    assert heard.followed == [(LOAD, 0), (LOADED, 3), (STEP, 5), (STEPPED, 9)]
+
+
+def test_it_ends_before_a_step_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch, steps=2)
+    one_step = [(1, LOADED), (2, STEP), (3, STEPPED), (4, LOAD)]
+    assert heard.takes(*one_step) == [True] * 4
+    assert heard.takes(*one_step)[-1] is False
+    assert len(heard.whole) == 2
+
+
+def test_another_threads_event_is_not_taken_and_ends_it_with_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch)
+    found: list[bool] = []
+    other = threading.Thread(target=lambda: found.append(heard.routine.takes(LOADED)))
+    other.start()
+    other.join()
+    assert found == [False]
+    assert heard.takes((1, LOADED), (2, STEP), (3, STEPPED), (4, LOAD)) == [True, True, True, False]
+    assert len(heard.whole) == 1
+
+
+def test_a_forked_child_forgets_what_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = Heard(monkeypatch)
+    heard.routine.forget()
+    heard.routine.end()
+    assert (heard.whole, heard.followed) == ([], [])
+
+
+def test_nvtx_ranges_are_pushed_and_popped_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvtx:
+        def __init__(self) -> None:
+            self.seen: list[str] = []
+
+        def range_push(self, name: str) -> None:
+            self.seen.append(f"+{name}")
+
+        def range_pop(self) -> None:
+            self.seen.append("-")
+
+    nvtx = Nvtx()
+    heard = Heard(monkeypatch, nvtx=nvtx)
+    heard.takes((1, LOADED), (2, STEP), (3, STEPPED), (4, LOAD), (5, LOADED))
+    assert nvtx.seen == ["+data_loading", "-", "+optimizer_step", "-", "+data_loading", "-"]
+
+
+def test_own_time_of_a_region_leaves_out_those_inside_and_ends_what_was_left_open() -> None:
+    edges = [("begin", "a"), ("begin", "b"), None, ("begin", "c"), ("end", "b"), ("end", "a")]
+    pattern = Pattern([Event(i, edge, lambda at_ns: None) for i, edge in enumerate(edges)])
+    assert pattern.region_times([0, 2, 3, 7, 12, 20], 0) == {
+        "a": {"ns": 2 + 8, "n": 1},
+        "b": {"ns": 5, "n": 1},
+        "c": {"ns": 5, "n": 1},
+    }
+
+
+def test_a_step_repeats_only_where_all_of_it_was_regular() -> None:
+    repeats = Repeats()
+    event = Event(LOAD, None, lambda at_ns: None)
+    found = []
+    for breaks in (False, False, False, True, False, False):
+        repeats.add(event)
+        if breaks:
+            repeats.break_off()
+        found.append(repeats.next_step())
+    assert found == [False, False, True, False, False, True]  # before the first step ended nothing is known to be whole
