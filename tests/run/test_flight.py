@@ -64,6 +64,11 @@ def test_shifted_trace_finds_the_same_calls(tmp_path: Path, shift_ms: int) -> No
     assert len(aligned(run).matches) == 14
 
 
+def test_glob_of_traces_finds_what_lies_beside_them() -> None:
+    run = load(str(RECORDED / "*.json.gz"), cache=False)
+    assert {group for _, group, _ in by_group(run, 3)} == {"mesh_dp", "mesh_tp", "default_pg"}
+
+
 def test_without_the_recorder_groups_are_unknown(tmp_path: Path) -> None:
     for path in RECORDED.glob("*.json.gz"):
         shutil.copy(path, tmp_path)

@@ -84,7 +84,7 @@ def load(
         traces, in_parts = _with_parts_joined(traces)
         known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
         _refuse_double_ranks(traces, known)
-        ranks = list(pool.map(lambda pair: _rank(pair[0], pair[1], folder), zip(traces, known, strict=True)))
+        ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks.sort(key=lambda r: r.rank)
     description, damaged = _description(folder)
     run = Run(
@@ -187,9 +187,9 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
         owner[rank] = trace.path
 
 
-def _rank(trace: Trace, known: tuple[int, str], folder: Path | None) -> Rank:
+def _rank(trace: Trace, known: tuple[int, str]) -> Rank:
     rank, rank_source = known
-    beside = folder / rank_file(rank, FLIGHT_RECORDER) if folder else None
+    beside = Path(trace.path).parent / rank_file(rank, FLIGHT_RECORDER)
     return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
 
 
