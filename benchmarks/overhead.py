@@ -8,8 +8,8 @@ Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Fiv
                 kernels of a GPU: our code stays in the processor's caches
     cold        the same where forward and backward sweep the caches, as those that compute on the CPU do: our code has
                 to come back from memory first
-    bottom-up   the time of every call of ours inside steps of the given length, call by call, the meter's own share
-                included; and the helper process beside them
+    bottom-up   the time of every call of ours inside steps of the given length, call by call, without what the meter
+                takes itself; and the helper process beside them
     measured    step time with and without light mode, in alternating blocks, with a 95 % confidence interval
     window      the profiled steps against those before them, the pause for the export, and the steps after it
 """

@@ -4,18 +4,20 @@ python overhead_rank.py PART --rank N ...        prints one line of JSON
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
+
+from overhead_meter import Meter, metered, metered_alone  # noqa: E402
 
 if TYPE_CHECKING:
     import torch
@@ -198,55 +200,6 @@ def job_of(arguments: argparse.Namespace) -> Job:
     return Job(device=device_of(arguments), **size).calibrated(arguments.step_ms)
 
 
-class Meter:
-    """Time spent in our code, call by call, inside real steps: what torch calls of ours minus what that calls of torch.
-
-    Most steps are only timed and every few one is followed closely: the median of either kind, weighed by how many
-    there are. A step in which the system took the processor away does not count.
-    """
-
-    def __init__(self) -> None:
-        self.steps: dict[bool, list[dict[str, int]]] = {False: [], True: []}
-        self._now: dict[str, int] = {}
-
-    def around(self, name: str, call: object, *, sign: int = 1) -> object:
-        """Return `call` with its time added to `name`, or taken off it."""
-
-        def timed(*args: object, **kwargs: object) -> object:
-            since = time.perf_counter_ns()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                self._now[name] = self._now.get(name, 0) + sign * (time.perf_counter_ns() - since)
-
-        return timed
-
-    def step_over(self, *, only_timed: bool) -> None:
-        """Begin the next step's account."""
-        self.steps[only_timed].append(self._now)
-        self._now = {}
-
-    def start(self) -> None:
-        """Forget what was measured so far."""
-        self.steps, self._now = {False: [], True: []}, {}
-
-    def typical_us(self) -> dict[str, float]:
-        """Return what every name takes in a step on average, and their sum."""
-        all_steps = sum(len(steps) for steps in self.steps.values())
-        names = sorted({name for steps in self.steps.values() for step in steps for name in step})
-        found = {
-            name: sum(
-                statistics.median(step.get(name, 0) for step in steps) * len(steps)
-                for steps in self.steps.values()
-                if steps
-            )
-            / all_steps
-            / 1000
-            for name in names
-        }
-        return {**found, "all": sum(found.values())}
-
-
 def cost_when_warm(arguments: argparse.Namespace) -> dict:
     """CPU time of the training thread per step that does next to nothing, off and on; and how many calls are ours."""
     return off_and_on(arguments, Job(device=device_of(arguments), width=2, layers=1, batch=1))
@@ -302,6 +255,11 @@ def calls_of_ours(job: Job, steps: int) -> float:
 def cost_of_calls(arguments: argparse.Namespace) -> dict:
     """The time of each of our calls in steps of the given length, and of the helper process beside them."""
     job = job_of(arguments)
+    own = Meter()
+    with metered_alone(own, job):
+        for _ in range(100):
+            job.step()
+            own.step_over(only_timed=True)
     light, meter = Light(arguments.folder), Meter()
     with metered(meter, light, job):
         for _ in range(SETTLING):
@@ -314,49 +272,9 @@ def cost_of_calls(arguments: argparse.Namespace) -> dict:
         helper_us = (light.helper_cpu_s() - helper_s) / steps * 1e6
     light.recorder.on = True
     light.recorder.close()
-    return {"calls_us": meter.typical_us(), "helper_us": helper_us, "step_ms": job.time_ms(20)}
-
-
-@contextlib.contextmanager
-def metered(meter: Meter, light: Light, job: Job) -> Iterator[None]:
-    """Light mode with the meter around everything of ours that torch calls."""
-    import torch.autograd.graph
-    import torch.distributed as dist
-    from torch.optim import optimizer as optim
-    from torch.utils.data.dataloader import _BaseDataLoaderIter
-
-    from stepscope.record.hooks.gradient_sync import GradientSync
-    from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
-
-    wrapped = [
-        ("data loader", _BaseDataLoaderIter, "__next__"),
-        ("backward", torch.autograd.graph, "_engine_run_backward"),
-        ("collective", dist.ProcessGroup, "allreduce"),
-    ]
-    originals = [(owner, attribute, vars(owner)[attribute]) for _, owner, attribute in wrapped]
-    originals.append((torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward))
-    for name, owner, attribute in wrapped:
-        setattr(owner, attribute, meter.around(name, getattr(owner, attribute), sign=-1))
-    light.turn(True, job.model)
-    for name, owner, attribute in wrapped:
-        setattr(owner, attribute, meter.around(name, getattr(owner, attribute)))
-    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
-    for name, owner, attribute in (
-        ("forward", BeforeForward, "__call__"),
-        ("forward", AfterForward, "__call__"),
-        ("gradient sync", GradientSync, "_queue"),
-    ):
-        originals.append((owner, attribute, getattr(owner, attribute)))
-        setattr(owner, attribute, meter.around(name, getattr(owner, attribute)))
-    for hooks in (optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks):
-        for key in list(hooks):
-            hooks[key] = meter.around("optimizer", hooks[key])
-    try:
-        yield
-    finally:
-        light.turn(False, job.model)
-        for owner, attribute, original in originals:
-            setattr(owner, attribute, original)
+    own_us = own.typical_us()
+    calls_us = {name: us - own_us.get(name, 0.0) for name, us in meter.typical_us().items()}
+    return {"calls_us": calls_us, "meter_us": own_us["all"], "helper_us": helper_us, "step_ms": job.time_ms(20)}
 
 
 def light_in_blocks(arguments: argparse.Namespace) -> dict:

@@ -1,0 +1,134 @@
+"""The meter of `overhead_rank.py`: how long each call of ours takes inside real steps."""
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+
+class Meter:
+    """Time spent in our code, call by call, inside real steps: what torch calls of ours minus what that calls of torch.
+
+    Most steps are only timed and every few one is followed closely: the median of either kind, weighed by how many
+    there are. A step in which the system took the processor away does not count.
+    """
+
+    def __init__(self) -> None:
+        self.steps: dict[bool, list[dict[str, int]]] = {False: [], True: []}
+        self._now: dict[str, int] = {}
+
+    def around(self, name: str, call: object, *, sign: int = 1) -> object:
+        """Return `call` with its time added to `name`, or taken off it."""
+
+        def timed(*args: object, **kwargs: object) -> object:
+            since = time.perf_counter_ns()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                self._now[name] = self._now.get(name, 0) + sign * (time.perf_counter_ns() - since)
+
+        return timed
+
+    def step_over(self, *, only_timed: bool) -> None:
+        """Begin the next step's account."""
+        self.steps[only_timed].append(self._now)
+        self._now = {}
+
+    def start(self) -> None:
+        """Forget what was measured so far."""
+        self.steps, self._now = {False: [], True: []}, {}
+
+    def typical_us(self) -> dict[str, float]:
+        """Return what every name takes in a step on average, and their sum."""
+        all_steps = sum(len(steps) for steps in self.steps.values())
+        names = sorted({name for steps in self.steps.values() for step in steps for name in step})
+        found = {
+            name: sum(
+                statistics.median(step.get(name, 0) for step in steps) * len(steps)
+                for steps in self.steps.values()
+                if steps
+            )
+            / all_steps
+            / 1000
+            for name in names
+        }
+        return {**found, "all": sum(found.values())}
+
+
+@contextlib.contextmanager
+def metered(meter: Meter, light: Any, job: Any) -> Iterator[None]:
+    """Light mode with the meter around everything of ours that torch calls."""
+    import torch.autograd.graph
+    import torch.distributed as dist
+    from torch.optim import optimizer as optim
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    from stepscope.record.hooks.gradient_sync import GradientSync
+    from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+
+    wrapped = [
+        ("data loader", _BaseDataLoaderIter, "__next__"),
+        ("backward", torch.autograd.graph, "_engine_run_backward"),
+        ("collective", dist.ProcessGroup, "allreduce"),
+    ]
+    originals = [(owner, attribute, vars(owner)[attribute]) for _, owner, attribute in wrapped]
+    originals.append((torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward))
+    for name, owner, attribute in wrapped:
+        setattr(owner, attribute, meter.around(name, getattr(owner, attribute), sign=-1))
+    light.turn(True, job.model)
+    for name, owner, attribute in wrapped:
+        setattr(owner, attribute, meter.around(name, getattr(owner, attribute)))
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
+    for name, owner, attribute in (
+        ("forward", BeforeForward, "__call__"),
+        ("forward", AfterForward, "__call__"),
+        ("gradient sync", GradientSync, "_queue"),
+    ):
+        originals.append((owner, attribute, getattr(owner, attribute)))
+        setattr(owner, attribute, meter.around(name, getattr(owner, attribute)))
+    for hooks in (optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks):
+        for key in list(hooks):
+            hooks[key] = meter.around("optimizer", hooks[key])
+    try:
+        yield
+    finally:
+        light.turn(False, job.model)
+        for owner, attribute, original in originals:
+            setattr(owner, attribute, original)
+
+
+@contextlib.contextmanager
+def metered_alone(meter: Meter, job: Any) -> Iterator[None]:
+    """The meter in the same places without anything of ours: what it takes itself."""
+    import torch.autograd.graph
+    from torch.optim import optimizer as optim
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    wrapped = [
+        ("data loader", _BaseDataLoaderIter, "__next__"),
+        ("backward", torch.autograd.graph, "_engine_run_backward"),
+    ]
+    originals = [(owner, attribute, vars(owner)[attribute]) for _, owner, attribute in wrapped]
+    originals.append((torch.autograd, "_engine_run_backward", torch.autograd._engine_run_backward))
+    for name, owner, attribute in wrapped:
+        for sign in (-1, 1):
+            setattr(owner, attribute, meter.around(name, getattr(owner, attribute), sign=sign))
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
+    handles = [
+        job.model.register_forward_pre_hook(meter.around("forward", _nothing)),
+        job.model.register_forward_hook(meter.around("forward", _nothing)),
+        optim.register_optimizer_step_pre_hook(meter.around("optimizer", _nothing)),
+        optim.register_optimizer_step_post_hook(meter.around("optimizer", _nothing)),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for owner, attribute, original in originals:
+            setattr(owner, attribute, original)
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    pass
