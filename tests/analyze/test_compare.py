@@ -65,7 +65,7 @@ def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found
 
 
 def test_one_step_of_the_job_is_one_sample(late: RunSamples) -> None:
-    assert late.recorded is not None and len(late.recorded.ms) == 6
+    assert late.recorded is not None and len(late.recorded.ms) == 5  # nobody knows when the first one began
     assert late.kernels.ms.shape[0] == 6
     gemm = late.kernels.names.index("gemm")
     np.testing.assert_allclose(late.kernels.count[:, gemm], 2)

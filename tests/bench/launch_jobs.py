@@ -1,5 +1,6 @@
 """Jobs for the tests of the launcher: they do nothing but what their name says."""
 
+import atexit
 import errno
 import os
 import signal
@@ -47,3 +48,10 @@ def disk_is_full(bench: Bench, settings: dict[str, Any]) -> None:
 def hangs(bench: Bench, settings: dict[str, Any]) -> None:
     bench.emit(what="number", number=0)
     time.sleep(600)
+
+
+def aborts_while_it_ends(bench: Bench, settings: dict[str, Any]) -> None:
+    """Do all of the job; the last rank's process then fails on its way out."""
+    bench.emit(what="number", number=1)
+    if bench.rank == bench.world_size - 1:
+        atexit.register(os.abort)

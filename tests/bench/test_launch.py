@@ -43,6 +43,13 @@ def test_killed_rank_ends_the_others_at_once_and_keeps_what_was_measured(tmp_pat
     assert result.took_s < 45
 
 
+def test_rank_that_fails_after_its_last_record_has_lost_nothing(tmp_path: Path) -> None:
+    plan = {"job": f"{JOBS}:aborts_while_it_ends", "settings": {}}
+    result = launch(plan, world_size=2, backend="gloo", out=tmp_path, limit_s=60)
+    assert result.complete
+    assert result.exit_codes[1] == -signal.SIGABRT
+
+
 def test_error_of_a_rank_is_told_in_one_line(tmp_path: Path) -> None:
     result = launch(
         {"job": f"{JOBS}:one_fails", "settings": {}}, world_size=2, backend="gloo", out=tmp_path, limit_s=60

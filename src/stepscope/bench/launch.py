@@ -83,9 +83,12 @@ def launch(
         finally:
             _end(ranks)
         follow.look()
+    records = tuple(records_of(out, rank) for rank in range(world_size))
+    if all(any(r["what"] == "done" for r in mine) for mine in records):
+        message = None  # a process that fails while it ends, after its last record, has lost nothing
     return LaunchResult(
         exit_codes=tuple(rank.exit_code for rank in ranks),
-        records=tuple(records_of(out, rank) for rank in range(world_size)),
+        records=records,
         message=message,
         interrupted=interrupted,
         took_s=time.monotonic() - begin_s,

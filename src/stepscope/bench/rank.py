@@ -82,6 +82,7 @@ def run_plan(plan: dict[str, Any]) -> None:
             bench = Bench(rank, world_size, device, out, stream)
             bench.emit(what="machine", **machine(device))
             job(bench, plan["settings"])
+            dist.barrier()  # a rank that closes its connections while another still works aborts that one
             bench.emit(what="done")
     finally:
         dist.destroy_process_group()
