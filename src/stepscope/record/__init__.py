@@ -11,6 +11,6 @@ everything slow is in the helper (`writer`) or on a background thread (`open_run
     the way out   handover, open_run, outbox  |  writer, trace_file, step_statistics, description
     who and where rank, strategy, groups, facts, claim, agreement, side_channel, clock_probe
     beside steps  samplers, standard_samplers, memory*, telemetry, live_collectives, collective_*, nccl_log
-    no code       launch, inject, inject_point, hooks, seen, recorded
+    no code       launch, inject, inject_point, hooks, seen, recorded, outside_tool
     for users     profile (stepscope.profile, stepscope.region), annotate, quick_check
 """
