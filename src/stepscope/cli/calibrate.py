@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
 from stepscope.cost.calibration import Calibration, calibrate
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the calibration is written."""
+    check_outputs(args.out, args.plot, args.json, force=args.force)
     points, about = _points(args)
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     text = json.dumps(calibration_json(calibration), indent=1) + "\n"

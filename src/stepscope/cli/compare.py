@@ -22,7 +22,7 @@ from stepscope.analyze.account import account_of
 from stepscope.analyze.compare import compare
 from stepscope.analyze.compare_samples import RunSamples, run_samples
 from stepscope.cli.given_run import above_zero, positive
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.diagnose.compare_bench import compare_bench
 from stepscope.diagnose.compare_gates import judge_changes
@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 where a gate does not hold, 3 where a rank could not be read."""
+    check_outputs(args.json, args.html, force=args.force)
     a, b = _sides(args)
     gates = [parse_gate(text) for text in args.fail_on]
     benches = [is_bench_folder(given) for given in (*a, *b)]

@@ -15,7 +15,7 @@ import sys
 from typing import Any
 
 from stepscope.cli.given_run import account_from, add_run_arguments
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.record import steps_from
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.diagnose.checks import checks_of
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, 1 where a gate does not hold, 3 where a rank could not be read or the command failed."""
+    check_outputs(args.json, force=args.force)
     check_one_of_both(args, "health")
     gates = [parse_gate(text) for text in args.fail_on]
     failed = _record(args) if args.command else False

@@ -18,7 +18,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cli.given_run import above_zero, account_from, add_run_arguments
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read or the command failed."""
+    check_outputs(args.json, force=args.force)
     check_one_of_both(args, "investigate")
     if args.finding is not None and args.finding not in FINDING_IDS:
         raise UsageError(f"--finding: expected one of {', '.join(FINDING_IDS)}; found {args.finding!r}")

@@ -12,7 +12,7 @@ import json
 import sys
 
 from stepscope.cli.given_run import account_from, add_run_arguments
-from stepscope.cli.output import write_output
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.diagnose.fixes import fixes_of
 from stepscope.errors import UsageError
 from stepscope.predict.settings import SETTINGS, what_if
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
+    check_outputs(args.json, force=args.force)
     if not args.settings:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
