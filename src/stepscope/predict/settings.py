@@ -24,12 +24,10 @@ from stepscope.predict.changes import (
     without_syncs,
 )
 from stepscope.predict.setting_changes import Asked, Made, Maker, fix, only
-from stepscope.predict.whatif import Prediction, predict
+from stepscope.predict.whatif import MODEL_ERROR, Prediction, predict
 
 _FAMILY = "kernel:FAMILY"
 _FAR_OFF = 0.15
-_MODEL_ERROR = 0.05
-"""of the step: what a replay is wrong by, about, however good its inputs"""
 
 
 @dataclass(frozen=True)
@@ -128,7 +126,7 @@ def _dearer(found: Prediction, doubt: float) -> Prediction:
     cost_ns = found.step_ns - found.baseline_ns
     if cost_ns <= 0:
         return found
-    half_ns = max(doubt * cost_ns, _MODEL_ERROR * found.baseline_ns)
+    half_ns = max(doubt * cost_ns, MODEL_ERROR * found.baseline_ns)
     return replace(found, low_ns=max(0.0, found.step_ns - half_ns), high_ns=found.step_ns + half_ns)
 
 
