@@ -152,6 +152,15 @@ def test_window_without_steps_is_one_period(tmp_path: Path) -> None:
     assert parts(budget) == [{"forward": 200, "launch_gap": 80}]
 
 
+def test_window_of_a_rank_without_steps_is_no_step_of_the_others(tmp_path: Path) -> None:
+    stepless = RankTrace(1, world_size=2)
+    with stepless.op("aten::mm", 0, 10):
+        stepless.kernel("k", at=5, start=20, end=5 * STEP)
+    first, second = found(tmp_path, training(RankTrace(0, world_size=2)), stepless)
+    assert second is None
+    assert parts(first) == [BASE] * NUM_STEPS
+
+
 times = st.integers(0, 8000)
 spans = st.tuples(times, st.integers(0, 900))
 EVENTS = st.lists(

@@ -38,7 +38,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 4):
         small(rank, world_size=8).write(tmp_path)
     run = load(tmp_path, cache=False)
-    assert run.warnings == ("ranks missing: 1-3, 5-7 of 8; what they did is unknown",)
+    assert run.warnings == ("ranks missing: 1-3, 5-7 of 8; what they did is unknown, and waiting for them looks like transfer",)
 
 
 def test_two_different_traces_of_a_rank_are_refused(tmp_path: Path) -> None:

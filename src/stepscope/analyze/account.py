@@ -31,7 +31,6 @@ from stepscope.cost.hardware import Lookup
 from stepscope.errors import InputError
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
-from stepscope.units import NS_PER_MS
 
 
 @dataclass(frozen=True)
@@ -160,10 +159,5 @@ def _warnings(
         lines += [f"rank {rank.rank}: {line}" for line in said]
     lines += shared.clocks.warnings
     lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
-    if step and step.unprofiled_ns is None:
-        lines.append(
-            f"unprofiled step time unknown: the {step.profiled_ns / NS_PER_MS:.2f} ms step includes what the profiler "
-            "costs; give --unprofiled-step-ms, or record with stepscope"
-        )
     lines += [*used.notes, *losses.notes, *strategy.notes]
     return list(dict.fromkeys(lines))

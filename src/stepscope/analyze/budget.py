@@ -25,7 +25,7 @@ from stepscope.analyze.host_budget import host_layers
 from stepscope.analyze.idle import Cause, Idle, idle_time
 from stepscope.analyze.parts import COMPUTE_PART, PART_CODE, PARTS
 from stepscope.analyze.regions import Regions, marks_of, regions
-from stepscope.analyze.step_periods import StepPeriods, step_periods
+from stepscope.analyze.step_periods import NO_STEP, StepPeriods, step_periods
 from stepscope.analyze.timeline import NOTHING, label_ns, painted
 from stepscope.intervals import Intervals, union
 from stepscope.run.aligned import UNMATCHED, Aligned
@@ -81,12 +81,17 @@ class RankBudget:
 
 
 def budgets(shared: Aligned) -> tuple[RankBudget | None, ...]:
-    """Return the budget of every rank; None for one whose trace holds neither steps nor work."""
+    """Return the budget of every rank; None for one whose trace holds neither steps nor work.
+
+    None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
+    """
     pipeline = is_pipeline(shared.run.ranks)
-    return tuple(
+    found = tuple(
         rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline)
         for index, rank in enumerate(shared.run.ranks)
     )
+    in_steps = [b is not None and bool((b.periods.step != NO_STEP).any()) for b in found]
+    return tuple(b if steps else None for b, steps in zip(found, in_steps, strict=True)) if any(in_steps) else found
 
 
 def rank_budget(rank: Rank, *, wait_ns: Int64s, pipeline: bool = False) -> RankBudget | None:

@@ -89,6 +89,8 @@ class StepBudget:
     """idle device time per step by cause, mean over ranks with a device, the profiler's cost taken out"""
     rank_part_ns: Floats
     """one row per rank with a budget, one column per part; each row sums to the step"""
+    unmatched_ns: float
+    """within `unknown`: exposed communication that no other rank matches"""
     warnings: tuple[str, ...]
 
     @property
@@ -135,6 +137,7 @@ def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | 
         parts=_part_times(parts.mean(axis=0), _folded(before).mean(axis=0)),
         idle_ns=_idle(known, after),
         rank_part_ns=parts,
+        unmatched_ns=float(after[:, _UNMATCHED].mean()),
         warnings=tuple(_warnings(before, after, profiled_ns, unprofiled_ns)),
     )
 
@@ -198,8 +201,8 @@ def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: 
     step_ns = unprofiled_ns or profiled_ns
     if unprofiled_ns is None:
         lines.append(
-            "the step's time without the profiler is unknown: idle time in the budget includes what the profiler "
-            "itself costs the host; give --unprofiled-step-ms or record with stepscope"
+            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms step, and idle time in its budget, include "
+            "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
         )
     elif profiled_ns < unprofiled_ns:
         lines.append(

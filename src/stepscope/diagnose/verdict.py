@@ -11,6 +11,7 @@ _MOST_OF_COMPUTE = 0.5
 def verdict(account: Account) -> str | None:
     """Return the bound that the largest part of the step names; None where no step was recorded.
 
+    Communication that no recorded rank matches is waiting or transfer, nobody knows which: it counts as communication.
     A pipeline's bubble names none of them: it is the schedule's, and a finding of its own. `balanced` where total
     compute and total communication are within a factor of 1.2 and one of them is the largest;
     `memory-bound` where compute is the largest and memory-bound kernels are over half of it.
@@ -20,9 +21,9 @@ def verdict(account: Account) -> str | None:
         return None
     parts = {
         "compute-bound": sum(step.ns(p) for p in COMPUTE),
-        "communication-bound": step.ns("exposed_transfer"),
+        "communication-bound": step.ns("exposed_transfer") + step.unmatched_ns,
         "straggler-bound": step.ns("wait"),
-        "host-bound": sum(step.ns(p) for p in HOST),
+        "host-bound": sum(step.ns(p) for p in HOST) - step.unmatched_ns,
         "data-bound": step.ns("data_loading"),
     }
     largest = max(parts, key=lambda name: parts[name])

@@ -220,7 +220,7 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     missing = [n for n in range(world or 0) if n not in present]
     lines = [*warnings, *(f"rank lost: {line}" for line in run.unreadable), *_worlds(run)]
     if missing:
-        lines.append(f"ranks missing: {rank_ranges(missing)} of {world}; what they did is unknown")
+        lines.append(f"ranks missing: {rank_ranges(missing)} of {world}; what they did is unknown, and waiting for them looks like transfer")
     guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
