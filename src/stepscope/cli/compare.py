@@ -21,9 +21,9 @@ from typing import Any
 from stepscope.analyze.account import account_of
 from stepscope.analyze.compare import compare
 from stepscope.analyze.compare_samples import RunSamples, run_samples
-from stepscope.cli.given_run import above_zero, positive
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.progress import reading_progress
+from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.diagnose.compare_bench import compare_bench
 from stepscope.diagnose.compare_gates import judge_changes
 from stepscope.diagnose.compare_reports import compared
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="X",
             help=f"the step's time without the profiler in {side.upper()}",
         )
-    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")

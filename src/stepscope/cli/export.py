@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import above_zero, account_with, add_run_arguments, run_from
+from stepscope.cli.given_run import account_with, add_run_arguments, run_from
 from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_output, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
+from stepscope.cli.sizes import above_zero
 from stepscope.errors import UsageError
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace

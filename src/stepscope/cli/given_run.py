@@ -6,6 +6,7 @@ from pathlib import Path
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.efficiency import Given
 from stepscope.cli.progress import reading_progress
+from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.cost.calibration import Calibration
 from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.chip_table import load_chips
@@ -31,7 +32,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(name, type=above_zero, metavar=metavar, help=what)
     parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
-    parser.add_argument("--jobs", type=positive, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")
 
@@ -70,19 +71,3 @@ def calibration_for(path: str | None, account: Account) -> Calibration | None:
     """Return the calibration in a file, or the one that lies beside the run's traces; None where there is none."""
     beside = Path(account.run.ranks[0].trace.path).parent / "calibration.json"
     return load_calibration(path or beside) if path or beside.is_file() else None
-
-
-def above_zero(text: str) -> float:
-    """Return a number above 0."""
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text}")
-    return number
-
-
-def positive(text: str) -> int:
-    """Return a whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, found {text}")
-    return number

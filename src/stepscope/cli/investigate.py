@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import above_zero, account_from, add_run_arguments
+from stepscope.cli.given_run import account_from, add_run_arguments
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.cli.sizes import above_zero
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.investigation import Step, investigate
