@@ -106,6 +106,17 @@ def test_late_rank_is_named_from_logs_though_all_steps_are_equally_long() -> Non
         assert found[0].late_ms == pytest.approx(20, rel=0.05) and found[0].slowdown == pytest.approx(1.4, rel=0.05)
 
 
+def test_late_rank_is_named_where_the_wait_was_measured_in_a_few_steps_only() -> None:
+    logs = []
+    for rank, every in enumerate((10, 11)):
+        waited = log(rank, 70 if rank == 1 else 50, 80)
+        region = waited.numbers["regions.gradient_sync.ns"]
+        region[np.arange(len(region)) % every != 0] = np.nan  # each rank at moments of its own
+        logs.append(waited)
+    found = late_ranks(logs)
+    assert [late.rank for late in found] == [1] and found[0].late_ms == pytest.approx(20, rel=0.1)
+
+
 def test_equal_ranks_are_not_late_however_noisy() -> None:
     assert late_ranks([log(r, 50, 80, sigma=0.2) for r in range(2)]) == []
 

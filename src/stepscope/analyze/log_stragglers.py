@@ -1,9 +1,11 @@
 """Which ranks are late, from step logs alone: no profiler, while the job runs.
 
 A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`). After the wait
-all ranks look equal; before it the late one shows. The score is that of `stragglers`: leave-one-out over the last 100
-steps, against the spread of the others, and at least 10 % above their mean. Two or three ranks show no spread among
-the others, so the lateness has to exceed its own scatter from step to step as well.
+all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
+each rank choosing for itself: in the others the own time is unknown, not the whole step. The score is that of
+`stragglers`: leave-one-out over the last 100 known steps, against the spread of the others, and at least 10 % above
+their mean. Two or three ranks show no spread among the others, so the lateness has to exceed its own scatter from step
+to step as well.
 """
 
 from collections.abc import Sequence
@@ -46,13 +48,13 @@ def late_ranks(
     own = own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2:
         return []
-    typical = np.median(own, axis=1)
+    typical = np.nanmedian(own, axis=1)
     found = []
     for i, log in enumerate(logs):
         others = np.delete(typical, i)
         late_ns = float(typical[i] - np.median(others))
-        by_step = own[i] - np.median(np.delete(own, i, axis=0), axis=0)
-        noise = max(mad_sigma(others), _NOISE_SHARE * float(np.median(others)), mad_sigma(by_step) / DEFAULT_SCORE)
+        scatter = mad_sigma(_by_step(own, typical, i))
+        noise = max(mad_sigma(others), _NOISE_SHARE * float(np.median(others)), scatter / DEFAULT_SCORE)
         score, over = late_ns / noise if noise else 0.0, float(typical[i] / others.mean())
         if score >= threshold and over >= slowdown:
             found.append(LateRank(log.rank, late_ns / 1e6, round(score, 2), over))
@@ -60,12 +62,30 @@ def late_ranks(
 
 
 def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
-    """Return own time per rank and step, of the last steps after warm-up; None where ranks have no steps in common."""
-    if not logs:
-        return None
-    length = min(len(log) for log in logs)
+    """Return own time per rank and step, NaN where unknown, of the last steps after warm-up that hold `window_steps`
+    known ones of every rank; None where ranks have no steps in common.
+    """
+    length = min((len(log) for log in logs), default=0)
     if not length:
         return None
-    own = np.array([(log.dur_ns - np.nan_to_num(log.column(WAITING)))[:length] for log in logs], float)
-    settled = max(slow_start(row) for row in own)
-    return np.asarray(own[:, settled:][:, -window_steps:])
+    settled = max(slow_start(log.dur_ns[:length]) for log in logs)
+    own = np.array([_own_ns(log)[:length] for log in logs], float)[:, settled:]
+    known = [np.flatnonzero(~np.isnan(row)) for row in own]
+    if not all(len(steps) for steps in known):
+        return None
+    first = min(int(steps[-window_steps:][0]) for steps in known)
+    return np.asarray(own[:, first:])
+
+
+def _own_ns(log: StepLog) -> Floats:
+    """Return each step less its wait; a rank that never waits has none to take off."""
+    waited = log.column(WAITING)
+    return np.asarray(log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited), float)
+
+
+def _by_step(own: Floats, typical: Floats, rank: int) -> Floats:
+    """Return how late a rank is in each step, against the others there, or as they usually are where unknown."""
+    others = np.delete(own, rank, axis=0)
+    usual = np.where(np.isnan(others), np.delete(typical, rank)[:, None], others)
+    late = own[rank] - np.median(usual, axis=0)
+    return np.asarray(late[~np.isnan(late)])
