@@ -22,8 +22,9 @@ def test_everything_needed_works_here(capsys: pytest.CaptureFixture[str]) -> Non
     assert " NO " not in said
 
 
-def test_json_has_every_check(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
+@pytest.mark.parametrize("where", [[], ["-"]])
+def test_json_has_every_check(where: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json", *where]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {c["what"] for c in found} == set(by_name())
     assert all(set(c) == {"what", "works", "needed", "found", "purpose"} for c in found)

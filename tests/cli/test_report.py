@@ -12,7 +12,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.run.traces import event
 
 from stepscope.cli.main import main
-from stepscope.run_folder import trace_file
+from stepscope.run_folder import steps_file, trace_file
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -199,3 +199,31 @@ def test_installed_command_works_as_a_process(folder: Path) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["schema"] == 1
     assert done.stderr == b""
+
+
+def steps_only(place: Path) -> Path:
+    """Return a run folder as light mode leaves it: rank 1 works 20 ms longer, rank 0 waits for it."""
+    for rank, waited in enumerate((22_000_000, 2_000_000)):
+        regions = {"backward_pass": {"ns": 3_000_000, "n": 1}, "gradient_sync": {"ns": waited, "n": 1}}
+        steps = [{"step": i, "dur_ns": 30_000_000 + 1000 * i, "regions": regions} for i in range(20)]
+        steps[7]["regions"] = {"backward_pass": {"ns": 25_000_000, "n": 1}}
+        lines = [{"schema": 1, "rank": rank, "world_size": 2}, *steps]
+        (place / steps_file(rank)).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (place / "run.json").write_text("{}")
+    return place
+
+
+def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(steps_only(tmp_path))]) == 0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines()]
+    assert "2 ranks, 20 steps, no trace" in said and "straggler: rank 1 is 20.00 ms late" in said
+    assert ["1", "20", "30.01", "3.00", "2.00"] in rows and ["0", "20", "30.01", "3.00", "22.00"] in rows
+
+
+def test_other_uses_of_a_run_without_traces_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(steps_only(tmp_path))
+    for command in (["report", folder, "--json", "-"], ["health", folder]):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and f"stepscope report {folder}" in said and "--light" in said

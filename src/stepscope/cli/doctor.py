@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from stepscope.cli.output import check_outputs, write_output
 from stepscope.errors import StepscopeError
 from stepscope.report.terminal import console, plain_table
 
@@ -47,15 +48,23 @@ class Check:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
+    parser.add_argument(
+        "--json",
+        metavar="PATH",
+        nargs="?",
+        const="-",
+        help="write the checks as JSON; - or no PATH for standard output",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 where everything that the analysis needs works, else 2."""
+    check_outputs(args.json, force=args.force)
     found = checks()
     if args.json:
-        print(json.dumps([asdict(check) for check in found], indent=1))
-    else:
+        write_output(args.json, json.dumps([asdict(check) for check in found], indent=1) + "\n", force=args.force)
+    if args.json != "-":
         _print(found)
     return 0 if all(check.works for check in found if check.needed) else 2
 
