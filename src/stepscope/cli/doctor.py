@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         nargs="?",
         const="-",
-        help="write the checks as JSON; - or no PATH for standard output",
+        help="write the checks as JSON; standard output without PATH",
     )
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
