@@ -205,7 +205,11 @@ def steps_only(place: Path) -> Path:
     """Return a run folder as light mode leaves it: rank 1 works 20 ms longer, rank 0 waits for it."""
     for rank, waited in enumerate((22_000_000, 2_000_000)):
         regions = {"backward_pass": {"ns": 3_000_000, "n": 1}, "gradient_sync": {"ns": waited, "n": 1}}
-        steps = [{"step": i, "dur_ns": 30_000_000 + 1000 * i, "regions": regions} for i in range(20)]
+        start_ns = [10**9 + 30_000_000 * i for i in range(20)]
+        steps: list[dict[str, Any]] = [
+            {"step": i, "start_ns": t, "end_ns": t + 30_000_000, "dur_ns": 30_000_000, "regions": regions}
+            for i, t in enumerate(start_ns)
+        ]
         steps[7]["regions"] = {"backward_pass": {"ns": 25_000_000, "n": 1}}
         lines = [{"schema": 1, "rank": rank, "world_size": 2}, *steps]
         (place / steps_file(rank)).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -218,7 +222,7 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines()]
     assert "2 ranks, 20 steps, no trace" in said and "straggler: rank 1 is 20.00 ms late" in said
-    assert ["1", "20", "30.01", "3.00", "2.00"] in rows and ["0", "20", "30.01", "3.00", "22.00"] in rows
+    assert ["1", "20", "30.00", "3.00", "2.00"] in rows and ["0", "20", "30.00", "3.00", "22.00"] in rows
 
 
 def test_other_uses_of_a_run_without_traces_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,20 +6,26 @@ examples:
   stepscope report trace.json --json - | jq .ranks
   stepscope report run-folder/ --html report.html
 
+A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank.
 Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
 """
 
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.diagnose.findings import diagnose
+from stepscope.errors import InputError
 from stepscope.report.html import render_html
 from stepscope.report.json_report import report_json
+from stepscope.report.steps_text import print_steps
 from stepscope.report.terminal import console
 from stepscope.report.text import print_summary
+from stepscope.run.sources import has_steps_only
+from stepscope.run.step_log import step_logs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
     check_outputs(args.json, args.html, force=args.force)
+    if has_steps_only(args.run):
+        return _report_steps(args)
     account = account_from(args)
     diagnosis = diagnose(account)
     outputs = {}
@@ -46,6 +54,18 @@ def run(args: argparse.Namespace) -> int:
     if "-" not in outputs:
         print_summary(account, diagnosis, console(sys.stdout), given=_given(args))
     return 3 if account.run.unreadable else 0
+
+
+def _report_steps(args: argparse.Namespace) -> int:
+    """Print what the step logs of a run without traces say; its files would be empty, so they are refused."""
+    folder = Path(args.run[0])
+    if args.json or args.html:
+        raise InputError(
+            f"expected traces for --json and --html, found step logs only in {folder}; stepscope report {folder} shows "
+            "them, stepscope record without --light and with --steps that the job reaches leaves traces"
+        )
+    print_steps(folder, step_logs(folder), console(sys.stdout))
+    return 0
 
 
 def _given(args: argparse.Namespace) -> list[str]:

@@ -13,6 +13,7 @@ from stepscope.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.units import printable
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
+_STEP_LOGS = "rank*.steps.jsonl"
 RESULTS_JSON = "results.json"
 """what a benchmark leaves"""
 # JSON that lies beside traces and is none.
@@ -58,7 +59,9 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
     if not found:
-        raise InputError(f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}")
+        raise InputError(
+            f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}{_steps_only(many)}"
+        )
     unique: dict[str, Source] = {}
     repeated = []
     for source in found:
@@ -78,6 +81,24 @@ def runs_in(given: str) -> list[Path]:
         return [folder]
     below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
     return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file()] or [folder]
+
+
+def has_steps_only(given: Sequence[str | Path]) -> bool:
+    """Return whether this is one run folder with step logs and no trace."""
+    folder = Path(given[0]) if len(given) == 1 else None
+    try:
+        return folder is not None and folder.is_dir() and not _in_folder(folder) and any(folder.glob(_STEP_LOGS))
+    except (OSError, ValueError):  # said by `find_sources`
+        return False
+
+
+def _steps_only(given: Sequence[str | Path]) -> str:
+    if not has_steps_only(given):
+        return ""
+    return (
+        f", only step logs: stepscope report {_shown(given)} shows them; stepscope record without --light and with "
+        "--steps that the job reaches leaves traces"
+    )
 
 
 def _shown(given: Sequence[str | Path]) -> str:
