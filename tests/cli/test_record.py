@@ -1,5 +1,6 @@
 """`stepscope record`: the command around the job, without any torch: messages, signals, exit codes."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.record.launch import INJECT, deaf_option, job_environment
+from stepscope.cli.record import last_words
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch import INJECT, Launched, deaf_option, job_environment
+from stepscope.run_folder import steps_file
 
 COMMAND = [sys.executable, "-m", "stepscope.cli.main", "record"]
 COUNTS_SIGNALS = """
@@ -105,6 +109,22 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_job_runs(tmp_path: Path) -
     done = record("--out", "file/run", "--", sys.executable, "-c", "print('ran')", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n")
     assert "file is not a folder, so nothing will be recorded; give another folder with --out" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert "no training step was recorded" in last and last.endswith("file is not a folder")
+
+
+def test_options_without_effect_beside_light_are_said(tmp_path: Path) -> None:
+    done = record("--light", "--shapes", "--steps", "3:5", "--", sys.executable, "-c", "", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "--light profiles nothing, so --steps, --shapes will not be heeded; leave out --light" in done.stderr
+
+
+def test_ranks_that_the_job_does_not_have_are_said(tmp_path: Path) -> None:
+    steps = [{"rank": 0}, *({"step": i} for i in range(20))]
+    (tmp_path / steps_file(0)).write_text("".join(f"{json.dumps(line)}\n" for line in steps))
+    launched = Launched(0, folders=(tmp_path,), python_seen=True, torch_seen=True)
+    said = last_words(launched, RecordConfig(out=str(tmp_path), ranks=(3, 5)))
+    assert "no trace: --ranks 3,5 names none of this job's ranks, 0 to 0; give one of them, or all" in said
 
 
 def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -> None:

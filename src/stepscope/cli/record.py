@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Return the command's own exit code."""
     config = config_of(args)
     command = _command(args.command)
-    for line in [*_missing_tools(args), *warnings_before(command, config)]:
+    for line in [*_missing_tools(args), *_in_vain(args), *warnings_before(command, config)]:
         _say(line)
     launched = launch(command, config)
     if _speaks_for_the_job():
@@ -82,6 +82,14 @@ def _missing_tools(args: argparse.Namespace) -> list[str]:
     return [line for tool in wanted if (line := why_not_installed(tool)) is not None]
 
 
+def _in_vain(args: argparse.Namespace) -> list[str]:
+    """Return a line on options that have no effect beside --light."""
+    asked = [f"--{name}" for name in ("steps", "shapes", "stacks", "nsys", "ncu") if getattr(args, name)]
+    if not args.light or not asked:
+        return []
+    return [f"--light profiles nothing, so {', '.join(asked)} will not be heeded; leave out --light to have them"]
+
+
 def _outside(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for a tool that the ranks run under; none where it is missing."""
     if args.nsys and args.ncu:
@@ -110,7 +118,7 @@ def last_words(launched: Launched, config: RecordConfig) -> list[str]:
     runs = [r for r in map(recorded_in, launched.folders) if r.steps]
     outputs = _words_about_outputs(launched, config)
     if not runs:
-        return [*outputs, f"no training step was recorded: {_why_nothing(launched)}"]
+        return [*outputs, f"no training step was recorded: {_why_nothing(launched, config)}"]
     return [*outputs, *(line for r in runs for line in _words_about(r, config))]
 
 
@@ -138,6 +146,9 @@ def _ranks(number: int) -> str:
 
 
 def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
+    if config.ranks is not None and not set(config.ranks) & set(recorded.ranks):
+        wanted, last = ",".join(map(str, config.ranks)), max(recorded.ranks, default=0)
+        return f"no trace: --ranks {wanted} names none of this job's ranks, 0 to {last}; give one of them, or all"
     first = config.wait + config.warmup
     if recorded.steps <= first:
         last = recorded.steps
@@ -145,7 +156,10 @@ def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
     return f"no trace: {recorded.trouble or 'see the lines above'}"
 
 
-def _why_nothing(launched: Launched) -> str:
+def _why_nothing(launched: Launched, config: RecordConfig) -> str:
+    why_not = why_not_writable(config.out)
+    if why_not:
+        return why_not
     if not launched.python_seen:
         return "no Python that looks at PYTHONPATH was started (-I, -E and -S keep it from looking)"
     if not launched.torch_seen:
