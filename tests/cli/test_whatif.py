@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.cli.main import main
@@ -61,3 +62,15 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         main(["whatif", "--help"])
     out = capsys.readouterr().out
     assert all(f"{s.key}={s.values}" in out for s in SETTINGS)
+
+
+def test_missing_ranks_are_said_though_the_answer_does_not(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    alone = RankTrace(0, world_size=4)
+    for n in range(3):
+        alone.step(n, n * 100, n * 100 + 100)
+        alone.kernel("gemm", at=n * 100 + 1, start=n * 100 + 10, end=n * 100 + 60)
+    built_run(tmp_path, [alone])
+    assert main(["whatif", str(tmp_path), "--set", "network=2x", "--json", "-"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["schema"] == 1
+    assert said.err.startswith("warning: ranks missing: 1-3 of 4")

@@ -131,3 +131,10 @@ def test_two_files_that_state_the_same_rank_stay_so() -> None:
 def test_letters_that_may_mean_a_rank_are_believed_where_they_tell_files_apart() -> None:
     assert assign_ranks([("gpt_r1.json", None), ("gpt_r0.json", None)]) == [(1, "file name"), (0, "file name")]
     assert assign_ranks([("gpt-r2-a.json", None), ("gpt-r2-b.json", None)]) == [(0, "order"), (1, "order")]
+
+
+def test_folder_of_runs_is_named_with_the_runs_in_it(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "rank0.json").write_text("{}")
+    with pytest.raises(InputError, match=f"give one of {tmp_path / 'first'}"):
+        find_sources(tmp_path)

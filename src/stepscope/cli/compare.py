@@ -21,6 +21,7 @@ from typing import Any
 from stepscope.analyze.account import account_of
 from stepscope.analyze.compare import compare
 from stepscope.analyze.compare_samples import RunSamples, run_samples
+from stepscope.cli.given_run import warn_incomplete
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.sizes import above_zero, at_least_one
@@ -136,5 +137,6 @@ def _runs(
 def _measured(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> _Measured:
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
+    warn_incomplete(found)
     account = account_of(found, unprofiled_ms=unprofiled_ms)
     return _Measured(run_samples(account), report_json(account, diagnose(account)), bool(found.unreadable))

@@ -1,6 +1,7 @@
 """The run that a command line names: its arguments, and the account they lead to."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
@@ -10,7 +11,8 @@ from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.cost.calibration import Calibration
 from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.chip_table import load_chips
-from stepscope.run.load import Run, load
+from stepscope.run.load import Run, incomplete, load
+from stepscope.units import printable
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
@@ -65,6 +67,12 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
         unprofiled_ms=unprofiled_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
+
+
+def warn_incomplete(run: Run) -> None:
+    """Say on standard error what of the run was not read, for commands whose answer does not."""
+    for line in incomplete(run):
+        print(f"warning: {printable(line, width=400)}", file=sys.stderr)
 
 
 def calibration_for(path: str | None, account: Account) -> Calibration | None:

@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any
 
-from stepscope.cli.given_run import account_from, add_run_arguments
+from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.record import steps_from
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         print_health(account, checks_of(account), results, out)
         if args.guides:
             print_guides(guides_of(account), out)
+    warn_incomplete(account.run)
     return _exit_code(results, account.run, failed=failed)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import account_from, add_run_arguments
+from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.cli.sizes import above_zero
@@ -69,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         write_output(args.json, json.dumps({"schema": SCHEMA, **record}, indent=1) + "\n", force=args.force)
     _keep(args.run, record, steps)
-    unreadable = [a for a in (first, second) if a is not None and a.run.unreadable]
-    return 3 if unreadable or failed else 0
+    runs = [account.run for account in (first, second) if account is not None]
+    for recorded in runs:
+        warn_incomplete(recorded)
+    return 3 if failed or any(recorded.unreadable for recorded in runs) else 0
 
 
 def _record_command(args: argparse.Namespace) -> bool:

@@ -14,7 +14,7 @@ import json
 import sys
 from typing import Any
 
-from stepscope.cli.given_run import account_from, add_run_arguments
+from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import write_output
 from stepscope.cli.predict_collective import add_fabric_arguments, fabric
 from stepscope.cli.sizes import above_zero, at_least_one
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
     if args.json != "-":
         _print(document, asked)
+    warn_incomplete(account.run)
     return 3 if account.run.unreadable else 0
 
 

@@ -14,7 +14,7 @@ import sys
 from functools import partial
 from typing import Any
 
-from stepscope.cli.given_run import account_with, add_run_options, run_from
+from stepscope.cli.given_run import account_with, add_run_options, run_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.errors import UsageError
 from stepscope.report.tables import RunTables
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         write_output(args.json, json.dumps(answer_json(answer), indent=1) + "\n", force=args.force)
     else:
         print_answer(answer, console(sys.stdout))
+    warn_incomplete(recorded)
     return 3 if recorded.unreadable else 0
 
 

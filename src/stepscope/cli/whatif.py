@@ -11,7 +11,7 @@ import argparse
 import json
 import sys
 
-from stepscope.cli.given_run import account_from, add_run_arguments
+from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_output
 from stepscope.diagnose.fixes import fixes_of
 from stepscope.errors import UsageError
@@ -52,4 +52,5 @@ def run(args: argparse.Namespace) -> int:
         write_output(args.json, text, force=args.force)
     if args.json != "-":
         print_whatif(account.run.name, answer, console(sys.stdout))
+    warn_incomplete(account.run)
     return 3 if account.run.unreadable else 0

@@ -12,6 +12,7 @@ from stepscope.analyze.host_time import data_loading as loading_spans
 from stepscope.analyze.memory import MemoryView
 from stepscope.analyze.steadiness import log_series, steadiness_of
 from stepscope.intervals import intersect, union
+from stepscope.run.aligned import UNMATCHED
 from stepscope.run.collective_names import OP_CODE
 from stepscope.units import NS_PER_MS, readable_bytes
 
@@ -102,15 +103,20 @@ def gradient_sync_of_backward(account: Account) -> Measured:
     known = [t for t in times if t is not None]
     if not known:
         return Measured(None, "no all-reduce or reduce-scatter of gradients was found")
-    whole, exposed, waiting = (float(np.mean([t[k] for t in known])) for k in range(3))
+    whole, exposed = (float(np.mean([t[k] for t in known])) for k in range(2))
+    waits = [t[2] for t in known if t[2] is not None]
+    waiting = ms_text(float(np.mean(waits))) if waits else "unknown how much"
     backward = step.ns("backward")
-    said = f"gradients are reduced for {ms_text(whole)} per step ({ms_text(waiting)} of it waiting for a later rank), "
+    said = f"gradients are reduced for {ms_text(whole)} per step ({waiting} of it waiting for a later rank), "
     said += f"{ms_text(exposed)} exposed, beside {ms_text(backward)} of backward"
     return Measured(100 * exposed / (backward + exposed) if backward else None, said)
 
 
-def _reductions_ns(account: Account, index: int) -> tuple[float, float, float] | None:
-    """Return time per step in reductions of gradients, exposed and waiting; None on a rank without any."""
+def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | None] | None:
+    """Return time per step in reductions of gradients, exposed and waiting; None on a rank without any.
+
+    Waiting is None where no other rank matches any of them.
+    """
     rank, window = account.run.ranks[index], account.ranks[index]
     c = rank.collectives
     rows = account.strategy.rows_of(index, *GRADIENT_KINDS)
@@ -121,7 +127,8 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float] |
     waits = union(c.start_ns[rows], c.start_ns[rows] + wait)
     whole = (spans, intersect(spans, window.exposed_comm), waits)
     all_ns, exposed_ns, wait_ns = (x.total_ns / len(rank.steps) for x in whole)
-    return all_ns, exposed_ns, wait_ns
+    matched = (account.shared.wait_ns[index][rows] != UNMATCHED).any()
+    return all_ns, exposed_ns, wait_ns if matched else None
 
 
 def step_time_spread(account: Account) -> Measured:

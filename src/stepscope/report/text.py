@@ -97,10 +97,11 @@ def _finding(n: int, f: Finding, out: Console) -> None:
 def _warnings(account: Account, out: Console) -> None:
     """Print what to be careful about; what another line says in full is not said twice."""
     lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
-    for line in lines[:_MOST_WARNINGS]:
+    shown = lines if len(lines) == _MOST_WARNINGS + 1 else lines[:_MOST_WARNINGS]
+    for line in shown:
         print_indented(out, name_text(line, width=400), first="! ", indent="  ")
-    if len(lines) > _MOST_WARNINGS:
-        out.print(f"! ... and {len(lines) - _MOST_WARNINGS} more warnings with --json")
+    if len(lines) > len(shown):
+        out.print(f"! ... and {len(lines) - len(shown)} more warnings with --json")
 
 
 def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console) -> None:

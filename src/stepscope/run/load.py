@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from stepscope.errors import InputError, StepscopeError
 from stepscope.run.flight import FLIGHT_RECORDER
-from stepscope.run.quality import quality_warnings, rank_ranges
+from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, step_logs
@@ -214,13 +214,24 @@ def _description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
     return {}, [f"{RUN_JSON} is damaged: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
 
 
-def _with_warnings(run: Run, warnings: list[str]) -> Run:
-    world = run.world_size
+def incomplete(run: Run) -> list[str]:
+    """Return what of the run was not read: ranks lost, missing, or cut off."""
+    return [*_lost(run), *_missing(run), *cut_off(run.ranks)]
+
+
+def _lost(run: Run) -> list[str]:
+    return [f"rank lost: {line}" for line in run.unreadable]
+
+
+def _missing(run: Run) -> list[str]:
     present = {r.rank for r in run.ranks}
-    missing = [n for n in range(world or 0) if n not in present]
-    lines = [*warnings, *(f"rank lost: {line}" for line in run.unreadable), *_worlds(run)]
-    if missing:
-        lines.append(f"ranks missing: {rank_ranges(missing)} of {world}; what they did is unknown, and waiting for them looks like transfer")
+    missing = [n for n in range(run.world_size or 0) if n not in present]
+    doubt = "what they did is unknown, and waiting for them looks like transfer"
+    return [f"ranks missing: {rank_ranges(missing)} of {run.world_size}; {doubt}"] if missing else []
+
+
+def _with_warnings(run: Run, warnings: list[str]) -> Run:
+    lines = [*warnings, *_lost(run), *_worlds(run), *_missing(run)]
     guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")

@@ -37,12 +37,15 @@ def quality_warnings(ranks: Sequence[Rank]) -> list[str]:
         total = sum(n for n, _ in counts)
         if total:
             lines.append(f"{total:,} {what}{_where(counts)}")
+    return [*cut_off(ranks), *lines] + [f"rank {r.rank}: {note}" for r in ranks for note in r.trace.quality.notes]
+
+
+def cut_off(ranks: Sequence[Rank]) -> list[str]:
+    """Return the line that names the traces which end too early, if any do."""
     cut = [r.rank for r in ranks if r.trace.quality.truncated]
-    if cut:
-        lines.insert(
-            0, f"cut off: the trace of {_named(cut)}; what was readable is used, its last recorded step is left out"
-        )
-    return lines + [f"rank {r.rank}: {note}" for r in ranks for note in r.trace.quality.notes]
+    if not cut:
+        return []
+    return [f"cut off: the trace of {_named(cut)}; what was readable is used, its last recorded step is left out"]
 
 
 def rank_ranges(numbers: Sequence[int]) -> str:

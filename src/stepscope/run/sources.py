@@ -24,6 +24,7 @@ _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 # May be the rank and may be a revision: believed only where it tells the files apart.
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MOST_RANKS = 1 << 30
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,8 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
     if not found:
-        raise InputError(
-            f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}{_steps_only(many)}"
-        )
+        instead = _steps_only(many) or _below(many)
+        raise InputError(f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}{instead}")
     unique: dict[str, Source] = {}
     repeated = []
     for source in found:
@@ -99,6 +99,17 @@ def _steps_only(given: Sequence[str | Path]) -> str:
         f", only step logs: stepscope report {_shown(given)} shows them; stepscope record without --light and with "
         "--steps that the job reaches leaves traces"
     )
+
+
+def _below(given: Sequence[str | Path]) -> str:
+    """Return where the traces are instead: folders are runs, and one holding several runs is none."""
+    try:
+        runs = [run for one in given for run in runs_in(str(one)) if run != Path(one)]
+    except OSError:  # what cannot be read is none to name
+        runs = []
+    if not runs:
+        return "; give the folder that holds them"
+    return f"; there are runs below: give one of {_shown(runs[:_MOST_NAMED])}"
 
 
 def _shown(given: Sequence[str | Path]) -> str:
