@@ -165,3 +165,10 @@ def test_console_suits_where_it_prints() -> None:
     assert (pipe.width, pipe.is_terminal) == (120, False)
     table = plain_table(pipe, "name", "ms")
     assert [c.justify for c in table.columns] == ["left", "right"]
+
+
+def test_a_trace_without_steps_is_no_step(tmp_path: Path) -> None:
+    trace = RankTrace()
+    trace.kernel("gemm", at=5, start=20, end=120)
+    said = summary(built_run(tmp_path, [trace]))
+    assert "whole window 0.10 ms" in said and "  step " not in said

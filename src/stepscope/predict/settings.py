@@ -82,7 +82,10 @@ def what_if(account: Account, texts: Sequence[str], *, fixes: Mapping[str, Chang
     """Return the predicted step with all these settings (`KEY=VALUE`) applied in order."""
     made = [setting_of(account, text, fixes=fixes) for text in texts]
     if account.replay is None:
-        raise InputError("expected steps that all ranks recorded and that launch work, found none: nothing to replay")
+        raise InputError(
+            "expected steps that all ranks recorded and that launch work, found none: nothing to replay; record steps "
+            "(profiler.step() in the loop, or stepscope record)"
+        )
     doubt = max((m.doubt for m in made), default=0.0)
     changes = [(text, m.change) for text, m in zip(texts, made, strict=True)]
     try:

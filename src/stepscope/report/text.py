@@ -51,7 +51,8 @@ def _step_line(account: Account, out: Console) -> None:
     if named:
         line.append(f"{named}", style="bold")
     if step:
-        line.append(f"  step {step.step_ns / NS_PER_MS:.2f} ms")
+        whole = "step" if account.num_steps else "whole window"
+        line.append(f"  {whole} {step.step_ns / NS_PER_MS:.2f} ms")
         if step.overhead_pct is not None:
             more = f", +{step.overhead_pct:.0f} %" if step.overhead_pct >= 0.5 else ""
             line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled{more})")
