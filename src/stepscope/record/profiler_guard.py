@@ -22,6 +22,7 @@ class ProfilerGuard:
 
     def __init__(self) -> None:
         self.foreign = False
+        self.left_behind = False  # one of ours runs on a thread that alone can stop it
         self.give_way: Callable[[], None] | None = None
         self._ours = threading.local()
         self._originals: dict[str, Any] = {}
@@ -40,8 +41,8 @@ class ProfilerGuard:
         self._originals = {}
 
     def is_free(self) -> bool:
-        """Return whether no profiler of somebody else is prepared or running."""
-        return not self.foreign and not torch.autograd._profiler_enabled()
+        """Return whether no profiler of somebody else is prepared or running, nor one of ours on another thread."""
+        return not self.foreign and not self.left_behind and not torch.autograd._profiler_enabled()
 
     @contextmanager
     def ours(self) -> Iterator[None]:

@@ -4,7 +4,9 @@ A profiler on the CPU side alone, with shapes, watches one unprofiled step away 
 operator is replaced or decomposed, so results stay bit-equal, compiled code included.
 """
 
+import atexit
 import bisect
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,7 +16,9 @@ import torch.autograd.profiler as autograd_profiler
 from stepscope.record.flops import flops_of
 from stepscope.record.kineto import why_not_available
 from stepscope.record.profiler_guard import ProfilerGuard
+from stepscope.record.thread_end import NO_SIGN, at_thread_end
 
+_OTHER_THREAD = "the step to be counted ended on another thread than it began"
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -24,6 +28,7 @@ class StepCensus:
     def __init__(self, guard: ProfilerGuard) -> None:
         self._guard = guard
         self._profiler: Any = None
+        self._thread = 0
         self.why_not: str | None = None
 
     def begin(self) -> None:
@@ -31,8 +36,11 @@ class StepCensus:
         self.why_not = why_not_available()
         if self.why_not is None and not self._guard.is_free():
             self.why_not = "another profiler was active when the step was to be counted"
+        elif self.why_not is None and not at_thread_end(self._thread_ends):
+            self.why_not = NO_SIGN
         if self.why_not is not None:
             return
+        self._thread = threading.get_ident()
         self._guard.give_way = self.give_way
         self._profiler = autograd_profiler.profile(use_cpu=True, use_kineto=True, record_shapes=True)
         with self._guard.ours():
@@ -43,11 +51,20 @@ class StepCensus:
         """Return `{"events", "total", "forward"}` of the watched step, None where it could not be watched."""
         if self._profiler is None:
             return None
+        if threading.get_ident() != self._thread:  # only that one can stop it, and will as it ends
+            self.why_not, self._guard.left_behind = _OTHER_THREAD, True
+            atexit.register(self._thread_ends)  # the main thread's end
+            return None
         self._profiler = None
         self._guard.give_way = None
         with self._guard.ours():
             events = torch.autograd._disable_profiler().events()
         return {"events": len(events), **counted(events)}
+
+    def _thread_ends(self) -> None:
+        if self._profiler is not None and threading.get_ident() == self._thread:
+            self.end()
+            self.why_not, self._guard.left_behind = _OTHER_THREAD, False
 
     def give_way(self) -> None:
         """Stop at once: the user starts a profiler of their own."""

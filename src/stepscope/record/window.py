@@ -7,6 +7,7 @@ Every recorded step lies in a span `ProfilerStep#N`, N being the job's own step 
 outcome: the file that it was exported to, or the reason why there is none.
 """
 
+import atexit
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +22,11 @@ from stepscope.record.groups import group_timeout_s
 from stepscope.record.kineto import Kineto, why_not_available
 from stepscope.record.profiler_guard import ProfilerGuard
 from stepscope.record.schedule import WARMUP, WINDOW, phase_of
+from stepscope.record.thread_end import NO_SIGN, at_thread_end
 from stepscope.record.undisturbed import explain, say
 
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
+_OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"
 _OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
 
 
@@ -55,6 +58,7 @@ class Window:
         self._step_mark: Any = None
         self._budget: Budget | None = None
         self._thread = 0
+        self._left: Any = None  # a profiler that runs on another thread
 
     @property
     def is_recording(self) -> bool:
@@ -64,6 +68,9 @@ class Window:
     def before_step(self, step: int) -> bool:
         """Bring the profiler to where the coming step wants it; return whether that took more than a moment."""
         phase, number = phase_of(step, self._config)
+        if self.state == RECORDING and not self._on_its_thread():
+            self._lose(_OTHER_THREAD)
+            return True
         if self.state == RECORDING:
             self._steps_done += 1
             spent = self._budget.spent_at_step(self._steps_done) if self._budget else None
@@ -81,28 +88,28 @@ class Window:
     def after_step(self) -> None:
         """End the current step's span."""
         mark, self._step_mark = self._step_mark, None
-        if mark is not None:
+        if mark is not None and self._on_its_thread():
             mark.__exit__(None, None, None)
 
     def look_at_budget(self) -> None:
         """End the window in the middle of a step where a limit was met; called when a region ends."""
-        if self.state == RECORDING and self._budget and threading.get_ident() == self._thread:
+        if self.state == RECORDING and self._budget and self._on_its_thread():
             spent = self._budget.spent_inside_step()
             if spent is not None:
                 self._close(f"{spent}; step {self._last()} is incomplete")
 
     def abandon(self) -> None:
         """End whatever is open without a word: nothing can be written anyway."""
-        if self.state != IDLE and threading.get_ident() == self._thread:
+        if self.state != IDLE and self._on_its_thread():
             self._guarded(lambda: self._profiler.cancel(prepared=self.state == PREPARED))
         self.state = IDLE
 
     def finish(self) -> None:
         """End whatever is open because training is over; complete steps are kept."""
-        if self.state == RECORDING and threading.get_ident() == self._thread:
+        if self.state == RECORDING and self._on_its_thread():
             self._close("training ended inside the window")
         elif self.state == RECORDING:
-            self._drop("the thread that trained is gone, and only it could stop the profiler")
+            self._lose("the thread that trained is gone, and only it could stop the profiler")
         elif self.state == PREPARED:
             self._guarded(lambda: self._profiler.cancel(prepared=True))
             self._drop("training ended before the window")
@@ -112,7 +119,7 @@ class Window:
         self._thread = threading.get_ident()
         why_not = why_not_available() if self._config.tool == "torch" else None
         if why_not is not None or not self._guard.is_free():
-            self._drop(why_not or _OTHER_PROFILER)
+            self._drop(why_not or (_OTHER_THREAD if self._guard.left_behind else _OTHER_PROFILER))
             return
         if self._config.tool == "cuda":
             self._profiler = CudaRange()
@@ -126,6 +133,9 @@ class Window:
         if self.state == IDLE:
             self._prepare(number)
         if self.state != PREPARED:
+            return
+        if not at_thread_end(self._thread_ends):
+            self._drop(NO_SIGN)
             return
         self._first_step, self._steps_done = step, 0
         self._thread = threading.get_ident()
@@ -163,9 +173,32 @@ class Window:
 
     def _give_way(self) -> None:
         """Stop without export: the user starts a profiler of their own."""
-        if self.state != IDLE and threading.get_ident() == self._thread:
+        if self.state != IDLE and self._on_its_thread():
             self._profiler.cancel(prepared=self.state == PREPARED)
         self._drop(_OTHER_PROFILER)
+
+    def _on_its_thread(self) -> bool:
+        """Return whether this is the thread that started the profiler; stopping it from another crashes the process."""
+        return threading.get_ident() == self._thread
+
+    def _lose(self, reason: str) -> None:
+        """Give up a profiler that only another thread can stop, and will as it ends."""
+        self._left, self._guard.left_behind = self._profiler, True
+        atexit.register(self._thread_ends)  # the main thread's end
+        self._drop(reason)
+
+    def _thread_ends(self) -> None:
+        """Stop what this thread started; nobody else can, and the process would crash."""
+        if not self._on_its_thread():
+            return
+        if self._left is not None:
+            left, self._left, self._guard.left_behind = self._left, None, False
+            self._guarded(lambda: left.cancel(prepared=False))
+        elif self.state == RECORDING and self._steps_done:
+            self._close("the thread that trained ended inside the window")
+        elif self.state == RECORDING:
+            self._guarded(lambda: self._profiler.cancel(prepared=False))
+            self._drop(_OTHER_THREAD)
 
     def _drop(self, reason: str) -> None:
         self.state = IDLE
