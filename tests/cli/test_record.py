@@ -63,9 +63,10 @@ def test_a_signal_to_the_whole_group_reaches_the_job_once(tmp_path: Path) -> Non
     assert job.returncode == 5
 
 
-def test_a_job_that_dies_of_a_signal_looks_the_same_from_outside(tmp_path: Path) -> None:
-    done = record("--", "sh", "-c", "kill -USR1 $$", cwd=tmp_path)
-    assert done.returncode == -signal.SIGUSR1
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
+def test_a_job_that_dies_of_a_signal_looks_the_same_from_outside(number: signal.Signals, tmp_path: Path) -> None:
+    done = record("--", "sh", "-c", f"kill -{number} $$", cwd=tmp_path)
+    assert done.returncode == -number
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell the job")

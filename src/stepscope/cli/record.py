@@ -201,5 +201,6 @@ def _die_of(number: int) -> None:
     """End as the job ended, so that whoever started us sees the same."""
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(number, signal.SIG_DFL)
+    if number != signal.SIGKILL:  # whose handling is nobody's to set
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
