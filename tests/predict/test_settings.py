@@ -71,17 +71,18 @@ def test_a_faster_network_helps_a_host_alone_too(tmp_path: Path) -> None:
         predicted_us(account, "launch=graph")
 
 
-def overlapped_run(folder: Path) -> Account:
+def overlapped_run(folder: Path, *, num_ranks: int = 2, without_steps: int | None = None) -> Account:
     """Return a job whose four buckets of 400 us run beside four backward kernels of 500 us, device-bound.
 
     forward 500 | backward 4 x 500, each sends its bucket | the last bucket 400 | optimizer 100: 3000 us
     """
     ranks = []
-    for rank in range(2):
-        r = RankTrace(rank, world_size=2)
-        for n in range(6):
+    for rank in range(num_ranks):
+        r = RankTrace(rank, world_size=num_ranks)
+        for n in range(6 if rank != without_steps else 1):
             at = n * 3000
-            r.step(n, at, at + 3000)
+            if rank != without_steps:
+                r.step(n, at, at + 3000)
             with r.op("aten::mm", at + 2, at + 10):
                 r.kernel("gemm", at=at + 4, start=at + 10, end=at + 510)
             for k in range(4):
@@ -106,6 +107,14 @@ def test_one_bucket_of_everything_costs_the_overlap(tmp_path: Path) -> None:
     # 1600 us of transfer after backward's end instead of 400, less what four calls cost more than one.
     assert 3600 < found.step_ns / US < 4300
     assert found.baseline_ns < found.low_ns < found.step_ns < found.high_ns
+
+
+def test_rank_without_steps_leaves_the_others_their_prediction(tmp_path: Path) -> None:
+    account = overlapped_run(tmp_path, num_ranks=3, without_steps=0)
+    answer = what_if(account, ["bucket_mb=1000"])
+    assert answer.prediction.step_ns > answer.prediction.baseline_ns
+    assert sorted(answer.prediction.rank_step_ns) == [1, 2]
+    assert "no prediction for rank 0: none of these steps was recorded there" in answer.notes
 
 
 def test_nothing_to_change_is_said(tmp_path: Path) -> None:

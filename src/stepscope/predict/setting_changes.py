@@ -18,6 +18,7 @@ from stepscope.predict.changes import Change, faster_network, faster_work, witho
 from stepscope.predict.communication import fewer_bytes, larger_messages
 from stepscope.predict.overlap import overlapped
 from stepscope.predict.straggler_off import straggler_off
+from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
 
 Masks = list[npt.NDArray[np.bool_]]
@@ -208,10 +209,14 @@ def _backward(asked: Asked) -> Masks:
         raise asked.expected(
             f"communication of gradients alone, found {found!r}: its collectives are needed where they stand"
         )
-    budgets = asked.account.budgets
-    return [b.regions.region == Region.BACKWARD for b in budgets if b is not None and b.regions is not None]
+    pairs = zip(asked.account.run.ranks, asked.account.budgets, strict=True)
+    return [
+        b.regions.region == Region.BACKWARD if b is not None and b.regions is not None else np.zeros(len(r.work), bool)
+        for r, b in pairs
+    ]
 
 
 def _needs_device(asked: Asked) -> None:
-    if not all(rank.has_device for rank in asked.account.run.ranks):
-        raise asked.expected("device work on every rank, found a rank that ran on the host alone")
+    without = [rank.rank for rank in asked.account.run.ranks if not rank.has_device]
+    if without:
+        raise asked.expected(f"device work on every rank, found none of rank {rank_ranges(without)}")

@@ -25,6 +25,7 @@ from stepscope.predict.changes import (
 )
 from stepscope.predict.setting_changes import Asked, Made, Maker, fix, only
 from stepscope.predict.whatif import MODEL_ERROR, Prediction, predict
+from stepscope.run.quality import rank_ranges
 
 _FAMILY = "kernel:FAMILY"
 _FAR_OFF = 0.15
@@ -112,8 +113,8 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | Non
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:
     """Return which ranks have no prediction of their own, and why."""
-    missing = [str(r.rank) for r in account.run.ranks if r.rank not in found.rank_step_ns]
-    return [f"no prediction for ranks {', '.join(missing)}: they recorded none of these steps"] if missing else []
+    missing = [r.rank for r in account.run.ranks if r.rank not in found.rank_step_ns]
+    return [f"no prediction for rank {rank_ranges(missing)}: none of these steps was recorded there"] if missing else []
 
 
 def _far_off(found: Prediction, step_ns: float | None) -> list[str]:
