@@ -120,6 +120,13 @@ def test_options_without_effect_beside_light_are_said(tmp_path: Path) -> None:
     assert "--light profiles nothing, so --steps, --shapes will not be heeded; leave out --light" in done.stderr
 
 
+@pytest.mark.parametrize(("exit_code", "how"), [(-9, "signal 9"), (7, "exit code 7")])
+def test_a_job_that_ended_early_is_not_said_to_lack_an_optimizer(exit_code: int, how: str, tmp_path: Path) -> None:
+    launched = Launched(exit_code, folders=(), python_seen=True, torch_seen=True)
+    (said,) = last_words(launched, RecordConfig(out=str(tmp_path)))
+    assert said == f"no training step was recorded: the job ended with {how} before its first steps were written"
+
+
 def test_ranks_that_the_job_does_not_have_are_said(tmp_path: Path) -> None:
     steps = [{"rank": 0}, *({"step": i} for i in range(20))]
     (tmp_path / steps_file(0)).write_text("".join(f"{json.dumps(line)}\n" for line in steps))

@@ -164,7 +164,13 @@ def _why_nothing(launched: Launched, config: RecordConfig) -> str:
         return "no Python that looks at PYTHONPATH was started (-I, -E and -S keep it from looking)"
     if not launched.torch_seen:
         return "no process imported torch"
+    if launched.exit_code:
+        return f"the job ended with {_ending(launched.exit_code)} before its first steps were written"
     return "no optimizer stepped; a loop that trains in another way can mark its steps with stepscope.profile"
+
+
+def _ending(exit_code: int) -> str:
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
 
 
 def _command(words: list[str]) -> list[str]:
