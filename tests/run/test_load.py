@@ -38,7 +38,8 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 4):
         small(rank, world_size=8).write(tmp_path)
     run = load(tmp_path, cache=False)
-    assert run.warnings == ("ranks missing: 1-3, 5-7 of 8; what they did is unknown, and waiting for them looks like transfer",)
+    doubt = "what they did is unknown, and waiting for them looks like transfer"
+    assert run.warnings == (f"ranks missing: 1-3, 5-7 of 8; {doubt}",)
 
 
 def test_two_different_traces_of_a_rank_are_refused(tmp_path: Path) -> None:
