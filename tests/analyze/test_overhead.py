@@ -8,7 +8,7 @@ from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.idle import Cause, Idle
-from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
+from stepscope.analyze.overhead import _NUM_ENTRIES, _ON_HOST, StepBudget, _corrected, step_budget, unprofiled_step_ms
 from stepscope.analyze.parts import PART_CODE, PARTS
 from stepscope.analyze.step_periods import StepPeriods
 
@@ -109,3 +109,12 @@ def test_unprofiled_time_is_as_given_else_as_described(
     r.kernel("k", at=1, start=2, end=3)
     run = built_run(tmp_path, [r], description={"unprofiled_step_ms": described})
     assert unprofiled_step_ms(run, given) == known
+
+
+def test_waiting_rank_keeps_its_own_work_where_another_one_was_slowed() -> None:
+    """A host computes 2 ms and waits 10; without the profiler the step takes 4: it did not compute nothing."""
+    entries = np.zeros(_NUM_ENTRIES)
+    entries[PART_CODE["forward"]], entries[PART_CODE["wait"]] = 2e6, 10e6
+    after = _corrected(entries, _ON_HOST, 4e6)
+    assert after[PART_CODE["forward"]] == pytest.approx(0.6e6)
+    assert after[PART_CODE["wait"]] == pytest.approx(3.4e6)

@@ -6,9 +6,9 @@ within a line all entries shrink by the same factor:
 
     on a device                                                   on a host
     1. the profiler's own buffers                                 1. operators and what lies between them: recording
-    2. launch_gap, except the device's turnaround                    costs the same for each
-    3. host_sync, host_stall, allocator, data_loading, unknown    2. data_loading, host_stall, ...
-    4. wait, pipeline_bubble: other ranks' hosts were slowed too  3. wait, pipeline_bubble
+    2. launch_gap, except the device's turnaround                    costs the same for each; three tenths stay
+    3. host_sync, host_stall, allocator, data_loading, unknown    2. wait, pipeline_bubble
+    4. wait, pipeline_bubble: other ranks' hosts were slowed too  3. data_loading, host_stall
     5. everything else                                            4. everything else
 
 Line 5 means that the device itself was slower while profiled, which a warning says. Where the step is *longer* without
@@ -52,12 +52,15 @@ _ON_DEVICE = (
     _WAITS,
     tuple(range(_NUM_ENTRIES)),
 )  # fmt: skip
+_OPERATORS = tuple(PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute", "unknown"))
 _ON_HOST = (
-    tuple(PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute", "unknown")),
-    tuple(PART_CODE[part] for part in ("data_loading", "host_stall")),
+    _OPERATORS,
     _WAITS,
+    tuple(PART_CODE[part] for part in ("data_loading", "host_stall")),
     tuple(range(_NUM_ENTRIES)),
 )
+_LEAST_OWN = 0.3
+"""of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere"""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def _corrected(entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: flo
         return out
     for line in order:
         there = float(out[list(line)].sum())
-        taken = min(excess, there)
+        taken = min(excess, there * (1 - _LEAST_OWN) if line is _OPERATORS else there)
         if taken > 0:
             out[list(line)] *= 1 - taken / there
             excess -= taken
