@@ -29,6 +29,7 @@ from stepscope.run.step_log import StepLog, step_logs
 SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
 SLOW_MS = 60.0
 STEPS = 30
+NOBODY_LATE = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
 HTML = "report.html"
 
 
@@ -103,7 +104,7 @@ def _conclusion(stragglers: list[dict[str, Any]], logs: Sequence[StepLog], *, sl
     own = ", ".join(f"rank {log.rank} {_own_ms(log):.0f} ms" for log in logs)
     return [
         f"Planted      rank {slow_rank} sleeps {SLOW_MS:g} ms per step on its host",
-        f"From traces  {'; '.join(found) or 'no straggler was named'}",
+        f"From traces  {'; '.join(found) or NOBODY_LATE}",
         f"From steps   time per step without waiting for gradients: {own}",
     ]
 
