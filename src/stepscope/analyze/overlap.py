@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.rank_account import host_compute
+from stepscope.analyze.rank_account import device_activity
 from stepscope.analyze.step_periods import StepPeriods, step_periods
-from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect, subtract, union
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 
@@ -47,7 +46,7 @@ def rank_overlap(rank: Rank) -> Overlap | None:
     periods = step_periods(rank)
     if periods is None:
         return None
-    compute, comm, memory = _work(rank)
+    compute, comm, memory = device_activity(rank)
     return Overlap(
         periods=periods,
         compute_ns=_per_period(compute, periods),
@@ -66,16 +65,6 @@ def overlap_efficiency(overlaps: Sequence[Overlap | None]) -> float | None:
     together = sum(int(o.together_ns.sum()) for o in known)
     smaller = sum(min(int(o.compute_ns.sum()), int(o.comm_ns.sum())) for o in known)
     return together / smaller if smaller else None
-
-
-def _work(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
-    if rank.has_device:
-        return (
-            rank.work.intervals(EventKind.KERNEL),
-            rank.work.intervals(EventKind.COMM_KERNEL),
-            rank.work.intervals(EventKind.COPY, EventKind.SET),
-        )
-    return host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
 
 
 def _per_period(x: Intervals, periods: StepPeriods) -> Int64s:

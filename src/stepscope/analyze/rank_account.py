@@ -57,7 +57,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
     if window is None:
         return None
     start, end, warnings = window
-    compute, comm, memory = (clip(x, start, end) for x in _work(rank))
+    compute, comm, memory = (clip(x, start, end) for x in device_activity(rank))
     exposed = subtract(subtract(comm, compute), memory)
     return RankAccount(
         start_ns=start,
@@ -72,8 +72,8 @@ def rank_account(rank: Rank) -> RankAccount | None:
     )
 
 
-def _work(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
-    """Return compute, communication and memory operations."""
+def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
+    """Return when compute, communication and memory operations ran; on a CPU rank operators are the compute."""
     if rank.has_device:
         return (
             rank.work.intervals(EventKind.KERNEL),
