@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bench.trainer_events import Events, _checksum
+from stepscope.bench.trainer_events import Events
+from stepscope.event_records import checksum
 
 
 def records(path: Path) -> list[bytes]:
     content, found = path.read_bytes(), []
     while content:
         (length,) = struct.unpack("<Q", content[:8])
-        assert content[8:12] == _checksum(content[:8])
+        assert content[8:12] == checksum(content[:8])
         found.append(content[12 : 12 + length])
-        assert content[12 + length : 16 + length] == _checksum(found[-1])
+        assert content[12 + length : 16 + length] == checksum(found[-1])
         content = content[16 + length :]
     return found
 
@@ -22,7 +23,7 @@ def records(path: Path) -> list[bytes]:
 def test_checksum_is_the_masked_crc32c() -> None:
     crc = 0xE3069283  # CRC-32C of "123456789", as in every catalogue of checksums
     masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    assert _checksum(b"123456789") == struct.pack("<I", masked)
+    assert checksum(b"123456789") == struct.pack("<I", masked)
 
 
 def test_file_begins_with_its_version_and_holds_every_scalar(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from tests.report.trace_processor import fields
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.efficiency import Given
+from stepscope.event_records import crc32c
 from stepscope.report.tensorboard import EVENT_FILE, scalars_of, tensorboard_files
-from stepscope.report.tensorboard_events import Scalar, crc32c, event_file
+from stepscope.report.tensorboard_events import Scalar, event_file
 from stepscope.run.load import load
 from stepscope.run_folder import trace_file
 

@@ -13,7 +13,8 @@ from tests.analyze.build import RankTrace, built_run, true_ns
 from tests.diagnose.late import late_run
 from tests.report.trace_processor import fields, queried, why_not
 
-from stepscope.report import protobuf, tables_csv, tensorboard_events, timeline_lanes
+from stepscope import event_records
+from stepscope.report import protobuf, tables_csv, timeline_lanes
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
 from stepscope.report.timeline import FIRST_PID, Timeline, timeline_of
@@ -229,7 +230,7 @@ class TestFilter:
         assert whole.num_slices == sum(map(len, source(shared).values()))
 
 
-@pytest.mark.parametrize("module", [protobuf, tables_csv, tensorboard_events, timeline_lanes])
+@pytest.mark.parametrize("module", [event_records, protobuf, tables_csv, timeline_lanes])
 def test_examples_are_right(module: ModuleType) -> None:
     found = doctest.testmod(module)
     assert found.attempted and not found.failed

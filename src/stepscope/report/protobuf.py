@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _MOST_BYTES = 10
 """of a varint"""
 
@@ -53,16 +53,6 @@ def text(field: int, value: str) -> bytes:
 def fixed64(field: int, value: int) -> bytes:
     """Return a number of 8 bytes as a field."""
     return tag(field, _FIXED64) + value.to_bytes(8, "little")
-
-
-def real64(field: int, value: float) -> bytes:
-    """Return a double as a field."""
-    return tag(field, _FIXED64) + np.float64(value).tobytes()
-
-
-def real32(field: int, value: float) -> bytes:
-    """Return a float as a field."""
-    return tag(field, _FIXED32) + np.float32(value).tobytes()
 
 
 @dataclass(frozen=True)
