@@ -30,7 +30,7 @@ from stepscope.bench.results import results
 RANKS = 4
 DATA_PARALLEL = ("ddp", "buckets", "fsdp")
 PARTS = (*DATA_PARALLEL, *SWEEPS)
-LIMIT_S = {"ddp": 190, "buckets": 120, "fsdp": 70}
+LIMIT_S = {"ddp": 190, "buckets": 120, "fsdp": 150}
 FSDP = ("pytorch_ddp", "zero1", "fsdp2_zero2", "fsdp2_zero3")
 
 GPT = {"name": "gpt", "d_model": 512, "num_layers": 8, "num_heads": 8, "seq_len": 512, "vocab_size": 8192}
@@ -124,7 +124,7 @@ def settings_of(part: str, *, cuda: bool, runs: int) -> dict[str, Any]:
         return {"workload": work, **method, "runs": 2, "trace_steps": 0, "implementation": "pytorch_ddp",
                 "round_turns": 2, "round_steps": 10, "round_warmup": 4}  # fmt: skip
     if large:
-        method |= {"runs": 1, "steps": 10, "warmup_steps": 4, "trace_steps": 0} if cuda else {}
+        method |= {"steps": 10, "warmup_steps": 4} if cuda else {}
     names = available(FSDP) if large else available()
     return {"workload": work, **method, "series": [{"name": name, "implementation": name} for name in names]}
 

@@ -14,7 +14,17 @@ from stepscope.analyze.bench_times import bench_times, ratio
 from stepscope.cli.bench_overlap import overlap_summary
 from stepscope.cost.hardware import look_up, mfu_peak
 
-SWEEPS = ("precision", "attention", "checkpointing", "compile", "batch-size", "offload", "allocator", "accumulation")
+SWEEPS = (
+    "precision",
+    "attention",
+    "checkpointing",
+    "compile",
+    "batch-size",
+    "offload",
+    "allocator",
+    "accumulation",
+    "dataloader",
+)
 
 
 def main(folder: Path) -> None:
@@ -99,7 +109,7 @@ def sweep(found: dict[str, Any]) -> str:
     """Return the table of one sweep; MFU against the dense 16-bit peak, whatever the variant computes in."""
     peak = peak_flops(found["environment"].get("device") or "")
     lines = [
-        f"{found['sweep']['name']}, {found['took_s']} s, message: {found['message']}",
+        f"{found['sweep']['name']}, {found.get('took_s', '?')} s, message: {found['message']}",
         "",
         "| variant | step (ms) | 95 % interval | time | tokens/s | MFU | peak GB |",
         "|---|---|---|---|---|---|---|",
