@@ -3,7 +3,8 @@
     python benchmarks/replay.py RUN [RUN ...]
 
 Each RUN is a folder of traces. `reproduced` replays the recorded steps as they were; `left out` replaces the times of
-one step by the mean of the others and predicts its period; `mean of others` is the same guess without a replay.
+one step by the mean of those next to it, which it resembles most, and predicts its period; `mean of others` guesses
+the period without a replay.
 """
 
 import sys
@@ -63,7 +64,7 @@ def relative(predicted: np.ndarray, recorded: np.ndarray) -> float:
 
 
 def left_out(replay: Replay, recorded: np.ndarray) -> float | None:
-    """Return the mean error over steps, each predicted from the times of the other steps."""
+    """Return the mean error over steps, each predicted from the times of the steps next to it."""
     steps = len(replay.steps)
     if steps < 3 or any(len(set(np.bincount(p.step, minlength=steps))) > 1 for p in replay.programs):
         return None
@@ -74,8 +75,8 @@ def left_out(replay: Replay, recorded: np.ndarray) -> float | None:
 
 
 def without_step(program: Program, k: int, steps: int) -> Program:
-    """Return the program with the times of step `k` replaced by the mean of the others."""
-    other = [j for j in range(steps) if j != k]
+    """Return the program with the times of step `k` replaced by the mean of those next to it."""
+    other = [j for j in (k - 1, k + 1) if 0 <= j < steps]
 
     def mixed(values: np.ndarray, tail_ns: int = 0) -> np.ndarray:
         table = values.reshape(steps, -1).astype(float)

@@ -65,13 +65,23 @@ def test_parts_of_successive_spans_add_up(mixed: Rank) -> None:
 def test_long_calls_wait_for_room_in_the_queue(tmp_path: Path) -> None:
     trace = RankTrace(0)
     trace.step(0, 0, 10 * MS)
-    trace.kernel("gemm", at=1 * MS, start=1.1 * MS, end=2 * MS, call_us=700)
-    trace.kernel("gemm", at=3 * MS, start=3.1 * MS, end=4 * MS, call_us=300)
-    trace.call("cudaMalloc", 5 * MS, 6 * MS)
+    trace.kernel("gemm", at=0.1 * MS, start=0.2 * MS, end=1.6 * MS, call_us=5)
+    trace.kernel("gemm", at=1 * MS, start=1.6 * MS, end=2 * MS, call_us=700)
+    trace.kernel("gemm", at=1.8 * MS, start=2 * MS, end=4 * MS, call_us=300)
+    trace.call("cudaMalloc", 3 * MS, 4 * MS)
     rank = rank_of(tmp_path, trace)
     start, end = blocked_host(rank)
     assert ((end - start) / 1000).tolist() == [700]
     assert [len(x) for x in blocked_host(rank, synchronisations_only=True)] == [0, 0]
+
+
+def test_long_call_beside_an_idle_device_is_the_hosts_own(tmp_path: Path) -> None:
+    """Launching a large graph, or loading a kernel for the first time, waits for nothing."""
+    trace = RankTrace(0)
+    trace.step(0, 0, 10 * MS)
+    trace.kernel("gemm", at=0.1 * MS, start=0.2 * MS, end=0.9 * MS, call_us=5)
+    trace.kernel("gemm", at=1 * MS, start=1.7 * MS, end=2 * MS, call_us=700)
+    assert [len(x) for x in blocked_host(rank_of(tmp_path, trace))] == [0, 0]
 
 
 def test_slow_launches_into_a_long_queue_are_blocked(tmp_path: Path) -> None:

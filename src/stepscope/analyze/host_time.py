@@ -8,6 +8,7 @@ collection, logging, checkpointing, a lock, sleep.
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.region_names import Region, named_region
 from stepscope.analyze.runtime_calls import is_allocation, is_synchronisation
@@ -16,7 +17,7 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
 
-FULL_QUEUE_NS = 500_000
+_FULL_QUEUE_NS = 500_000
 """a runtime call that takes longer waited for room in a full queue ..."""
 _SLOW_LAUNCH_NS = 50_000
 _DEEP_QUEUE = 100
@@ -70,18 +71,28 @@ def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[In
     """Return start and end of the calls in which the host waited for the device, by start.
 
     Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
-    long because the queue was full.
+    long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
+    host's own.
     """
     trace = rank.trace
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
     rows = np.union1d(rows_named(trace, calls, is_synchronisation), _pageable_copies(rank))
     if not synchronisations_only:
-        long = calls[trace["dur_ns"][calls] > FULL_QUEUE_NS]
+        long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
+        long = long[_device_had_work(rank, trace["ts_ns"][long])]
         rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
         rows = np.union1d(rows, _throttled_launches(rank))
     start = trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
     return start[order], (start + trace["dur_ns"][rows])[order]
+
+
+def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
+    """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
+    work = rank.work
+    asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
+    begun, ended = np.searchsorted(np.sort(asked), when_ns), np.searchsorted(np.sort(work.end_ns), when_ns)
+    return begun > ended
 
 
 def _throttled_launches(rank: Rank) -> Int64s:
