@@ -20,8 +20,8 @@ def test_the_planted_straggler_is_named(
     code = main(["demo", "--out", "demo"])
     out, err = capfd.readouterr()
     assert code == 0, out + err
-    assert re.search(r"From traces  rank 1 is late by \d+ ms per step, because of its host", out)
-    own_ms = [int(n) for n in re.findall(r"rank \d (\d+) ms", out.split("From steps")[1])]
+    assert re.search(r"Found       rank 1 is late and costs \d+ ms per step \(\d+ to \d+\), because of its host", out)
+    own_ms = [int(n) for n in re.findall(r"rank \d (\d+) ms", out.split("Step log")[1])]
     assert len(own_ms) == 2
     assert own_ms[1] - own_ms[0] > SLOW_MS / 2
     assert "stepscope report demo" in out

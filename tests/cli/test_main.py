@@ -11,7 +11,7 @@ from stepscope import __version__
 from stepscope.cli.main import COMMANDS, main
 from stepscope.errors import InputError
 
-COMMAND = [sys.executable, "-m", "stepscope.cli.main"]
+COMMAND = [sys.executable, "-m", "stepscope"]
 
 
 def test_no_arguments_list_the_commands_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
