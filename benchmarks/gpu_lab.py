@@ -77,7 +77,7 @@ def parsed() -> argparse.Namespace:
 
 def one_part(part: str, scratch: Path, out: Path, args: argparse.Namespace) -> dict[str, Any]:
     if part not in DATA_PARALLEL:
-        return one_sweep(part, scratch, cuda=args.device == "cuda")
+        return one_sweep(part, scratch, out=out / f"{part}.json", cuda=args.device == "cuda")
     return data_parallel(part, scratch, out, cuda=args.device == "cuda", runs=args.runs)
 
 

@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python benchmarks/gpu_lab_sweeps.py --out results [--only precision,attention] [--device cpu]
 
-Nothing but torch is needed; `sweep_verdict` judges the documents on any machine.
+Nothing but torch is needed; `sweep_verdict` judges the documents on any machine. Each is written after every
+measurement, so that what ends the script from outside loses one.
 """
 
 import argparse
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes
-from stepscope.bench.sweeps.control import Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.bench.sweeps.sweep import Sweep, sweep_named
+from stepscope.run_folder import written_whole
 
 LIMIT_S = {
     "precision": 110,
@@ -42,8 +44,8 @@ TINY = {
 }  # fmt: skip
 
 
-def one_sweep(name: str, scratch: Path, *, cuda: bool) -> dict[str, Any]:
-    """Return the results document of one sweep, whatever happened to single variants."""
+def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, Any]:
+    """Return the results document of one sweep, whatever happened to single variants; it is in `out` as it grows."""
     spec = dict(GPT if cuda else TINY)
     method = Method(
         backend="nccl" if cuda else "gloo",
@@ -57,9 +59,22 @@ def one_sweep(name: str, scratch: Path, *, cuda: bool) -> dict[str, Any]:
     if name == "batch-size":
         spec["options"] = {"checkpointing": "none"}
     sweep, notes = prepared(name, spec, method, scratch, cuda=cuda)
-    found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said)
+
+    def document(so_far: Measured) -> dict[str, Any]:
+        return sweep_document(sweep, so_far, spec=spec, method=method, command=f"bench {name}", **notes)
+
+    def keep(so_far: Measured) -> None:
+        written({**document(so_far), "complete": False, "message": "ended from outside while measuring"}, out)
+
+    found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said, keep=keep)
     shutil.rmtree(scratch, ignore_errors=True)
-    return sweep_document(sweep, found, spec=spec, method=method, command=f"bench {name}", **notes)
+    return document(found)
+
+
+def written(document: dict[str, Any], path: Path) -> None:
+    """Write a document whole: one killed meanwhile leaves the one before."""
+    with written_whole(path) as f:
+        f.write(json.dumps(document).encode())
 
 
 def prepared(
@@ -90,11 +105,11 @@ def main() -> None:
     args = parser.parse_args()
     Path(args.out).mkdir(parents=True, exist_ok=True)
     for name in args.only.split(","):
-        begin_s = time.monotonic()
+        begin_s, path = time.monotonic(), Path(args.out, f"{name}.json")
         with tempfile.TemporaryDirectory() as scratch:
-            document = one_sweep(name, Path(scratch) / name, cuda=args.device == "cuda")
+            document = one_sweep(name, Path(scratch) / name, out=path, cuda=args.device == "cuda")
         document["took_s"] = round(time.monotonic() - begin_s, 1)
-        Path(args.out, f"{name}.json").write_text(json.dumps(document))
+        written(document, path)
         print(f"== {name}: {document['took_s']:.0f} s, {document['message'] or 'complete'}", flush=True)
         for row in document["series"]:
             print(f"{row['name']:<30} {row['summary']['median_step_time']:9.2f} ms", flush=True)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.bench_times import bench_times, ratio
+from stepscope.analyze.sweep_judged import Judged
+from stepscope.analyze.sweep_verdict import sweep_verdict
 from stepscope.cli.bench_overlap import overlap_summary
-from stepscope.cost.hardware import look_up, mfu_peak
 
 SWEEPS = (
     "precision",
@@ -106,33 +107,39 @@ def buckets(found: dict[str, Any]) -> str:
 
 
 def sweep(found: dict[str, Any]) -> str:
-    """Return the table of one sweep; MFU against the dense 16-bit peak, whatever the variant computes in."""
-    peak = peak_flops(found["environment"].get("device") or "")
+    """Return the table of one sweep as the product judges it, and its advice; time is per sample, the first's is 1."""
+    verdict = sweep_verdict(found)
+    rows = {row["name"]: row for row in found["series"]}
     lines = [
-        f"{found['sweep']['name']}, {found.get('took_s', '?')} s, message: {found['message']}",
+        f"{found['sweep']['name']}, {found.get('took_s', '?')} s, message: {found['message']}; {verdict.mfu_reason}",
         "",
-        "| variant | step (ms) | 95 % interval | time | tokens/s | MFU | peak GB |",
-        "|---|---|---|---|---|---|---|",
+        "| variant | runs | step (ms) | time | tokens/s | MFU | peak GB | reserved GB | first step (s) "
+        "| gradient error | agrees |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(sweep_row(v, rows[v.name], v.name == found["series"][0]["name"]) for v in verdict.variants if v.name in rows),
+        *(f"- {v.name}: {v.status}, {v.reason}" for v in verdict.variants if v.status != "measured"),
+        *(f"-> {line}" for line in verdict.advice),
     ]
-    for row in found["series"]:
-        times, s = bench_times(row["samples_ms"]), row["summary"]
-        assert times is not None
-        middle, low, high = ratio(row["samples_ms"], found["series"][0]["samples_ms"])
-        mfu = 100 * s["flops_per_step"] / (times.median_ms / 1000) / peak if peak and s.get("flops_per_step") else None
-        lines.append(
-            f"| {row['name']} | {times.median_ms:.2f} | {times.low_ms:.2f} - {times.high_ms:.2f} "
-            f"| {middle:.3f} [{low:.3f}, {high:.3f}] | {figure(s['tokens_per_sec'], ',.0f')} "
-            f"| {figure(mfu, '.1f')} % | {figure(s['peak_memory_allocated_gb'], '.2f')} |"
-        )
-    lines += [f"- {name}: {r['what']}, {r['reason']}" for name, r in found["sweep"]["refusals"].items()]
     return "\n".join(lines)
 
 
-def peak_flops(device: str) -> float | None:
-    """Return the dense 16-bit peak of the chip, in FLOP/s."""
-    chip = look_up(device).chip
-    peak = mfu_peak(chip) if chip else None
-    return peak.flops_per_s if peak else None
+def sweep_row(judged: Judged, row: dict[str, Any], first: bool) -> str:
+    assert judged.gain and judged.agreement and judged.first_step_ms is not None
+    times = [1 / speed for speed in (judged.gain.speedup, judged.gain.high, judged.gain.low)]
+    cells = [
+        judged.name,
+        str(len(row["samples_ms"])),
+        figure(judged.step_ms, ".1f"),
+        "1" if first else "{:.3f} [{:.3f}, {:.3f}]".format(*times),
+        figure(row["summary"]["tokens_per_sec"], ",.0f"),
+        "?" if judged.mfu is None else f"{100 * judged.mfu:.1f} %",
+        figure(judged.peak_memory_gb, ".2f"),
+        figure(judged.reserved_memory_gb, ".2f"),
+        f"{judged.first_step_ms / 1000:.2f}",
+        figure(judged.agreement.gradient_error, ".1e"),
+        {True: "yes", False: "no", None: "?"}[judged.agreement.agrees],
+    ]
+    return "| " + " | ".join(cells) + " |"
 
 
 def figure(value: float | None, form: str) -> str:

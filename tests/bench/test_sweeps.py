@@ -2,6 +2,11 @@
 
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +15,11 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
+from stepscope.bench import measure as measure_module  # noqa: E402
 from stepscope.bench.rank import Bench  # noqa: E402
 from stepscope.bench.sweeps import child  # noqa: E402
 from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
+from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
 from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
 from stepscope.bench.sweeps.offloaded import HostOptimizer  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
@@ -126,6 +133,37 @@ def test_optimizer_on_the_host_takes_the_same_steps() -> None:
     assert torch.allclose(plain.weight, moved.weight, atol=1e-6)
 
 
+@pytest.mark.parametrize(("warmup", "order"), [(3, "ssSsss"), (1, "Ssss"), (0, "Sss")])
+def test_queue_is_filled_again_before_the_first_measured_step(
+    warmup: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    class Clock(measure_module._HostClock):
+        def settle(self) -> None:
+            said.append("S")
+
+    monkeypatch.setattr(measure_module, "_HostClock", Clock)
+    found = measure_module.measure(lambda: said.append("s"), warmup_steps=warmup, steps=2, device="cpu")
+    assert "".join(said) == order
+    assert (len(found.warmup_ms), len(found.step_ms)) == (warmup, 2)
+
+
+def test_each_compiled_variant_has_a_cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.setenv(name, "elsewhere")
+    left = tmp_path / "compiled" / "0" / "of_a_killed_sweep"
+    left.mkdir(parents=True)
+    caches, used = CompilerCaches(tmp_path / "compiled"), []
+    for name, step in (("eager", {}), ("a", {"compile": "default"}), ("b", {"compile": "x"}), ("a", {"compile": "y"})):
+        caches.use({"name": name, "step": step})
+        used.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert used[0] == "elsewhere" and used[1] == used[3] != used[2] and not left.exists()
+    Path(used[1]).mkdir(parents=True)
+    caches.close()
+    assert not (tmp_path / "compiled").exists()
+
+
 def records(variants: list[Variant], *, spec: dict | None = None, **settings: object) -> list[dict]:
     """Return what the measuring process would write."""
     from dataclasses import asdict
@@ -137,9 +175,9 @@ def records(variants: list[Variant], *, spec: dict | None = None, **settings: ob
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_variant_for_another_device_is_listed_with_the_reason() -> None:
-    found = records([Variant("graphs", only_on="cuda", why_only="graphs are for CUDA")])[-1]
-    assert (found["what"], found["reason"]) == ("not_measured", "graphs are for CUDA; this is cpu")
+def test_workload_that_refuses_a_batch_of_one_is_measured(faulty: dict) -> None:
+    spec = {**faulty, "options": {"how": "raise"}}
+    assert records([Variant("fine", options={"how": "well"})], spec=spec)[-1]["what"] == "samples"
 
 
 def test_measured_variant_has_samples_flops_and_a_check() -> None:
@@ -217,6 +255,23 @@ def test_a_wrong_workload_is_refused_in_one_line(tmp_path: Path) -> None:
     sweep = sweep_named("precision", SPEC, {})
     with pytest.raises(UsageError, match="kv_heads"):
         run_sweep(sweep, spec={**SPEC, "options": {"kv_heads": 3}}, method=Method(), out=tmp_path)
+
+
+@pytest.mark.job
+@pytest.mark.slow
+def test_lab_script_killed_from_outside_leaves_what_it_measured(tmp_path: Path) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / "gpu_lab_sweeps.py"
+    lab = subprocess.Popen(
+        [sys.executable, str(script), "--out", str(tmp_path), "--only", "precision", "--device", "cpu"],
+        stdout=subprocess.DEVNULL,
+    )
+    path, end_s = tmp_path / "precision.json", time.monotonic() + 120
+    while not path.exists() and lab.poll() is None and time.monotonic() < end_s:
+        time.sleep(0.01)
+    lab.terminate()
+    assert lab.wait() == -signal.SIGTERM
+    document = json.loads(path.read_text())
+    assert document["series"] and not document["complete"] and "from outside" in document["message"]
 
 
 @pytest.mark.job

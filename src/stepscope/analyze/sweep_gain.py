@@ -1,8 +1,8 @@
-"""What did a variant of a sweep win, and does it still compute the same? From two rows of the results."""
+"""What did a variant of a sweep win? From two rows of the results."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import dist, exp, hypot, isfinite, log, sqrt
+from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -44,16 +44,6 @@ class Gain:
         return self.equal and (self.low < 1 / _MATTERS or self.high > _MATTERS)
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """How far results are apart, relative; None where there is nothing to compare."""
-
-    gradient_error: float | None
-    loss_error: float | None
-    agrees: bool | None
-    why: str
-
-
 def gain(row: Row, reference: Row) -> Gain:
     """Return the gain of a row over another.
 
@@ -68,24 +58,3 @@ def gain(row: Row, reference: Row) -> Gain:
     logs = [log(median(theirs) / median(ours) / per_sample) for theirs, ours in pairs]
     reach = t_quantile(_CONFIDENCE, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
     return Gain(exp(fmean(logs)), exp(fmean(logs) - reach), exp(fmean(logs) + reach))
-
-
-def agreement(
-    check: Mapping[str, Any] | None, reference: Mapping[str, Any] | None, tolerance: Mapping[str, Any]
-) -> Agreement:
-    """Return whether gradient and losses of a variant are within the tolerance of the reference's."""
-    if check is None or reference is None:
-        return Agreement(None, None, None, "there was nothing to compare with")
-    gradient = _distance(check["sketch"], reference["sketch"])
-    loss = max(abs(a - b) / max(abs(b), 1e-30) for a, b in zip(check["losses"], reference["losses"], strict=True))
-    if gradient is None or not isfinite(loss):
-        return Agreement(None, None, False, "gradients or losses are not finite")
-    return Agreement(gradient, loss, gradient <= tolerance["gradient"] and loss <= tolerance["loss"], tolerance["why"])
-
-
-def _distance(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
-    """Return the relative distance of two gradients from their sketches, None where they are not finite."""
-    size, apart = hypot(*theirs), dist(ours, theirs)
-    if not isfinite(size) or not isfinite(apart):
-        return None
-    return apart / size if size else float(apart > 0)

@@ -40,10 +40,14 @@ class Samples:
 def measure(step: Step, *, warmup_steps: int = WARMUP_STEPS, steps: int = STEPS, device: torch.device | str) -> Samples:
     """Return the time of each of `warmup_steps + steps` calls of `step`, which may return its loss."""
     clock = _DeviceClock() if torch.device(device).type == "cuda" else _HostClock()
-    for _ in range(warmup_steps):
+    early = max(warmup_steps - 1, 0)
+    for _ in range(early):
         clock.mark()
         step()
     clock.settle()
+    for _ in range(warmup_steps - early):  # fills the queue again: no measured step waits for its first launches
+        clock.mark()
+        step()
     losses, memory_gb = [], []
     for _ in range(steps):
         clock.mark()

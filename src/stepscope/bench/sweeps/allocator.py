@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant
+from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant, rounding
 
 _CUDA = {
     "max_split_size_mb:64": "max_split_size_mb:64",
@@ -34,4 +34,5 @@ def sweep(spec: Mapping[str, Any]) -> Sweep:
         variants=(Variant("default"), *on_device, on_host),
         tolerance=Tolerance(gradient=1e-6, loss=1e-6, why="the same kernels on other addresses"),
         fresh=True,
+        reordered=rounding(spec["precision"]),
     )

@@ -2,7 +2,7 @@
 
     settings    {"spec", "reference", "items": [{"variant": {...}, "run": 0}], "accumulation", "warmup_steps",
                  "steps", "item_limit_s"}
-    records     begin, then one of: samples, not_measured, out_of_memory, failed; all with `variant` and `run`
+    records     begin, then one of: samples, out_of_memory, failed; all with `variant` and `run`
 
 An item that takes longer than its limit ends the process: who started it goes on without that variant.
 """
@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
@@ -22,6 +22,7 @@ import torch
 from stepscope.bench.measure import measure
 from stepscope.bench.rank import Bench
 from stepscope.bench.sweeps import host_memory
+from stepscope.bench.sweeps.compiler_caches import CompilerCaches
 from stepscope.bench.sweeps.sketch import gradient_sketch
 from stepscope.bench.sweeps.train_step import TrainStep
 from stepscope.bench.workload import WorkloadSpec, workload
@@ -34,22 +35,30 @@ _NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "bad_all
 
 def job(bench: Bench, settings: dict[str, Any]) -> None:
     """Measure all items; a variant that failed once is not tried again."""
-    refused = set()
-    if bench.device.type == "cpu":  # so that no variant is charged for libraries loaded on first use
-        _first_use(settings["spec"], bench.device)
-    for item in settings["items"]:
-        who = {"variant": item["variant"]["name"], "run": item["run"]}
-        if who["variant"] in refused:
-            continue
-        bench.emit(what="begin", **who)
-        with at_most(settings["item_limit_s"], bench, **who):
-            outcome = _outcome(bench.device, settings, item)
-        bench.emit(**who, **outcome)
-        if outcome["what"] != "samples":
-            refused.add(who["variant"])
-        if outcome["what"] == "failed" and bench.device.type == "cuda":
-            return  # a failed kernel or capture may leave the device's context unusable: a new process goes on
-        free(bench.device)
+    refused: set[str] = set()
+    _first_use(settings["spec"], bench.device)
+    with closing(CompilerCaches(bench.out / "compiled")) as caches:
+        for item in settings["items"]:
+            name = item["variant"]["name"]
+            if name in refused:
+                continue
+            caches.use(item["variant"])
+            what = _reported(bench, settings, item)
+            if what != "samples":
+                refused.add(name)
+            if what == "failed" and bench.device.type == "cuda":
+                return  # a failed kernel or capture may leave the device's context unusable: a new process goes on
+            free(bench.device)
+
+
+def _reported(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> str:
+    """Return what came of an item, after saying so."""
+    who = {"variant": item["variant"]["name"], "run": item["run"]}
+    bench.emit(what="begin", **who)
+    with at_most(settings["item_limit_s"], bench, **who):
+        outcome = _outcome(bench.device, settings, item)
+    bench.emit(**who, **outcome)
+    return str(outcome["what"])
 
 
 @contextmanager
@@ -94,14 +103,16 @@ def spec_of(given: Mapping[str, Any], variant: Mapping[str, Any]) -> WorkloadSpe
 
 
 def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
-    with closing(TrainStep(workload(spec_of({**spec, "batch_size": 1}, {}), device), {})) as step:
+    """Take a step, so that no variant's first one is charged for libraries loaded on first use; variants say errors."""
+    with (
+        suppress(*_REFUSALS, MemoryError),
+        closing(TrainStep(workload(spec_of({**spec, "batch_size": 1}, {}), device), {})) as step,
+    ):
         step()
+    free(device)
 
 
 def _outcome(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
-    variant = item["variant"]
-    if variant.get("only_on") not in (None, device.type):
-        return {"what": "not_measured", "reason": f"{variant['why_only']}; this is {device.type}"}
     try:
         return _measured(device, settings, item)
     except (*_REFUSALS, MemoryError) as error:

@@ -6,6 +6,7 @@ only: torch is needed by those processes, not here.
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -60,23 +61,43 @@ def run_sweep(
 
     `keep` gets what has been found so far after every measurement.
     """
-    found, pending = Measured(), interleaved(sweep.variants, runs=method.runs)
-    total, deadline_s = len(pending), time.monotonic() + method.limit_s
-    for number in range(2 * total):
+    found = Measured(refusals=not_here(sweep.variants, backend=method.backend))
+    pending = interleaved([v for v in sweep.variants if v.name not in found.refusals], runs=method.runs)
+    listen = _Listener(found, pending=pending, progress=progress, keep=keep)
+    deadline_s = time.monotonic() + method.limit_s
+    for number in range(2 * len(pending)):
         left_s = deadline_s - time.monotonic()
-        if not pending or found.interrupted or left_s <= 0:
+        if not pending or found.interrupted or found.message or left_s <= 0:
             break
         items = pending[:1] if sweep.fresh else pending
-        listen = _Listener(found, progress=progress, keep=keep, total=total)
         result = _launched(
             sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s, on_record=listen
         )
-        _ended(found, result, begun=listen.begun)
+        _ended(found, result, begun=listen.begun, first=items[0][0].name, limit_s=method.limit_s)
+        listen.begun = None
         done = {(record["variant"], record["run"]) for runs in found.runs.values() for record in runs}
         pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
     if pending and not found.message:
-        found.message = f"not finished after {method.limit_s:.0f} s; raise --limit-s or ask for fewer steps"
+        found.message = _out_of_time(method.limit_s)
     return found
+
+
+def not_here(variants: Sequence[Variant], *, backend: str) -> dict[str, dict[str, Any]]:
+    """Return the variants that this backend's device cannot run, each with the reason; no process is needed to know.
+
+    >>> not_here([Variant("a"), Variant("b", only_on="cuda", why_only="graphs are CUDA's")], backend="gloo")
+    {'b': {'what': 'not_measured', 'reason': "graphs are CUDA's; this is cpu"}}
+    """
+    device = "cuda" if backend == "nccl" else "cpu"
+    return {
+        v.name: {"what": "not_measured", "reason": f"{v.why_only}; this is {device}"}
+        for v in variants
+        if v.only_on not in (None, device)
+    }
+
+
+def _out_of_time(limit_s: float) -> str:
+    return f"not finished after {limit_s:.0f} s; raise --limit-s or ask for fewer steps"
 
 
 def interleaved(variants: Sequence[Variant], *, runs: int) -> list[tuple[Variant, int]]:
@@ -108,12 +129,19 @@ def fitting_sizes(
             limit_s=max(deadline_s - time.monotonic(), 1.0), on_record=_probed(progress),
         )  # fmt: skip
         _take_probes(result, known, reasons)
+        if result.exit_codes[0] is None and not result.complete:
+            raise UsageError(f"cannot find the largest batch: {_out_of_time(method.limit_s)}{_fitted(known)}")
     return known, reasons
 
 
+def _fitted(known: Mapping[int, bool]) -> str:
+    fits = [str(size) for size, fitted in sorted(known.items()) if fitted]
+    return f"; what fitted until then: {', '.join(fits)}" if fits else ""
+
+
 def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int, str]) -> None:
-    """Add what a process found out; the size it died of did not fit."""
-    begun = None
+    """Add what a process found out; the size it died of, or did not finish in its own time, did not fit."""
+    begun, reason = None, None
     for record in result.records[0]:
         if record["what"] == "begin":
             begun = record["batch_size"]
@@ -121,12 +149,15 @@ def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int
             known[record["batch_size"]], begun = record["fits"], None
             if record["reason"]:
                 reasons[record["batch_size"]] = record["reason"]
+        elif record["what"] == "failed":
+            reason = record["reason"]
     if result.interrupted:
         raise KeyboardInterrupt
-    if begun is None and not result.complete:
+    if result.complete or result.exit_codes[0] is None:
+        return
+    if begun is None:
         raise UsageError(f"cannot find the largest batch: {result.message}")
-    if begun is not None:
-        known[begun], reasons[begun] = False, result.message or "the process ended"
+    known[begun], reasons[begun] = False, reason or result.message or "the process ended"
 
 
 def _launched(
@@ -153,9 +184,11 @@ class _Listener:
     """Takes each record as it comes."""
 
     def __init__(
-        self, found: Measured, *, progress: Progress | None, keep: Callable[[Measured], None] | None, total: int
-    ) -> None:
-        self._found, self._progress, self._keep, self._total = found, progress, keep, total
+        self, found: Measured, *, pending: Sequence[tuple[Variant, int]], progress: Progress | None,
+        keep: Callable[[Measured], None] | None,
+    ) -> None:  # fmt: skip
+        self._found, self._progress, self._keep = found, progress, keep
+        self._wanted = Counter(variant.name for variant, _ in pending)
         self.begun: dict[str, Any] | None = None
         """the measurement that has begun and not ended"""
 
@@ -168,8 +201,12 @@ class _Listener:
             self.begun = None
             self._outcome(record)
         if self._progress and "variant" in record:
-            done = sum(map(len, self._found.runs.values())) + len(self._found.refusals)
-            self._progress(done, self._total, record["variant"])
+            self._progress(self._done(), self._wanted.total(), record["variant"])
+
+    def _done(self) -> int:
+        """Return how many measurements need not be waited for: those of a refused variant all at once."""
+        found = self._found
+        return sum(n if name in found.refusals else len(found.runs.get(name, ())) for name, n in self._wanted.items())
 
     def _outcome(self, record: dict[str, Any]) -> None:
         if record["what"] == "samples":
@@ -180,19 +217,21 @@ class _Listener:
             self._keep(self._found)
 
 
-def _ended(found: Measured, result: LaunchResult, *, begun: dict[str, Any] | None) -> None:
-    """Note how a process ended; the variant it ended in gets the reason."""
+def _ended(found: Measured, result: LaunchResult, *, begun: dict[str, Any] | None, first: str, limit_s: float) -> None:
+    """Note how a process ended; the variant it ended in, or the `first` it did not come to, gets the reason."""
     if result.interrupted:
         found.interrupted, found.message = True, result.message
     elif result.exit_codes[0] == _REFUSED:
         raise UsageError(result.message)
-    elif result.exit_codes[0] is None:  # the time was up
-        found.message = result.message
-    elif begun is not None:
-        reason = result.message or "the process ended"
-        found.refusals[begun["variant"]] = {**begun, "what": "failed", "reason": reason}
-    elif not found.runs and not found.refusals:
+    elif result.exit_codes[0] is None:  # the sweep's time was up, not only what was left of it for this process
+        found.message = None if result.complete else _out_of_time(limit_s)
+    elif begun is None and any(record["what"] == "begin" for record in result.records[0]):
+        return  # it did what it was asked, or said itself why not
+    elif begun is None and not found.runs:
         raise UsageError(f"nothing could be measured: {result.message}")
+    else:
+        variant, reason = begun["variant"] if begun else first, result.message or "the process ended"
+        found.refusals[variant] = {"what": "failed", "reason": reason}
 
 
 @contextmanager

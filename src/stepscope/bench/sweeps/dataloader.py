@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant
+from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant, rounding
 
 _PINNING = "pinned memory speeds up copies to a CUDA device"
 
@@ -21,6 +21,7 @@ def sweep(spec: Mapping[str, Any], *, workers: Sequence[int] = (0, 1, 2, 4)) -> 
         question="does the step wait for data, and which loader ends that?",
         variants=tuple(variants),
         tolerance=Tolerance(gradient=0.0, loss=0.0, why="the same samples in the same order"),
+        reordered=rounding(spec["precision"]),
     )
 
 

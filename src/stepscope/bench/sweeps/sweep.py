@@ -64,6 +64,9 @@ class Sweep:
     """what results are compared with: the first variant, or the same batch as two halves whose gradients add up"""
     fresh: bool = False
     """every measurement in a process of its own"""
+    reordered: Tolerance | None = None
+    """instead of an exact `tolerance`, where the first variant differs from itself between its runs: many kernels of a
+    GPU add in no fixed order"""
 
 
 def sweep_named(name: str, spec: Mapping[str, Any], options: Mapping[str, Any]) -> Sweep:

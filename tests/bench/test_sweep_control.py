@@ -1,0 +1,123 @@
+"""Control of a sweep whose processes are played: what it says when they end early, and what it keeps."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.bench.launch import LaunchResult
+from stepscope.bench.sweeps import control
+from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant
+from stepscope.errors import UsageError
+
+SPEC = {"name": "gpt", "batch_size": 4, "precision": "fp32", "options": {}}
+LEFT = "not finished after 1 s; raise --limit-s or ask for fewer steps"
+
+
+def sample(variant: str, run: int = 0, **changes: Any) -> dict[str, Any]:
+    """Return the record of a measurement."""
+    return {
+        "what": "samples", "variant": variant, "run": run, "step_ms": [1.0, 1.1], "warmup_ms": [2.0],
+        "losses": [3.0, 2.9], "memory_allocated_gb": [2.9, 2.9], "peak_memory_allocated_gb": 2.9,
+        "peak_memory_reserved_gb": 14.2, "peak_host_bytes": None, "samples_per_step": 4, "tokens_per_step": 32,
+        "flops_per_step": 10, "reference": None,
+        "check": {"losses": [3.0], "sketch": [1.0 + run], "first_step_ms": 5.0}, **changes,
+    }  # fmt: skip
+
+
+def ended(*records: dict[str, Any], code: int | None = 0, message: str | None = None) -> LaunchResult:
+    return LaunchResult(exit_codes=(code,), records=(list(records),), message=message, interrupted=False, took_s=1.0)
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[LaunchResult]:
+    """Return the list of what the next processes will have done."""
+    results: list[LaunchResult] = []
+
+    def play(plan: dict[str, Any], *, on_record: Any, **_: Any) -> LaunchResult:
+        result = results.pop(0)
+        for record in result.records[0]:
+            if on_record:
+                on_record(record)
+        return result
+
+    monkeypatch.setattr(control, "launch", play)
+    return results
+
+
+def sweep(*variants: Variant, fresh: bool = True) -> Sweep:
+    return Sweep("trial", "?", variants, Tolerance(0, 0, ""), fresh=fresh)
+
+
+def begun(variant: str, run: int = 0) -> dict[str, Any]:
+    return {"what": "begin", "variant": variant, "run": run}
+
+
+def test_message_names_the_limit_of_the_sweep_not_what_was_left_of_it(played: list, tmp_path: Path) -> None:
+    played += [ended(begun("a"), sample("a")), ended(begun("b"), code=None, message=LEFT)]
+    found = run_sweep(sweep(Variant("a"), Variant("b")), spec=SPEC, method=Method(runs=2, limit_s=90), out=tmp_path)
+    assert found.message == "not finished after 90 s; raise --limit-s or ask for fewer steps"
+    assert list(found.runs) == ["a"] and not found.refusals
+
+
+def test_variant_whose_process_never_begins_is_refused_and_the_rest_goes_on(played: list, tmp_path: Path) -> None:
+    played += [ended(begun("a"), sample("a")), ended(code=1, message="no such setting"), ended(begun("c"), sample("c"))]
+    found = run_sweep(sweep(Variant("a"), Variant("bad"), Variant("c")), spec=SPEC, method=Method(runs=1), out=tmp_path)
+    assert found.refusals == {"bad": {"what": "failed", "reason": "no such setting"}} and list(found.runs) == ["a", "c"]
+
+
+def test_process_that_never_begins_at_all_ends_the_sweep(played: list, tmp_path: Path) -> None:
+    played += [ended(code=1, message="no torch")]
+    variants = Variant("a"), Variant("b", only_on="cuda", why_only="-")
+    with pytest.raises(UsageError, match="nothing could be measured: no torch"):
+        run_sweep(sweep(*variants), spec=SPEC, method=Method(), out=tmp_path)
+
+
+def test_variants_of_another_device_need_no_process(played: list, tmp_path: Path) -> None:
+    said: list[tuple[int, int]] = []
+    played += [ended(begun("a"), sample("a"))]
+    found = run_sweep(
+        sweep(Variant("a"), Variant("graph", only_on="cuda", why_only="graphs are CUDA's")), spec=SPEC,
+        method=Method(runs=1), out=tmp_path, progress=lambda done, total, name: said.append((done, total)),
+    )  # fmt: skip
+    assert found.refusals["graph"]["reason"] == "graphs are CUDA's; this is cpu" and found.message is None
+    assert said == [(0, 1), (1, 1)]
+
+
+def test_size_that_was_cut_off_by_the_limit_is_not_called_too_large(played: list, tmp_path: Path) -> None:
+    fitted = {"what": "probe", "batch_size": 32, "fits": True, "reason": None}
+    played += [
+        ended({"what": "begin", "batch_size": 32}, fitted, {"what": "begin", "batch_size": 64}, code=None, message=LEFT)
+    ]
+    with pytest.raises(UsageError, match=r"not finished after 60 s.*fitted until then: 32$"):
+        _fitting(tmp_path)
+
+
+def test_size_that_hangs_does_not_fit_for_the_reason_it_gave(played: list, tmp_path: Path) -> None:
+    hung = {"what": "failed", "batch_size": 1, "reason": "not finished after 9 s"}
+    played += [ended({"what": "begin", "batch_size": 1}, hung, code=3, message="rank 0 ended with exit code 3")]
+    assert _fitting(tmp_path, start=1) == ({1: False}, {1: "not finished after 9 s"})
+
+
+def _fitting(out: Path, *, start: int = 32) -> Any:
+    return fitting_sizes(
+        SPEC, start=start, most=1024, memory_limit_bytes=None, method=Method(limit_s=60, item_limit_s=9), out=out
+    )
+
+
+def test_rows_keep_the_check_of_every_run_in_their_order() -> None:
+    found = Measured(runs={"a": [sample("a", 1), sample("a", 0)]})
+    row = sweep_document(sweep(Variant("a")), found, spec=SPEC, method=Method(), command="bench")["series"][0]
+    assert [check["sketch"] for check in row["checks"]] == [[1.0], [2.0]]
+
+
+def test_memory_in_the_pool_of_a_graph_is_unknown_with_a_reason() -> None:
+    variants = Variant("eager"), Variant("graph", graph_memory=True)
+    found = Measured(runs={v.name: [sample(v.name)] for v in variants})
+    rows = sweep_document(sweep(*variants), found, spec=SPEC, method=Method(), command="bench")["series"]
+    eager, graph = (row["summary"] for row in rows)
+    assert eager["peak_memory_allocated_gb"] == 2.9 and "memory_reason" not in eager
+    assert graph["peak_memory_allocated_gb"] is None and graph["avg_memory_allocated_gb"] is None
+    assert "pool" in graph["memory_reason"] and graph["peak_memory_reserved_gb"] == 14.2
