@@ -1,12 +1,10 @@
 """Write docs/tables.md from the schema, or with --check tell whether it is current."""
 
-import argparse
 import sys
-from pathlib import Path
+
+from schema_page import written_or_checked
 
 from stepscope.run.table_schema import TABLES, Column, TableSchema
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "tables.md"
 
 HEAD = """\
 # Tables of a run
@@ -45,18 +43,5 @@ def _line(column: Column) -> str:
     return f"| `{column.name}` | {column.dtype} | {column.unit} | {column.meaning}{empty} |\n"
 
 
-def main() -> int:
-    """Write or check; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.exists() and PAGE.read_text() == page():
-        return 0
-    print(f"{PAGE} is not what the schema says: run tools/write_tables.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written_or_checked("tables.md", page(), description=__doc__))

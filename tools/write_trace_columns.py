@@ -1,12 +1,10 @@
 """Write docs/trace-columns.md from the schema, or with --check tell whether it is current."""
 
-import argparse
 import sys
-from pathlib import Path
+
+from schema_page import written_or_checked
 
 from stepscope.trace.schema import ARGS, DENSE, ArgColumn, DenseColumn
-
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "trace-columns.md"
 
 HEAD = """\
 # Columns of a trace
@@ -54,18 +52,5 @@ def _arg_line(column: ArgColumn) -> str:
     return f"| `{column.name}` | {keys} | {column.kind.name} | {column.unit} | {column.meaning} |\n"
 
 
-def main() -> int:
-    """Write or check; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        PAGE.write_text(page())
-        return 0
-    if PAGE.exists() and PAGE.read_text() == page():
-        return 0
-    print(f"{PAGE} is not what the schema says: run tools/write_trace_columns.py", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written_or_checked("trace-columns.md", page(), description=__doc__))
