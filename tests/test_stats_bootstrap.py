@@ -10,6 +10,7 @@ from stepscope.stats_bootstrap import (
     difference,
     difference_of_numbers,
     holm,
+    interval,
     mean_errors,
     same,
     typical,
@@ -68,6 +69,22 @@ def test_interval_holds_the_true_difference() -> None:
     assert np.mean([d.high - d.low for d in found]) < 4
 
 
+def test_interval_of_one_series_holds_its_truth() -> None:
+    rng = np.random.default_rng(29)
+    found = [interval([noisy(rng, "correlated")]) for _ in range(TRIALS)]
+    assert np.mean([low <= 100 <= high for _, low, high in found]) > 0.9
+    assert np.mean([high - low for _, low, high in found]) < 4
+
+
+def test_what_paired_runs_share_is_no_doubt() -> None:
+    rng = np.random.default_rng(31)
+    shifts = (0.0, 40.0, -40.0)
+    a, b = ([noisy(rng, "normal") + more + s for s in shifts] for more in (0, 3))
+    apart, together = difference(a, b), difference(a, b, paired=True)
+    assert apart.change == together.change
+    assert together.significant and not apart.significant
+
+
 def test_spikes_do_not_move_the_typical_step() -> None:
     steps = np.full(100, 10.0)
     steps[::10] = 50
@@ -101,6 +118,8 @@ def test_too_few_steps_have_no_interval() -> None:
     found = difference([[1.0, 3.0]], [[5.0, 6.0, 7.0, 8.0]])
     assert found.a == 2.0 and found.b == 6.5
     assert np.isnan(found.low) and found.p_value is None and not found.significant
+    value, low, high = interval([[1.0, 3.0]])
+    assert value == 2.0 and np.isnan(low) and np.isnan(high)
 
 
 def test_p_value_and_interval_agree() -> None:

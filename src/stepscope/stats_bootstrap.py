@@ -1,4 +1,4 @@
-"""Do two series of step times differ, by how much, and how sure is that?
+"""How well is a series of step times known, do two differ, by how much, and how sure is that?
 
 Step times are skewed (most steps alike, a few long) and autocorrelated (a slow moment lasts several steps). So:
 
@@ -7,6 +7,7 @@ Step times are skewed (most steps alike, a few long) and autocorrelated (a slow 
     standard error  the largest of the draws' spread, the spread of the steps over the root of how many
                     *independent* steps they are worth, and that of the means of ten long stretches
     several runs    runs are drawn first, then blocks in them; never surer than the spread between runs allows
+    paired runs     of runs made in turn those of the same number are subtracted first: what they share cancels
 
 The interval has the shape of the draws and the width of Student's t.
 """
@@ -76,18 +77,45 @@ def typical(rows: Floats) -> Floats:
     return np.asarray(np.sort(rows, axis=-1)[..., cut : n - cut].mean(axis=-1))
 
 
-def difference(
-    a: Sequence[npt.ArrayLike], b: Sequence[npt.ArrayLike], *, statistic: Statistic = typical, seed: int = 0
-) -> Difference:
-    """Return the difference of two sides, each one or several runs, each run a series of samples in order."""
+def median(rows: Floats) -> Floats:
+    """Return the median of each row, the other location that a step time may have."""
+    return np.asarray(np.median(rows, axis=-1))
+
+
+def interval(
+    runs: Sequence[npt.ArrayLike], *, statistic: Statistic = typical, seed: int = 0
+) -> tuple[float, float, float]:
+    """Return the mean over runs of a statistic and its 95 % interval, nan where a run has too few samples."""
     rng = np.random.default_rng(seed)
-    sides = [[_drawn(np.asarray(run, float), statistic, rng) for run in side] for side in (a, b)]
-    values = [float(np.mean([run.value for run in side])) for side in sides]
-    if any(run.se != run.se for side in sides for run in side):
-        return Difference(values[0], values[1], nan, nan, None, None)
-    shape = _over_runs(sides[1], rng) - _over_runs(sides[0], rng)
-    errors = _errors(sides)
-    return _judged(values[0], values[1], np.sort(shape - np.median(shape)), errors)
+    side = _side(runs, statistic, rng)
+    value = _mean(side)
+    if _unknown(side):
+        return value, nan, nan
+    return value, *_interval(value, _centred(_over_runs(side, rng)), _errors([side]))
+
+
+def difference(
+    a: Sequence[npt.ArrayLike],
+    b: Sequence[npt.ArrayLike],
+    *,
+    statistic: Statistic = typical,
+    paired: bool = False,
+    seed: int = 0,
+) -> Difference:
+    """Return the difference of two sides, each one or several runs, each run a series of samples in order.
+
+    `paired`: runs of the same number were made in turn, so that what slows both cancels.
+    """
+    rng = np.random.default_rng(seed)
+    ours, theirs = (_side(side, statistic, rng) for side in (a, b))
+    if _unknown([*ours, *theirs]):
+        return Difference(_mean(ours), _mean(theirs), nan, nan, None, None)
+    if paired:
+        pairs = [_subtracted(y, x) for x, y in zip(ours, theirs, strict=True)]
+        shape, errors = _over_runs(pairs, rng), _errors([pairs])
+    else:
+        shape, errors = _over_runs(theirs, rng) - _over_runs(ours, rng), _errors([ours, theirs])
+    return _judged(_mean(ours), _mean(theirs), _centred(shape), errors)
 
 
 def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
@@ -183,6 +211,30 @@ class _Drawn:
     df: float
 
 
+def _side(runs: Sequence[npt.ArrayLike], statistic: Statistic, rng: np.random.Generator) -> list[_Drawn]:
+    return [_drawn(np.asarray(run, float), statistic, rng) for run in runs]
+
+
+def _mean(side: Sequence[_Drawn]) -> float:
+    return float(np.mean([run.value for run in side]))
+
+
+def _unknown(side: Sequence[_Drawn]) -> bool:
+    return any(np.isnan(run.se) for run in side)
+
+
+def _subtracted(b: _Drawn, a: _Drawn) -> _Drawn:
+    """Return b - a as one run."""
+    count = min(len(a.draws), len(b.draws))
+    variances = [a.se**2, b.se**2]
+    df = welch(variances, [a.df, b.df])
+    return _Drawn(b.value - a.value, b.draws[:count] - a.draws[:count], float(np.sqrt(sum(variances))), df)
+
+
+def _centred(draws: Floats) -> Floats:
+    return np.sort(draws - np.median(draws))
+
+
 def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _Drawn:
     value = float(statistic(series)) if len(series) else nan
     n = len(series)
@@ -233,15 +285,24 @@ def _errors(sides: Sequence[Sequence[_Drawn]]) -> list[tuple[float, float]]:
 
 
 def _judged(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> Difference:
-    """Return the difference with its interval: of this shape, as wide as the wider of the errors demands."""
-    se, df = max(errors, key=lambda e: e[0] * t_quantile(CONFIDENCE, e[1]))
-    width = se * t_quantile(CONFIDENCE, df)
-    below, above = _skew(shape, 1 - CONFIDENCE)
+    """Return the difference with its interval, and how likely it is by chance."""
+    se, df = _widest(errors)
     if not se:
         return Difference(a, b, b - a, b - a, float(same(a, b)), 0.0)
-    return Difference(
-        a, b, b - a - below * width, b - a + above * width, _p_value(b - a, shape, errors), detectable(se, df)
-    )
+    low, high = _interval(b - a, shape, errors)
+    return Difference(a, b, low, high, _p_value(b - a, shape, errors), detectable(se, df))
+
+
+def _interval(middle: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the interval around a value: of this shape, as wide as the wider of the errors demands."""
+    se, df = _widest(errors)
+    width = se * t_quantile(CONFIDENCE, df)
+    below, above = _skew(shape, 1 - CONFIDENCE)
+    return middle - below * width, middle + above * width
+
+
+def _widest(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return max(errors, key=lambda e: e[0] * t_quantile(CONFIDENCE, e[1]))
 
 
 def _skew(shape: Floats | None, p: float) -> tuple[float, float]:

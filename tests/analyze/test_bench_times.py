@@ -1,14 +1,21 @@
 """How sure a benchmark's time is, against series with known truth."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
+from stepscope import stats_bootstrap
 from stepscope.analyze.bench_scaling import scaling
 from stepscope.analyze.bench_times import bench_times, ratio
 from stepscope.analyze.log_stragglers import late_ranks
 from stepscope.run.step_log import StepLog, step_log_of
 
 RANDOM = np.random.default_rng(7)
+TRIALS = 120
+LEAST_HELD = 107
+"""95 % of 120 less three standard deviations"""
+
+Floats = npt.NDArray[np.float64]
 
 
 def runs(mean: float, *, sigma: float = 0.01, count: int = 3, steps: int = 50) -> list[list[float]]:
@@ -27,9 +34,65 @@ def test_steady_series_has_no_doubt() -> None:
     assert times.high_ms - times.low_ms < 0.5
 
 
-def test_interval_holds_the_truth_as_often_as_it_says() -> None:
-    found = [bench_times(runs(20.0, count=4)) for _ in range(60)]
-    assert sum(t.low_ms <= 20.0 <= t.high_ms for t in found if t) >= 51  # 95 % of 60 less three sigmas
+NOISE = {"normal": (0.0, False), "correlated": (0.5, False), "skewed": (0.0, True), "both": (0.5, True)}
+"""lag-1 autocorrelation, and whether most steps are alike and a few long"""
+
+
+def noisy(rng: np.random.Generator, kind: str, *, median_ms: float, steps: int = 50) -> Floats:
+    """Return steps of this median, 5 % noise."""
+    r, skewed = NOISE[kind]
+    z = rng.standard_normal(steps + 20)
+    for i in range(1, len(z)):
+        z[i] = r * z[i - 1] + np.sqrt(1 - r * r) * z[i]
+    return np.asarray(median_ms * (1 + 0.05 * ((np.exp(0.7 * z) - 1) / 0.7 if skewed else z)[20:]))
+
+
+@pytest.fixture
+def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the draws: the rates below are of many trials, not of one."""
+    monkeypatch.setattr(stats_bootstrap, "_DRAWS", 199)
+
+
+@pytest.mark.usefixtures("fewer_draws")
+@pytest.mark.parametrize("apart", [None, 0.0, 0.03], ids=["one run", "equal runs", "runs 3 % apart"])
+@pytest.mark.parametrize("kind", NOISE)
+def test_interval_holds_the_truth_as_often_as_it_says(kind: str, apart: float | None) -> None:
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(TRIALS):
+        levels = 20 * (1 + (apart or 0.0) * rng.standard_normal(1 if apart is None else 3))
+        found = bench_times([noisy(rng, kind, median_ms=level) for level in levels])
+        assert found is not None
+        held += found.low_ms <= 20 <= found.high_ms
+    assert held >= LEAST_HELD
+
+
+@pytest.mark.usefixtures("fewer_draws")
+@pytest.mark.parametrize("apart", [0.0, 0.02], ids=["drift shared", "runs 2 % apart"])
+@pytest.mark.parametrize("kind", NOISE)
+def test_interval_of_the_ratio_holds_the_truth_as_often_as_it_says(kind: str, apart: float) -> None:
+    rng = np.random.default_rng(11)
+    held = 0
+    for _ in range(TRIALS):
+        drift = 1 + 0.1 * rng.standard_normal(3)
+        sides = [
+            [noisy(rng, kind, median_ms=ms * d * (1 + apart * rng.standard_normal())) for d in drift] for ms in (24, 20)
+        ]
+        _, low, high = ratio(*sides)
+        held += low <= 1.2 <= high
+    assert held >= LEAST_HELD
+
+
+def test_runs_of_two_steps_give_the_range_of_the_steps() -> None:
+    times = bench_times([[10.0, 12.0], [11.0, 14.0]])
+    assert times is not None and (times.low_ms, times.high_ms) == (10.0, 14.0)
+    middle, low, high = ratio([[10.0, 12.0]], [[5.0, 6.0]])
+    assert (low, high) == (10 / 6, 12 / 5) and middle == pytest.approx(2.0)
+
+
+def test_times_are_above_zero_however_little_is_known() -> None:
+    times = bench_times([[1.0] * 9 + [2.0], [9.0] * 9 + [2.0]])
+    assert times is not None and 0 < times.low_ms < 1
 
 
 def test_warm_up_that_was_too_short_is_seen_and_counted() -> None:
@@ -63,11 +126,11 @@ def test_nothing_measured_is_none() -> None:
 
 def test_drift_of_whole_runs_cancels_in_the_ratio() -> None:
     drift = [1.0, 1.3, 1.7]
-    a = [[t * d for t in run] for run, d in zip(runs(12.0), drift, strict=True)]
-    b = [[t * d for t in run] for run, d in zip(runs(10.0), drift, strict=True)]
-    middle, low, high = ratio(a, b)
-    assert low <= 1.2 <= high and high - low < 0.1
-    assert middle == pytest.approx(1.2, rel=0.03)
+    a, b = runs(12.0), runs(10.0)
+    drifting = [[[t * d for t in run] for run, d in zip(side, drift, strict=True)] for side in (a, b)]
+    assert ratio(*drifting) == pytest.approx(ratio(a, b))
+    middle, low, high = ratio(*drifting)
+    assert middle == pytest.approx(1.2, rel=0.03) and high - low < 0.1
 
 
 def row(mode: str, ranks: int, ms: float) -> dict[str, object]:

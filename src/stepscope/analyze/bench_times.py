@@ -4,15 +4,15 @@ A doubt is evidence and remedy, as in pyperf: a measurement that is not steady i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import exp, isnan, nan
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.stats import mad_sigma, slow_start
-from stepscope.stats_bootstrap import block_length
+from stepscope.stats_bootstrap import difference, interval, median
 
-_RESAMPLES = 1000
 _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
 _INTERVAL_PCT = 5.0
@@ -58,28 +58,26 @@ def bench_times(samples_ms: Sequence[Sequence[float]], *, warmup_steps: int = 0)
     if not runs:
         return None
     every = np.concatenate(runs)
-    medians = resampled_medians(runs)
-    low, high = np.percentile(medians, (2.5, 97.5))
-    slow = max(slow_start(run) for run in runs)
-    median = float(np.median(every))
+    middle_ms = float(np.median(every))
+    low_ms, high_ms = _interval_ms(runs, middle_ms)
     found = BenchTimes(
         num_runs=len(runs),
         num_steps=len(every),
         mean_ms=float(every.mean()),
         std_ms=float(every.std(ddof=1)) if len(every) > 1 else 0.0,
-        median_ms=median,
-        low_ms=float(min(low, median)),
-        high_ms=float(max(high, median)),
-        slow_steps=slow,
+        median_ms=middle_ms,
+        low_ms=low_ms,
+        high_ms=high_ms,
+        slow_steps=max(slow_start(run) for run in runs),
         doubts=(),
     )
-    return BenchTimes(**{**vars(found), "doubts": tuple(_doubts(found, runs, warmup_steps))})
+    return replace(found, doubts=tuple(_doubts(found, runs, warmup_steps)))
 
 
 def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence[float]]) -> tuple[float, float, float]:
-    """Return median over reference median, with its 95 % interval; runs of the same number belong together.
+    """Return how many times as long as the reference steps take, with its 95 % interval, nan without a run of both.
 
-    Runs are interleaved, so both are resampled by the same runs: what slows a whole run slows both and cancels.
+    Runs are interleaved: those of the same number are divided, so that what slows a whole run of both cancels.
     """
     pairs = [
         (np.asarray(a, float), np.asarray(b, float))
@@ -87,34 +85,25 @@ def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence
         if len(a) and len(b)
     ]
     if not pairs:
-        return float("nan"), float("nan"), float("nan")
-    ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
-    middle = float(np.median(np.concatenate(ours)) / np.median(np.concatenate(theirs)))
-    spread = resampled_medians(ours, seed=1) / resampled_medians(theirs, seed=1)
-    low, high = np.percentile(spread, (2.5, 97.5))
-    return middle, float(min(low, middle)), float(max(high, middle))
+        return nan, nan, nan
+    ours, theirs = zip(*pairs, strict=True)
+    found = difference([np.log(b) for b in theirs], [np.log(a) for a in ours], statistic=median, paired=True)
+    low, high = exp(found.low), exp(found.high)
+    if isnan(low):
+        every, other = np.concatenate(ours), np.concatenate(theirs)
+        low, high = float(every.min() / other.max()), float(every.max() / other.min())
+    return exp(found.change), low, high
 
 
-def resampled_medians(runs: Sequence[Floats], *, seed: int = 0) -> Floats:
-    """Return medians of resampled runs: runs drawn anew, then blocks of steps in each, for steps depend on each other.
+def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float]:
+    """Return the 95 % interval around the median of all steps: logarithms, for a time is never below 0.
 
-    The same seed draws the same runs whatever the samples, so that two series can be resampled together.
+    Runs of too few steps to tell how they vary give the range of the steps.
     """
-    drawn = np.random.default_rng(seed).integers(len(runs), size=(_RESAMPLES, len(runs)))
-    random = np.random.default_rng(seed + 1)
-    picked = np.full((*drawn.shape, max(map(len, runs))), np.nan)
-    for i, run in enumerate(runs):
-        here = drawn == i
-        picked[here, : len(run)] = _blocks(run, int(here.sum()), random)
-    return np.asarray(np.nanmedian(picked.reshape(_RESAMPLES, -1), axis=1))
-
-
-def _blocks(run: Floats, count: int, random: np.random.Generator) -> Floats:
-    """Return `count` runs as long, put together from blocks of it that are as long as steps depend on each other."""
-    length = block_length(run)
-    starts = random.integers(len(run), size=(count, -(-len(run) // length)))
-    at = (starts[:, :, None] + np.arange(length)) % len(run)
-    return run[at.reshape(count, -1)[:, : len(run)]]
+    value, low, high = interval([np.log(run) for run in runs], statistic=median)
+    if isnan(low):
+        return float(min(map(np.min, runs))), float(max(map(np.max, runs)))
+    return middle_ms * exp(low - value), middle_ms * exp(high - value)
 
 
 def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> list[Doubt]:
