@@ -77,11 +77,6 @@ def typical(rows: Floats) -> Floats:
     return np.asarray(np.sort(rows, axis=-1)[..., cut : n - cut].mean(axis=-1))
 
 
-def median(rows: Floats) -> Floats:
-    """Return the median of each row, the other location that a step time may have."""
-    return np.asarray(np.median(rows, axis=-1))
-
-
 def interval(
     runs: Sequence[npt.ArrayLike], *, statistic: Statistic = typical, seed: int = 0
 ) -> tuple[float, float, float]:

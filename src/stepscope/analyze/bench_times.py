@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.stats import mad_sigma, slow_start
-from stepscope.stats_bootstrap import difference, interval, median
+from stepscope.stats_bootstrap import difference, interval
 
 _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
@@ -87,23 +87,28 @@ def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence
     if not pairs:
         return nan, nan, nan
     ours, theirs = zip(*pairs, strict=True)
-    found = difference([np.log(b) for b in theirs], [np.log(a) for a in ours], statistic=median, paired=True)
-    low, high = exp(found.low), exp(found.high)
-    if isnan(low):
-        every, other = np.concatenate(ours), np.concatenate(theirs)
-        low, high = float(every.min() / other.max()), float(every.max() / other.min())
-    return exp(found.change), low, high
+    found = difference(theirs, ours, statistic=_log_median, paired=True)
+    if not isnan(found.low):
+        return exp(found.change), exp(found.low), exp(found.high)
+    (low, high), (other_low, other_high) = _range(ours), _range(theirs)
+    return exp(found.change), low / other_high, high / other_low
 
 
 def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float]:
-    """Return the 95 % interval around the median of all steps: logarithms, for a time is never below 0.
+    """Return the 95 % interval around the median of all steps."""
+    value, low, high = interval(runs, statistic=_log_median)
+    return _range(runs) if isnan(low) else (middle_ms * exp(low - value), middle_ms * exp(high - value))
 
-    Runs of too few steps to tell how they vary give the range of the steps.
-    """
-    value, low, high = interval([np.log(run) for run in runs], statistic=median)
-    if isnan(low):
-        return float(min(map(np.min, runs))), float(max(map(np.max, runs)))
-    return middle_ms * exp(low - value), middle_ms * exp(high - value)
+
+def _log_median(rows: Floats) -> Floats:
+    """Return the logarithm of each row's median: a time is never below 0, and ratios are differences."""
+    return np.asarray(np.log(np.median(rows, axis=-1)))
+
+
+def _range(runs: Sequence[Floats]) -> tuple[float, float]:
+    """Return the shortest and the longest step: all that is known where too few tell how they vary."""
+    every = np.concatenate(runs)
+    return float(every.min()), float(every.max())
 
 
 def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> list[Doubt]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyze.compare_rows import Row, changed_rows, recentred, rows_of
 from stepscope.analyze.compare_samples import RunSamples, StepSamples, StepTimes
 from stepscope.analyze.parts import PARTS
-from stepscope.stats_bootstrap import LEAST_SAMPLES, Difference, difference, median
+from stepscope.stats_bootstrap import LEAST_SAMPLES, Difference, difference
 
 Floats = npt.NDArray[np.float64]
 UNPROFILED, PROFILED = "unprofiled", "profiled"
@@ -105,7 +105,7 @@ def _series(runs: Sequence[StepSamples], name: str) -> list[Floats]:
 
 
 _OF_STEADINESS: dict[str, Callable[[Floats], Floats]] = {
-    "median_ms": median,
+    "median_ms": lambda x: np.asarray(np.median(x, axis=-1)),
     "mean_ms": lambda x: np.asarray(x.mean(axis=-1)),
     "p10_ms": lambda x: np.asarray(np.percentile(x, 10, axis=-1)),
     "p90_ms": lambda x: np.asarray(np.percentile(x, 90, axis=-1)),
@@ -121,7 +121,9 @@ def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) 
         values = [float(np.mean([r.profiled_ms for r in side])) for side in sides]
         yield (
             "step.profiled_ms",
-            recentred(difference(_series(a, "periods"), _series(b, "periods"), statistic=median), *values),
+            recentred(
+                difference(_series(a, "periods"), _series(b, "periods"), statistic=_OF_STEADINESS["median_ms"]), *values
+            ),
         )
     steady = [[r.logged or r.recorded for r in side] for side in sides]
     if _same_source([s for side in steady for s in side]):
