@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepscope.bench.results import RESULTS
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.errors import UsageError
 
@@ -13,56 +14,18 @@ MODEL = {"d_model": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128, "vocab
 """defaults that take about a tenth of a second per step on one core"""
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained."""
-    group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--workload",
-        default="gpt",
-        metavar="NAME",
-        help="gpt, deepseek, mlp, transformers:CONFIG, module:function (gpt)",
-    )
-    for name, value in MODEL.items():
-        option = f"--{name.replace('_', '-')}"
-        help_text = f"samples of one rank in one forward ({value})" if name == "batch_size" else f"default {value}"
-        group.add_argument(option, type=at_least_one, default=value, metavar="N", help=help_text)
-    group.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default fp32")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = 2) -> None:
+    """Add what every benchmark takes; one without a `world_size` chooses its ranks itself."""
+    _add_model(parser)
+    _add_method(parser)
+    _add_ranks(parser, world_size=world_size)
+    _add_output(parser, what=what)
 
 
-def add_method_arguments(parser: argparse.ArgumentParser, *, runs: int = 3, steps: int = 50, warmup: int = 10) -> None:
-    """Add how often is measured. With synthetic data an epoch is one step."""
-    group = parser.add_argument_group("method")
-    group.add_argument(
-        "--num-epochs", "--steps", dest="steps", type=at_least_one, default=steps, metavar="N",
-        help=f"measured epochs of one step each, after the warm-up ({steps})",
-    )  # fmt: skip
-    group.add_argument(
-        "--warmup-epochs", "--warmup-steps", dest="warmup_steps", type=at_least_one, default=warmup, metavar="N",
-        help=f"epochs that are not measured, with a rising learning rate ({warmup})",
-    )  # fmt: skip
-    group.add_argument("--runs", type=at_least_one, default=runs, metavar="N", help=f"interleaved repetitions ({runs})")
-    group.add_argument("--grad-accum", type=at_least_one, default=1, metavar="N", help="micro-batches per step (1)")
-
-
-def add_rank_arguments(parser: argparse.ArgumentParser, *, world_size: int | None = 2) -> None:
-    """Add the ranks and the time they may take."""
-    group = parser.add_argument_group("ranks")
-    if world_size is not None:
-        group.add_argument("--world-size", type=at_least_one, default=world_size, metavar="N", help=f"({world_size})")
-    group.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on the CPU (default), nccl")
-    group.add_argument("--share-devices", action="store_true", help="let NCCL ranks share a device")
-    group.add_argument("--threads", type=at_least_one, default=1, metavar="N", help="threads of one rank (1)")
-    group.add_argument("--limit-s", type=above_zero, default=3600.0, metavar="S", help="give up after (3600)")
-
-
-def add_output_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add where results go."""
-    group = parser.add_argument_group("results")
-    group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
-    group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
-    group.add_argument("--plot", metavar="PATH", help="where to draw them (results.svg in the folder)")
-    group.add_argument("--force", action="store_true", help="overwrite results that exist")
+def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the workload and the method, as every plan holds them."""
+    method = {name: getattr(args, name) for name in ("warmup_steps", "steps", "runs", "grad_accum")}
+    return {"workload": workload_settings(args), **method}
 
 
 def workload_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,8 +44,60 @@ def results_folder(args: argparse.Namespace) -> Path:
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it")
     folder = Path(args.out)
-    if (folder / "results.json").exists() and not args.force:
-        raise UsageError(f"expected to create {folder}/results.json, found it exists; use --force, or another --out")
+    if (folder / RESULTS).exists() and not args.force:
+        raise UsageError(f"expected to create {folder / RESULTS}, found it exists; use --force, or another --out")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"expected a folder at --out {folder}, found a file; choose another name")
     return folder
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """Add what is trained."""
+    group = parser.add_argument_group("workload")
+    group.add_argument(
+        "--workload",
+        default="gpt",
+        metavar="NAME",
+        help="gpt, deepseek, mlp, transformers:CONFIG, module:function (gpt)",
+    )
+    for name, value in MODEL.items():
+        option = f"--{name.replace('_', '-')}"
+        help_text = f"samples of one rank in one forward ({value})" if name == "batch_size" else f"default {value}"
+        group.add_argument(option, type=at_least_one, default=value, metavar="N", help=help_text)
+    group.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default fp32")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
+
+
+def _add_method(parser: argparse.ArgumentParser) -> None:
+    """Add how often is measured. With synthetic data an epoch is one step."""
+    group = parser.add_argument_group("method")
+    group.add_argument(
+        "--num-epochs", "--steps", dest="steps", type=at_least_one, default=50, metavar="N",
+        help="measured epochs of one step each, after the warm-up (50)",
+    )  # fmt: skip
+    group.add_argument(
+        "--warmup-epochs", "--warmup-steps", dest="warmup_steps", type=at_least_one, default=10, metavar="N",
+        help="epochs that are not measured, with a rising learning rate (10)",
+    )  # fmt: skip
+    group.add_argument("--runs", type=at_least_one, default=3, metavar="N", help="interleaved repetitions (3)")
+    group.add_argument("--grad-accum", type=at_least_one, default=1, metavar="N", help="micro-batches per step (1)")
+
+
+def _add_ranks(parser: argparse.ArgumentParser, *, world_size: int | None) -> None:
+    """Add the ranks and the time they may take."""
+    group = parser.add_argument_group("ranks")
+    if world_size is not None:
+        group.add_argument("--world-size", type=at_least_one, default=world_size, metavar="N", help=f"({world_size})")
+    group.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on the CPU (default), nccl")
+    group.add_argument("--share-devices", action="store_true", help="let NCCL ranks share a device")
+    group.add_argument("--threads", type=at_least_one, default=1, metavar="N", help="threads of one rank (1)")
+    group.add_argument("--limit-s", type=above_zero, default=3600.0, metavar="S", help="give up after (3600)")
+
+
+def _add_output(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add where results go."""
+    group = parser.add_argument_group("results")
+    group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
+    group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
+    group.add_argument("--plot", metavar="PATH", help="where to draw them (results.svg in the folder)")
+    group.add_argument("--force", action="store_true", help="overwrite results that exist")

@@ -16,14 +16,7 @@ from typing import Any
 from stepscope.analyze.bench_times import ratio
 from stepscope.bench.data_parallel.bucket_finalists import finalists
 from stepscope.bench.gathered import first
-from stepscope.cli.bench_arguments import (
-    add_method_arguments,
-    add_model_arguments,
-    add_output_arguments,
-    add_rank_arguments,
-    results_folder,
-    workload_settings,
-)
+from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings
 from stepscope.cli.bench_session import Document, document_of, finished, launched
 from stepscope.cli.sizes import at_least_one
 from stepscope.errors import UsageError
@@ -40,24 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument("--sizes-mb", metavar="A,B", help="sizes to choose from (14 sizes from 1 to 250)")
     parser.add_argument("--exhaustive", action="store_true", help="try every size")
     parser.add_argument("--round-steps", type=at_least_one, default=10, metavar="N", help="steps of one turn (10)")
-    add_model_arguments(parser)
-    add_method_arguments(parser)
-    add_rank_arguments(parser)
-    add_output_arguments(parser, what=what)
+    add_shared_arguments(parser, what=what)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where only a part could be measured."""
     settings = {
-        "workload": workload_settings(args),
+        **shared_settings(args),
         "implementation": args.implementation,
         "sizes_mb": _sizes(args.sizes_mb),
         "exhaustive": args.exhaustive,
         "round_steps": args.round_steps,
-        "warmup_steps": args.warmup_steps,
-        "steps": args.steps,
-        "runs": args.runs,
-        "grad_accum": args.grad_accum,
     }
     folder = results_folder(args)
     plan = {"job": _JOB, "settings": settings}

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.bench.results import RESULTS, results, write_results
+from stepscope.bench.results import results, write_results
+from stepscope.cli.bench_arguments import results_folder
 from stepscope.cli.bench_session import Document, command_line
 from stepscope.cli.calibrate import measured_points
 from stepscope.cli.output import write_output
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
 from stepscope.cost.calibration_points import Point
 from stepscope.cost.collective_time import bus_factor
-from stepscope.errors import UsageError
 from stepscope.report.terminal import console, plain_table
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
 
@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the times are written."""
-    folder = Path(args.out)
-    if (folder / RESULTS).exists() and not args.force:
-        raise UsageError(f"expected to create {folder / RESULTS}, found it exists; use --force, or another --out")
+    folder = results_folder(args)
     points, about = measured_points(args, ops=args.op or ())
     document = results([_row(point) for point in points], command=command_line(), environment=about)
     write_results(document, folder)

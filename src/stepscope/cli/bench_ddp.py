@@ -15,14 +15,7 @@ import argparse
 from typing import Any
 
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, checked_names
-from stepscope.cli.bench_arguments import (
-    add_method_arguments,
-    add_model_arguments,
-    add_output_arguments,
-    add_rank_arguments,
-    results_folder,
-    workload_settings,
-)
+from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings
 from stepscope.cli.bench_overlap import with_overlap
 from stepscope.cli.bench_profile import add_profile_arguments, profiled
 from stepscope.cli.bench_session import document_of, finished, launched
@@ -46,10 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument("--no-trace", action="store_true", help="measure times only")
     if what == "ddp":
         add_profile_arguments(parser)
-    add_model_arguments(parser)
-    add_method_arguments(parser)
-    add_rank_arguments(parser)
-    add_output_arguments(parser, what=what)
+    add_shared_arguments(parser, what=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,13 +58,9 @@ def run(args: argparse.Namespace) -> int:
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
     names = _checked(args)
     return {
-        "workload": workload_settings(args),
+        **shared_settings(args),
         "series": [{"name": name, "implementation": name} for name in names],
         "options": {"bucket_size_mb": args.bucket_size_mb},
-        "warmup_steps": args.warmup_steps,
-        "steps": args.steps,
-        "runs": args.runs,
-        "grad_accum": args.grad_accum,
         "trace_steps": 0 if args.no_trace else _TRACE_STEPS,
     }
 

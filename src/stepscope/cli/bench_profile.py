@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepscope.bench.data_parallel.strategies import NAMES, checked_names
 from stepscope.bench.launch import LaunchResult
-from stepscope.cli.bench_arguments import workload_settings
+from stepscope.cli.bench_arguments import shared_settings
 from stepscope.cli.bench_session import launched
 from stepscope.cli.sizes import at_least_one
 from stepscope.errors import InputError, UsageError
@@ -35,11 +35,8 @@ def profiled(args: argparse.Namespace) -> int:
     settings = {
         "implementation": name,
         "folder": str(folder.absolute()),
-        "workload": workload_settings(args),
+        **shared_settings(args),
         "options": {"bucket_size_mb": args.bucket_size_mb},
-        "warmup_steps": args.warmup_steps,
-        "steps": args.steps,
-        "grad_accum": args.grad_accum,
         "profile_epochs": args.profile_epochs,
     }
     with tempfile.TemporaryDirectory() as streams:

@@ -9,10 +9,8 @@ Efficiency is T1 / (N x TN) for strong and T1 / TN for weak scaling, against the
 """
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,21 +20,13 @@ from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.gathered import complete_runs, environment, first
 from stepscope.bench.launch import LaunchResult
 from stepscope.bench.results import results, series, write_results
-from stepscope.cli.bench_arguments import (
-    add_method_arguments,
-    add_model_arguments,
-    add_output_arguments,
-    add_rank_arguments,
-    results_folder,
-    workload_settings,
-)
-from stepscope.cli.bench_session import PLOT, Document, command_line, launched
-from stepscope.cli.output import write_output
+from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings, workload_settings
+from stepscope.cli.bench_session import Document, command_line, finished, launched
 from stepscope.cli.sizes import above_zero
-from stepscope.errors import InputError, UsageError
+from stepscope.errors import UsageError
 from stepscope.report.bench_text import print_doubts
 from stepscope.report.scaling_plot import scaling_svg
-from stepscope.report.terminal import console, plain_table
+from stepscope.report.terminal import plain_table
 
 _JOB = "stepscope.bench.data_parallel.compare:compare"
 _MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
@@ -48,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument("--world-sizes", default="1,2", metavar="A,B", help="default 1,2")
     parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
     parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
-    add_model_arguments(parser)
-    add_method_arguments(parser)
-    add_rank_arguments(parser, world_size=None)
-    add_output_arguments(parser, what=what)
+    add_shared_arguments(parser, what=what, world_size=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -75,18 +62,17 @@ def run(args: argparse.Namespace) -> int:
         if ended:
             break
     document = _document(args, measured, ended.message if ended else None)
-    return _finished(args, document, folder, interrupted=bool(ended and ended.interrupted))
+    interrupted = bool(ended and ended.interrupted)
+    return finished(args, document, folder=folder, interrupted=interrupted, show=_show, picture=_picture)
 
 
 def _plan(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
     settings = {
+        **shared_settings(args),
         "workload": {**workload_settings(args), "batch_size": batch_size},
+        "runs": 1,
         "series": [{"name": args.implementation, "implementation": args.implementation}],
         "options": {"bucket_size_mb": args.bucket_size_mb},
-        "warmup_steps": args.warmup_steps,
-        "steps": args.steps,
-        "runs": 1,
-        "grad_accum": args.grad_accum,
     }
     return {"job": _JOB, "settings": settings}
 
@@ -115,23 +101,18 @@ def _document(
     return results(rows, command=command_line(), environment=where, message=message, scaling=scaled)
 
 
-def _finished(args: argparse.Namespace, document: Document, folder: Path, *, interrupted: bool) -> int:
-    if not document["series"]:
-        raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
-    write_results(document, folder)
-    scaled = scaling(document["series"])
-    write_output(args.plot or str(folder / PLOT), scaling_svg(scaled), force=args.force or not args.plot)
-    if args.json:
-        write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
-    if args.json != "-":
-        out = console(sys.stdout)
-        _print(scaled, out)
-        print_doubts(document["series"], out)
-        _print_cores(document, out)
-        out.print(f"results and plot in {folder}", markup=False)
-    if document["message"]:
-        print(f"stepscope bench: partial result: {document['message']}", file=sys.stderr)
-    return 130 if interrupted else 3 if document["message"] else 0
+def _scaled(document: Document) -> list[Scaled]:
+    return [Scaled(**row) for row in document["scaling"]]
+
+
+def _picture(document: Document) -> str:
+    return scaling_svg(_scaled(document))
+
+
+def _show(document: Document, out: Console) -> None:
+    _print(_scaled(document), out)
+    print_doubts(document["series"], out)
+    _print_cores(document, out)
 
 
 def _print(scaled: list[Scaled], out: Console) -> None:

@@ -24,7 +24,7 @@ from stepscope.report.bench_text import print_bench
 from stepscope.report.terminal import console
 
 Document = dict[str, Any]
-PLOT = "results.svg"
+_PLOT = "results.svg"
 
 
 def launched(
@@ -94,12 +94,13 @@ def finished(
     folder: Path,
     interrupted: bool = False,
     show: Callable[[Document, Console], None] = print_bench,
+    picture: Callable[[Document], str] = bench_svg,
 ) -> int:
     """Return the exit code after writing and showing the results: 0, 3 where they are partial, 130 after Ctrl-C."""
     if not document["series"]:
         raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
     write_results(document, folder)
-    write_output(args.plot or str(folder / PLOT), bench_svg(document), force=args.force or not args.plot)
+    write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
     if args.json:
         write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
     if args.json != "-":

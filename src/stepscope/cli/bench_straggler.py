@@ -18,14 +18,7 @@ from rich.console import Console
 from stepscope.analyze.bench_times import ratio
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
-from stepscope.cli.bench_arguments import (
-    add_method_arguments,
-    add_model_arguments,
-    add_output_arguments,
-    add_rank_arguments,
-    results_folder,
-    workload_settings,
-)
+from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings
 from stepscope.cli.bench_session import Document, document_of, finished, launched
 from stepscope.errors import UsageError
 from stepscope.report.bench_text import print_doubts
@@ -40,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument("--slow-rank", type=int, default=1, metavar="R", help="rank that is slowed down (1)")
     parser.add_argument("--delays-ms", default="0,5,20,60", metavar="A,B", help="per step, 0 first (0,5,20,60)")
     parser.add_argument("--implementation", default="ddp_bucketed", metavar="NAME", help="default ddp_bucketed")
-    add_model_arguments(parser)
-    add_method_arguments(parser)
-    add_rank_arguments(parser)
-    add_output_arguments(parser, what=what)
+    add_shared_arguments(parser, what=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,14 +41,10 @@ def run(args: argparse.Namespace) -> int:
     delays = _delays(args)
     folder = results_folder(args)
     settings = {
-        "workload": workload_settings(args),
+        **shared_settings(args),
         "series": [{"name": args.implementation, "implementation": args.implementation}],
         "slow_rank": args.slow_rank,
         "delays_ms": delays,
-        "warmup_steps": args.warmup_steps,
-        "steps": args.steps,
-        "runs": args.runs,
-        "grad_accum": args.grad_accum,
     }
     plan: dict[str, Any] = {"job": _JOB, "settings": settings}
     entries = [{"name": f"{delay:g}ms", "implementation": args.implementation} for delay in delays]

@@ -26,14 +26,7 @@ from stepscope.bench.sweeps.control import Measured, Method, Progress, fitting_s
 from stepscope.bench.sweeps.host_memory import available_bytes
 from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.bench.sweeps.sweep import Sweep, only, sweep_named
-from stepscope.cli.bench_arguments import (
-    add_method_arguments,
-    add_model_arguments,
-    add_output_arguments,
-    add_rank_arguments,
-    results_folder,
-    workload_settings,
-)
+from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, workload_settings
 from stepscope.cli.bench_session import command_line, finished
 from stepscope.cli.progress import work_progress
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
@@ -47,12 +40,9 @@ _HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "all
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     """Add the arguments of one sweep."""
-    add_model_arguments(parser)
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the workload, such as kv_heads=2"
     )
-    add_method_arguments(parser)
-    add_rank_arguments(parser, world_size=None)
     parser.add_argument(
         "--variant-limit-s", type=above_zero, default=300.0, metavar="S", help="give up on one measurement after (300)"
     )
@@ -69,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
         parser.add_argument(
             "--preprocess-us", type=int, default=0, metavar="US", help="work per sample while loading (0)"
         )
-    add_output_arguments(parser, what=what)
+    add_shared_arguments(parser, what=what, world_size=None)
 
 
 def run(args: argparse.Namespace) -> int:
