@@ -54,7 +54,7 @@ def test_text_says_by_what_results_were_judged_where_the_first_differs_from_itse
 
 def test_columns_of_a_gpu_are_left_out_without_one() -> None:
     cpu = shown(row("a", 10, memory_gb=0.0042), device="A processor")
-    assert "reserved GB" not in cpu and "MFU %" not in cpu and "0.0042" in cpu
+    assert "reserved GB" not in cpu and "MFU %" not in cpu and "0.00420" in cpu
     gpu = shown(row("a", 10, memory_gb=11.4, reserved_gb=11.95))
     assert "reserved GB" in gpu and "MFU %" in gpu and "11.95" in gpu
 

@@ -104,7 +104,7 @@ def _fitting(found: Mapping[str, Any], device_memory_gb: float | None) -> str:
 
 def _gigabytes(value: float | None) -> str | None:
     """Return enough digits to tell small models apart."""
-    return _number(value, ".2f" if value is None or value >= 0.1 else ".4f")
+    return _number(value, ".2f" if value is None or value >= 1 else "#.3g")
 
 
 def _number(value: float | None, form: str, *, per: float = 1.0) -> str | None:
