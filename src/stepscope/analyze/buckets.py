@@ -141,13 +141,7 @@ def _rank_buckets(
     tail = [max(int(c.end_ns[split[k]].max() - ends[k]), 0) for k in known]
     backward = [int(ends[k] - begins[k]) for k in known]
     return RankBuckets(
-        rank=rank.rank,
-        count=traffic.count,
-        size_bytes=traffic.size_bytes,
-        time_ms=traffic.time_ms,
-        exposed_ms=traffic.exposed_ms,
-        wait_ms=traffic.wait_ms,
-        transfer_ms=traffic.transfer_ms,
+        **vars(traffic),
         syncs=len(split) / steps,
         backward_passes=_passes_in_steps(rank, found) / steps,
         backward_ms=_mean_ms(backward),

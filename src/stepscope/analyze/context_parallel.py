@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.rank_account import RankAccount
-from stepscope.analyze.step_periods import step_periods
 from stepscope.analyze.strategy import Strategy
-from stepscope.analyze.traffic import num_steps, over_ranks, rank_traffic
+from stepscope.analyze.traffic import num_steps, over_ranks, rank_traffic, share_of_step_pct
 from stepscope.run.aligned import Aligned
 from stepscope.stats import Spread
 from stepscope.units import ms
@@ -74,18 +73,10 @@ def context_parallel_view(
 def _rank_view(shared: Aligned, strategy: Strategy, index: int, account: RankAccount) -> RankContextParallel:
     rank = shared.run.ranks[index]
     traffic = rank_traffic(shared, index, strategy.rows_of(index, KIND), account)
-    periods = step_periods(rank)
-    step_ms = ms(periods.median_ns) if periods is not None and len(periods) else None
     return RankContextParallel(
-        rank=rank.rank,
-        count=traffic.count,
-        size_bytes=traffic.size_bytes,
-        time_ms=traffic.time_ms,
-        exposed_ms=traffic.exposed_ms,
-        wait_ms=traffic.wait_ms,
-        transfer_ms=traffic.transfer_ms,
+        **vars(traffic),
         hidden_pct=traffic.hidden_pct,
-        share_of_step_pct=100 * traffic.exposed_ms / step_ms if step_ms else None,
+        share_of_step_pct=share_of_step_pct(traffic, rank),
         compute_ms=ms(account.compute.total_ns / num_steps(rank)),
     )
 

@@ -13,7 +13,7 @@ from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.scanner import call_stack_parents
-from stepscope.trace.table import Int64s
+from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -114,8 +114,11 @@ class HostCalls:
 
 def host_calls(rank: Rank) -> HostCalls:
     """Return the operators of a rank with their callers."""
-    trace = rank.trace
-    row = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    return call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP))
+
+
+def call_stacks(trace: Trace, row: Rows) -> HostCalls:
+    """Return events of the host, given by their rows, with their callers among them."""
     thread, start = trace["tid"][row], trace["ts_ns"][row]
     end = start + trace["dur_ns"][row]
     order = np.lexsort((-end, start, thread))

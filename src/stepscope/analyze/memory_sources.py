@@ -5,13 +5,11 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from stepscope.analyze.host_calls import HostCalls
+from stepscope.analyze.host_calls import HostCalls, call_stacks
 from stepscope.analyze.region_names import EVALUATE
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
-from stepscope.trace.scanner import call_stack_parents
 from stepscope.trace.table import Int64s
 
 NOBODY = -1
@@ -61,17 +59,8 @@ def readable(operator: str) -> str:
 
 def _user_frames(rank: Rank) -> HostCalls:
     """Return the frames of the user's own code as call stacks."""
-    trace = rank.trace
-    row = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.PYTHON), _is_users)
-    thread, start = trace["tid"][row], trace["ts_ns"][row]
-    end = start + trace["dur_ns"][row]
-    order = np.lexsort((-end, start, thread))
-    row, thread, start, end = row[order], thread[order], start[order], end[order]
-    return HostCalls(row, trace["name"][row], thread, start, end, _parents(thread, start, end), np.empty(0, np.int64))
-
-
-def _parents(thread: Int64s, start: Int64s, end: Int64s) -> npt.NDArray[np.int64]:
-    return call_stack_parents(thread, start, end) if len(start) else np.empty(0, np.int64)
+    frames = np.flatnonzero(rank.kinds == EventKind.PYTHON)
+    return call_stacks(rank.trace, rows_named(rank.trace, frames, _is_users))
 
 
 def _is_users(frame: str) -> bool:

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from stepscope.analyze.phases import Phase
 from stepscope.analyze.rank_account import RankAccount
-from stepscope.analyze.step_periods import step_periods
 from stepscope.analyze.strategy import Strategy
-from stepscope.analyze.traffic import num_steps, over_ranks, rank_traffic
+from stepscope.analyze.traffic import num_steps, over_ranks, rank_traffic, share_of_step_pct
 from stepscope.intervals import covered_ns
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
@@ -92,18 +91,7 @@ def tensor_parallel_view(
 
 def _rank_view(shared: Aligned, index: int, account: RankAccount, rows: Int64s) -> RankTensorParallel:
     traffic = rank_traffic(shared, index, rows, account)
-    periods = step_periods(shared.run.ranks[index])
-    step_ms = ms(periods.median_ns) if periods is not None and len(periods) else None
-    return RankTensorParallel(
-        rank=traffic.rank,
-        count=traffic.count,
-        size_bytes=traffic.size_bytes,
-        time_ms=traffic.time_ms,
-        exposed_ms=traffic.exposed_ms,
-        wait_ms=traffic.wait_ms,
-        transfer_ms=traffic.transfer_ms,
-        share_of_step_pct=100 * traffic.exposed_ms / step_ms if step_ms else None,
-    )
+    return RankTensorParallel(**vars(traffic), share_of_step_pct=share_of_step_pct(traffic, shared.run.ranks[index]))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.rank_account import RankAccount
+from stepscope.analyze.step_periods import step_periods
 from stepscope.intervals import covered_ns, union
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.rank import Rank
@@ -55,6 +56,13 @@ def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount
         wait_ms=ms(waits / steps) if matched else None,
         transfer_ms=ms((spans.total_ns - waits) / steps) if matched else None,
     )
+
+
+def share_of_step_pct(traffic: RankTraffic, rank: Rank) -> float | None:
+    """Return the exposed time of the step's period, None without steps."""
+    periods = step_periods(rank)
+    step_ms = ms(periods.median_ns) if periods is not None and len(periods) else None
+    return 100 * traffic.exposed_ms / step_ms if step_ms else None
 
 
 def num_steps(rank: Rank) -> int:

@@ -18,6 +18,8 @@ def call_stack_parents(
     interval that begins where another ends is not enclosed by it. Where A and B cross (A starts first and ends
     inside B), neither is the other's child, and what lies in both belongs to B.
     """
+    if not len(thread):
+        return np.empty(0, np.int64)
     wasm = Instance()
     chunk = wasm.call("stack_chunk")
     parents = np.empty(len(thread), np.int64)
