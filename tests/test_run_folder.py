@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.run_folder import rank_file, rank_of, steps_file, trace_file, written_whole
+from stepscope.run_folder import (
+    json_object,
+    json_object_in,
+    rank_file,
+    rank_of,
+    steps_file,
+    trace_file,
+    written_whole,
+)
 
 
 @pytest.mark.parametrize("rank", [0, 7, 12345, 99999, 100000])
@@ -63,3 +71,17 @@ def test_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b'"text"', b"\xff", b"[" * 100_000])
+def test_what_is_no_json_object_is_none(text: bytes, tmp_path: Path) -> None:
+    assert json_object(text) is None
+    (tmp_path / "file").write_bytes(text)
+    assert json_object_in(tmp_path / "file") == {}
+
+
+def test_json_object_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text('{"a": [1]}')
+    assert json_object_in(tmp_path / "file") == {"a": [1]}
+    assert json_object_in(tmp_path / "missing") == {}
+    assert json_object_in(tmp_path) == {}

@@ -8,13 +8,14 @@
 Standard library only: the job side imports it.
 """
 
+import json
 import os
 import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 SCHEMA = 1
 RUN_JSON = "run.json"
@@ -42,6 +43,23 @@ def rank_of(name: str) -> int | None:
     """Return the rank in a run folder's file name, or None for any other name."""
     found = _RANK_PREFIX.match(name)
     return int(found.group(1)) if found else None
+
+
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, None where it is damaged or anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def json_object_in(path: Path) -> dict[str, Any]:
+    """Return the JSON object that a file holds, an empty one where the file is missing, damaged or anything else."""
+    try:
+        return json_object(path.read_bytes()) or {}
+    except OSError:
+        return {}
 
 
 @contextmanager

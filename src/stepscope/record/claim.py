@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
-from stepscope.run_folder import RUN_JSON, rank_of
+from stepscope.run_folder import RUN_JSON, json_object_in, rank_of
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
 _MOST_SIBLINGS = 10_000
@@ -76,11 +76,7 @@ def _holds_a_run(folder: Path) -> bool:
 
 
 def _read_claim(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / CLAIM).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    return json_object_in(folder / CLAIM)
 
 
 def _create_whole(path: Path, text: str) -> bool:

@@ -1,11 +1,9 @@
 """What a run folder holds, read right after the job for the launcher's last words. Standard library only."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from stepscope.run_folder import RUN_JSON, rank_of
+from stepscope.run_folder import RUN_JSON, json_object_in, rank_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ def recorded_in(folder: Path) -> Recorded:
     """Return what is in the folder so far."""
     logs = sorted(folder.glob("rank*.steps.jsonl"))
     ranks = tuple(rank for log in logs if (rank := rank_of(log.name)) is not None)
-    windows = _run_json(folder).get("windows") or []
+    windows = json_object_in(folder / RUN_JSON).get("windows") or []
     per_rank = [w for window in windows for w in window["ranks"].values()]
     written = [w for w in per_rank if w.get("status") == "written" and w["last_step"] > w["first_step"]]
     return Recorded(
@@ -35,14 +33,6 @@ def recorded_in(folder: Path) -> Recorded:
         window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
     )
-
-
-def _run_json(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / RUN_JSON).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _steps(log: Path) -> int:

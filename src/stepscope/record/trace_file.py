@@ -11,7 +11,9 @@ import os
 import re
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 _TAIL_BYTES = 256
 _LEVEL = 5
@@ -40,28 +42,24 @@ def trouble_with_export(plain: Path) -> str | None:
 
 def compress_into(plain: Path, target: Path) -> int:
     """Return the size in bytes of `target`, the compressed `plain`; on failure nothing is left of it."""
-    temporary = temporary_for(target)
-    try:
-        with plain.open("rb") as source, temporary.open("wb") as raw:
-            with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
-                shutil.copyfileobj(source, packed, _COPY_BYTES)
-            raw.flush()
-            os.fsync(raw.fileno())
-        size_bytes = temporary.stat().st_size
-        temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    return size_bytes
+    with plain.open("rb") as source, _placed_whole(target) as raw:
+        with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
+            shutil.copyfileobj(source, packed, _COPY_BYTES)
+        return raw.tell()
 
 
 def place_whole(text: bytes, target: Path) -> None:
     """Write `text` to `target` in one move; the old file or the new one is there, never half."""
+    with _placed_whole(target) as f:
+        f.write(text)
+
+
+@contextlib.contextmanager
+def _placed_whole(target: Path) -> Iterator[IO[bytes]]:
     temporary = temporary_for(target)
     try:
         with temporary.open("wb") as f:
-            f.write(text)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         temporary.replace(target)

@@ -33,7 +33,7 @@ from stepscope.record.description import rank_facts, run_description
 from stepscope.record.groups import flight_lines
 from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.trace_file import compress_into, place_whole, sweep, trouble_with_export
-from stepscope.run_folder import RUN_JSON, rank_file, steps_file
+from stepscope.run_folder import RUN_JSON, json_object_in, rank_file, steps_file
 
 FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
 _READ_BYTES = 1 << 16
@@ -221,8 +221,8 @@ class Writer:
             there = {path.name for path in self.folder.iterdir()}
             for rank in range(self.world_size):
                 name = rank_file(rank, FACTS)
-                facts = _read_json(self.folder / name) if rank not in done and name in there else None
-                if facts is not None and (last_look or not over or facts["ended"] != "running"):
+                facts = json_object_in(self.folder / name) if rank not in done and name in there else {}
+                if facts and (last_look or not over or facts["ended"] != "running"):
                     done[rank] = facts
             if last_look or len(done) == self.world_size:
                 return [done[rank] for rank in sorted(done)]
@@ -256,14 +256,6 @@ def _packed(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     finally:
         with contextlib.suppress(OSError):
             plain.unlink()
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _end_after(timeout_s: float, last: Any) -> None:

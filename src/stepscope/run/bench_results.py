@@ -1,6 +1,5 @@
 """What does a benchmark's results folder hold: series of step times by name, each of one or several runs?"""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +8,7 @@ from typing import Any
 
 from stepscope.errors import InputError
 from stepscope.run.sources import RESULTS_JSON
-from stepscope.run_folder import SCHEMA
+from stepscope.run_folder import SCHEMA, json_object_in
 
 KIND = "bench"
 
@@ -38,13 +37,13 @@ class BenchResults:
 def is_bench_folder(path: str | Path) -> bool:
     """Return whether a folder holds the results of a benchmark."""
     file = Path(path) / RESULTS_JSON
-    return file.is_file() and _document(file).get("kind") == KIND
+    return file.is_file() and json_object_in(file).get("kind") == KIND
 
 
 def read_bench_results(folder: str | Path) -> BenchResults:
     """Return the results in a folder; an `InputError` where they are damaged or of another schema."""
     path = Path(folder) / RESULTS_JSON
-    document = _document(path)
+    document = json_object_in(path)
     if document.get("kind") != KIND or document.get("schema") != SCHEMA:
         raise InputError(f"expected benchmark results of schema {SCHEMA}, found something else at {path}")
     rows = document.get("series")
@@ -64,14 +63,6 @@ def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:
             runs = (*before.samples_ms, *one.samples_ms) if before else one.samples_ms
             out[name] = BenchSeries(name, runs, one.config, one.summary)
     return out
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _series(row: Any, path: Path) -> BenchSeries:

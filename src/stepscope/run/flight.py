@@ -7,7 +7,6 @@ other, and the times between them are the same. The times themselves are not com
 finds its calls too.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +18,7 @@ import numpy as np
 from stepscope.run.collective_names import OP_CODE, element_bytes, op_name
 from stepscope.run.groups import UNKNOWN_GROUP, Group
 from stepscope.run.shapes import UNKNOWN, shape_elements
+from stepscope.run_folder import json_object
 from stepscope.trace.table import Int64s
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
@@ -42,7 +42,8 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged."""
     try:
         with path.open("rb") as f:
-            lines = [_parsed(line) for line in islice(iter(lambda: f.readline(_LONGEST_LINE), b""), _MOST_CALLS)]
+            read = islice(iter(lambda: f.readline(_LONGEST_LINE), b""), _MOST_CALLS)
+            lines = [json_object(line) or {} for line in read]
     except OSError:
         return ()
     groups = _groups(lines[0]) if lines else {}
@@ -91,14 +92,6 @@ def _overrun(held: Int64s, wanted: Int64s) -> list[int]:
 def _runs_as(op: str) -> int:
     """Return a code for what gloo runs: it carries out a reduce-scatter as an all-reduce."""
     return OP_CODE["all_reduce" if op == "reduce_scatter" else op]
-
-
-def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _groups(header: dict[str, Any]) -> dict[str, Group]:

@@ -6,7 +6,6 @@ A log grows while the job runs and its writer may be killed: a last line that is
 any other line that is no step is counted.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import InputError
-from stepscope.run_folder import rank_of
+from stepscope.run_folder import json_object, rank_of
 from stepscope.stats import Spread, mad_sigma, slow_start, spread
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
@@ -168,13 +167,7 @@ def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], list[dict[str, Any]
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
-    if len(line) > _LONGEST_LINE:
-        return None
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    return json_object(line) if len(line) <= _LONGEST_LINE else None
 
 
 def _is_step(line: dict[str, Any]) -> bool:
