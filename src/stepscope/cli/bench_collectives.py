@@ -8,7 +8,6 @@ Bytes are the full buffer of the operation. `stepscope calibrate` fits latency a
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from stepscope.bench.results import results, write_results
 from stepscope.cli.bench_arguments import results_folder
 from stepscope.cli.bench_session import Document, command_line
 from stepscope.cli.calibrate import measured_points
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
 from stepscope.cost.calibration_points import Point
 from stepscope.cost.collective_time import bus_factor
@@ -47,8 +46,7 @@ def run(args: argparse.Namespace) -> int:
     points, about = measured_points(args, ops=args.op or ())
     document = results([_row(point) for point in points], command=command_line(), environment=about)
     write_results(document, folder)
-    if args.json:
-        write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
+    write_json(args.json, document, force=args.force)
     if args.json != "-":
         _print(document, folder)
     return 0

@@ -4,7 +4,6 @@ Whatever ends it (a dead rank, a full disk, the time limit, Ctrl-C), the runs th
 """
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from stepscope.bench.gathered import environment, rows
 from stepscope.bench.launch import LaunchResult, launch, records_of
 from stepscope.bench.results import results, write_results
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json, write_output
 from stepscope.cli.progress import work_progress
 from stepscope.errors import InputError
 from stepscope.report.bench_plot import bench_svg
@@ -101,8 +100,7 @@ def finished(
         raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
     write_results(document, folder)
     write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
-    if args.json:
-        write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
+    write_json(args.json, document, force=args.force)
     if args.json != "-":
         out = console(sys.stdout)
         show(document, out)

@@ -11,7 +11,6 @@ Several runs per side are better than one long one: runs differ from each other 
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from stepscope.analyze.account import account_of
 from stepscope.analyze.compare import compare
 from stepscope.analyze.compare_samples import RunSamples, run_samples
 from stepscope.cli.given_run import warn_incomplete
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.diagnose.compare_bench import compare_bench
@@ -75,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if any(benches) and not all(benches):
         raise UsageError("expected two runs or two benchmark results, found one of each; compare like with like")
     document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates)
-    if args.json:
-        write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
+    write_json(args.json, document, force=args.force)
     if args.html:
         write_output(args.html, render_comparison(document), force=args.force)
     if "-" not in (args.json, args.html):

@@ -1,7 +1,6 @@
 """What is installed here and what works: the trace reader, optional extras, torch, devices, external tools."""
 
 import argparse
-import json
 import os
 import platform
 import shutil
@@ -11,7 +10,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import StepscopeError
 from stepscope.report.terminal import console, plain_table
 
@@ -62,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 where everything that the analysis needs works, else 2."""
     check_outputs(args.json, force=args.force)
     found = checks()
-    if args.json:
-        write_output(args.json, json.dumps([asdict(check) for check in found], indent=1) + "\n", force=args.force)
+    write_json(args.json, [asdict(check) for check in found], force=args.force)
     if args.json != "-":
         _print(found)
     return 0 if all(check.works for check in found if check.needed) else 2

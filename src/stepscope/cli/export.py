@@ -12,7 +12,6 @@ nanoseconds; docs/tables.md has every column.
 """
 
 import argparse
-import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cli.given_run import account_with, add_run_arguments, run_from
-from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_output, write_pieces
+from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.cli.sizes import above_zero
@@ -177,8 +176,7 @@ def _compressed(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Tell what was written on standard output, what was left out on standard error."""
-    if args.json:
-        write_output(args.json, json.dumps({"schema": SCHEMA, "written": written}, indent=1) + "\n", force=args.force)
+    write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
             print(_line(one))

@@ -10,12 +10,11 @@ name, and exits with 1 where one of the conditions is met.
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.record import steps_from
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.diagnose.checks import checks_of
@@ -57,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
     account = account_from(args)
     report = report_json(account, diagnose(account))
     results = judge(gates, report)
-    if args.json:
-        whole = {**report, "gates": [_gate_json(r) for r in results]}
-        write_output(args.json, json.dumps(whole, indent=1) + "\n", force=args.force)
+    write_json(args.json, {**report, "gates": [_gate_json(r) for r in results]}, force=args.force)
     if args.json != "-":
         out = console(sys.stdout)
         print_health(account, checks_of(account), results, out)

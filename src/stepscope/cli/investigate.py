@@ -18,7 +18,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.cli.sizes import above_zero
 from stepscope.diagnose.finding_ids import FINDING_IDS
@@ -66,8 +66,7 @@ def run(args: argparse.Namespace) -> int:
         finding=args.finding,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    if args.json:
-        write_output(args.json, json.dumps({"schema": SCHEMA, **record}, indent=1) + "\n", force=args.force)
+    write_json(args.json, {"schema": SCHEMA, **record}, force=args.force)
     _keep(args.run, record, steps)
     runs = [account.run for account in (first, second) if account is not None]
     for recorded in runs:

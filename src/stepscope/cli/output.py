@@ -1,9 +1,11 @@
 """Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link."""
 
+import json
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.run_folder import written_whole
@@ -35,6 +37,12 @@ def write_output(path: str, text: str, *, force: bool) -> None:
         sys.stdout.write(text)
         return
     write_pieces(path, [text.encode(errors="replace")], force=force)
+
+
+def write_json(path: str | None, document: Any, *, force: bool) -> None:
+    """Write `document` as JSON to `path`, to standard output for `-`, nowhere for None."""
+    if path:
+        write_output(path, json.dumps(document, indent=1) + "\n", force=force)
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:

@@ -9,11 +9,10 @@ GB/s:microseconds per device and direction.
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json
 from stepscope.cli.sizes import at_least_one, size_bytes
 from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.calibration_points import OPERATIONS
@@ -42,9 +41,7 @@ def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the prediction."""
     rows = [_prediction(args, size) for size in args.bytes]
-    if args.json:
-        shown = rows if len(rows) > 1 else rows[0]
-        write_output(args.json, json.dumps(shown, indent=1) + "\n", force=args.force)
+    write_json(args.json, rows if len(rows) > 1 else rows[0], force=args.force)
     if args.json != "-":
         _print(rows)
     return 0

@@ -8,11 +8,10 @@ examples:
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json
 from stepscope.cli.predict_model import RECOMPUTE, add_model_arguments, model_of
 from stepscope.cli.sizes import at_least_one
 from stepscope.cost.model_flops import forward_flops_per_token, training_flops_per_token
@@ -31,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the FLOPs."""
     found = _flops(args)
-    if args.json:
-        write_output(args.json, json.dumps(found, indent=1) + "\n", force=args.force)
+    write_json(args.json, found, force=args.force)
     if args.json != "-":
         _print(found)
     return 0

@@ -10,12 +10,11 @@ the curve goes on to 16,384 devices, with a band.
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json
 from stepscope.cli.predict_collective import add_fabric_arguments, fabric
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.cost.calibration import Calibration
@@ -55,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
         compute_factor=args.compute_factor,
     )
     document = _json(account.run.name, found, asked)
-    if args.json:
-        write_output(args.json, json.dumps(document, indent=1) + "\n", force=args.force)
+    write_json(args.json, document, force=args.force)
     if args.json != "-":
         _print(document, asked)
     warn_incomplete(account.run)

@@ -11,11 +11,10 @@ Links come from --calibration, or from --link and --node-link; by default the ch
 """
 
 import argparse
-import json
 import sys
 from typing import Any
 
-from stepscope.cli.output import write_output
+from stepscope.cli.output import write_json
 from stepscope.cli.predict_collective import add_fabric_arguments, fabric
 from stepscope.cli.predict_model import add_device_arguments, add_model_arguments, chip_of, device_bytes, model_of
 from stepscope.cli.sizes import above_zero, at_least_one
@@ -59,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     given = args.efficiency
     shares = (0.9 * given, min(1.0, 1.1 * given)) if given else _USUAL_RANGE
     found = _json(question, advice, times, shares, assumed)
-    if args.json:
-        write_output(args.json, json.dumps(found, indent=1) + "\n", force=args.force)
+    write_json(args.json, found, force=args.force)
     if args.json != "-":
         _print(found)
     return 0

@@ -9,13 +9,12 @@ The query reaches nothing but these tables: no file and no network. It needs the
 """
 
 import argparse
-import json
 import sys
 from functools import partial
 from typing import Any
 
 from stepscope.cli.given_run import account_with, add_run_options, run_from, warn_incomplete
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.errors import UsageError
 from stepscope.report.tables import RunTables
 from stepscope.report.tables_csv import answer_csv
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if args.csv:
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
     elif args.json:
-        write_output(args.json, json.dumps(answer_json(answer), indent=1) + "\n", force=args.force)
+        write_json(args.json, answer_json(answer), force=args.force)
     else:
         print_answer(answer, console(sys.stdout))
     warn_incomplete(recorded)

@@ -8,11 +8,10 @@ Several settings are applied together, in order.
 """
 
 import argparse
-import json
 import sys
 
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json
 from stepscope.diagnose.fixes import fixes_of
 from stepscope.errors import UsageError
 from stepscope.predict.settings import SETTINGS, what_if
@@ -47,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
     account = account_from(args)
     answer = what_if(account, args.settings, fixes=fixes_of(account))
-    if args.json:
-        text = json.dumps(whatif_json(account.run.name, answer), indent=1) + "\n"
-        write_output(args.json, text, force=args.force)
+    write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
     if args.json != "-":
         print_whatif(account.run.name, answer, console(sys.stdout))
     warn_incomplete(account.run)
