@@ -135,6 +135,9 @@ def test_launcher_reads_nothing_of_an_earlier_launch(tmp_path: Path) -> None:
 def test_planted_straggler_costs_time_and_is_named(tmp_path: Path) -> None:
     tiny = "--d-model 32 --num-layers 1 --num-heads 2 --seq-len 16 --vocab-size 64 --batch-size 2"
     method = "--num-epochs 12 --warmup-epochs 3 --runs 1 --delays-ms 0,150"
+    earlier = tmp_path / "logs" / "150ms-run0"
+    earlier.mkdir(parents=True)
+    (earlier / "run.json").write_text("{}")  # as a benchmark before this one left it
     words = ["bench", "straggler", *tiny.split(), *method.split(), "--out", str(tmp_path)]
     assert main(words) == 0
     rows = json.loads((tmp_path / "results.json").read_text())["series"]

@@ -6,7 +6,7 @@
 Standard library only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from stepscope.bench.results import series
@@ -56,11 +56,17 @@ def complete_runs(by_rank: Sequence[Records], name: str) -> list[list[dict[str, 
 
 def first(by_rank: Sequence[Records], **wanted: Any) -> dict[str, Any]:
     """Return the first record with these fields, empty without one."""
+    return next(_matching(by_rank, wanted), {})
+
+
+def every(by_rank: Sequence[Records], **wanted: Any) -> list[dict[str, Any]]:
+    """Return all records with these fields, by rank."""
+    return list(_matching(by_rank, wanted))
+
+
+def _matching(by_rank: Sequence[Records], wanted: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for records in by_rank:
-        for record in records:
-            if all(record.get(name) == value for name, value in wanted.items()):
-                return record
-    return {}
+        yield from (r for r in records if all(r.get(name) == value for name, value in wanted.items()))
 
 
 def environment(by_rank: Sequence[Records], *, backend: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     document = document_of(args, plan)
     total = len(plan["settings"]["series"]) * (args.runs + (not args.no_trace))
     result = launched(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
-    found = with_overlap(document(result.records, result.message), folder)
+    found = with_overlap(document(result.records, result.message), result.records, folder)
     return finished(args, found, folder=folder, interrupted=result.interrupted)
 
 

@@ -9,8 +9,8 @@ over, while the job goes on (results.json grows). Lost throughput is against the
 """
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,6 +18,7 @@ from rich.console import Console
 from stepscope.analyze.bench_times import ratio
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
+from stepscope.bench.gathered import Records, first
 from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings
 from stepscope.cli.bench_session import Document, document_of, finished, launched
 from stepscope.errors import UsageError
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     measured = document_of(args, plan, series=entries)
 
     def document(records: Any, message: str | None) -> Document:
-        return _judged(measured(records, message), folder, args)
+        return _judged(measured(records, message), records, args)
 
     result = launched(
         args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
@@ -60,12 +61,13 @@ def run(args: argparse.Namespace) -> int:
     return finished(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 
 
-def _judged(document: Document, folder: Path, args: argparse.Namespace) -> Document:
+def _judged(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
     """Return the results with what each delay cost and what the step logs say of it."""
     rows = []
     for row in document["series"]:
         over, low, high = ratio(row["samples_ms"], document["series"][0]["samples_ms"])
-        runs = [late_ranks(step_logs(folder / "logs" / f"{row['name']}-run{i}")) for i in range(len(row["samples_ms"]))]
+        logs = [first(records, what="log", series=row["name"], run=i) for i in range(len(row["samples_ms"]))]
+        runs = [late_ranks(step_logs(log["folder"])) if log.get("folder") else [] for log in logs]
         rows.append(
             {
                 **row,

@@ -1,7 +1,7 @@
 """The job that slows one rank down: what does it cost, and does the step log of light mode show who it is?
 
     settings   those of `compare` with one series, and {"slow_rank", "delays_ms"}
-    records    {"what": "samples", "series": "20 ms", "run", ...}      {"what": "log", "series", "folder"}
+    records    {"what": "samples", "series": "20 ms", "run", ...}      {"what": "log", "series", "run", "folder"}
 
 Every delay is measured in each run, recorded in light mode: step and region times only, no profiler. The slow rank
 sleeps before each of its steps, as a busy host would. Wherever a rank waits for the others is `gradient_sync`.
@@ -29,7 +29,8 @@ def slowed(bench: Bench, settings: dict[str, Any]) -> None:
             cleared(bench)
             name = delay_name(delay_ms)
             late_ms = float(delay_ms) if bench.rank == int(settings["slow_rank"]) else 0.0
-            samples = _measured(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
+            samples, log = _measured(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
+            bench.emit(what="log", series=name, run=run, folder=log)
             if run == 0:
                 emit_size(bench, contender, name)
             bench.emit(what="samples", series=name, run=run, **samples.as_dict())
@@ -40,14 +41,18 @@ def delay_name(delay_ms: float) -> str:
     return f"{float(delay_ms):g}ms"
 
 
-def _measured(bench: Bench, contender: Contender, settings: dict[str, Any], late_ms: float, *, folder: str) -> Samples:
+def _measured(
+    bench: Bench, contender: Contender, settings: dict[str, Any], late_ms: float, *, folder: str
+) -> tuple[Samples, str | None]:
+    """Return the samples and the folder of the step log: another than `folder` where that holds a run already."""
     training = contender.training(bench, mark=region)
     recording = profile(out=bench.out / folder, light=True, telemetry=False)
     with recording:
         step = _step(bench, training.step, late_ms, recording)
-        return measure(
+        samples = measure(
             step, warmup_steps=int(settings["warmup_steps"]), steps=int(settings["steps"]), device=bench.device
         )
+    return samples, str(recording.run_folder) if recording.run_folder else None
 
 
 def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, recording: Any) -> Callable[[], torch.Tensor]:
