@@ -90,6 +90,11 @@ def test_runs_of_two_steps_give_the_range_of_the_steps() -> None:
     assert (low, high) == (10 / 6, 12 / 5) and middle == pytest.approx(2.0)
 
 
+def test_series_takes_as_long_as_itself() -> None:
+    samples = runs(20.0)
+    assert ratio(samples, samples) == (1.0, 1.0, 1.0)
+
+
 def test_times_are_above_zero_however_little_is_known() -> None:
     times = bench_times([[1.0] * 9 + [2.0], [9.0] * 9 + [2.0]])
     assert times is not None and 0 < times.low_ms < 1

@@ -40,7 +40,7 @@ def scaling(rows: Sequence[dict[str, Any]]) -> list[Scaled]:
 def _scaled(row: dict[str, Any], first: dict[str, Any]) -> Scaled:
     mode, ranks = row["config"]["mode"], int(row["config"]["world_size"])
     more = ranks / int(first["config"]["world_size"])
-    over, low, high = (1.0, 1.0, 1.0) if row is first else ratio(row["samples_ms"], first["samples_ms"])
+    over, low, high = ratio(row["samples_ms"], first["samples_ms"])
     share = more if mode == "strong" else 1.0
     times = bench_times(row["samples_ms"])
     return Scaled(
