@@ -12,6 +12,8 @@ Floats = npt.NDArray[np.float64]
 MAD_TO_SIGMA = 1.4826
 _MOST_POINTS = 400
 _LEAST_FOR_TREND = 8
+_FAR_LONGER = 1.5
+_OFTEN = 0.1
 
 
 def mad_sigma(values: npt.ArrayLike) -> float:
@@ -92,6 +94,24 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
     low = slopes[max(int(np.floor(len(slopes) / 2 - reach)), 0)]
     high = slopes[min(int(np.ceil(len(slopes) / 2 + reach)), len(slopes) - 1)]
     return Trend(slope, float(low), float(high), erfc(z / sqrt(2)))
+
+
+def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return which values are over 1.5 times the median."""
+    x = np.asarray(values, float)
+    return x > _FAR_LONGER * np.median(x) if len(x) else np.zeros(0, bool)
+
+
+def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return which values are far longer than the median, where two or more are, and one in ten at least; else none.
+
+    One long step is a hiccup and does not stand for the run; one in ten is what the run is like.
+
+    >>> recurring_long([10, 30, 10, 10, 30, 10, 10]).sum(), recurring_long([10, 30, 10, 10]).sum()
+    (np.int64(2), np.int64(0))
+    """
+    long = far_longer(values)
+    return long if long.sum() >= max(2, _OFTEN * len(long)) else np.zeros(len(long), bool)
 
 
 def slow_start(values: npt.ArrayLike) -> int:

@@ -185,6 +185,14 @@ def test_late_rank_is_named_where_the_wait_was_measured_in_a_few_steps_only() ->
     assert [late.rank for late in found] == [1] and found[0].late_ms == pytest.approx(20, rel=0.1)
 
 
+def test_profiled_steps_do_not_count() -> None:
+    logs = [log(r, 70 if r == 1 else 50, 180) for r in range(2)]
+    for each in logs:
+        each.profiled[20:50] = True
+        each.numbers["regions.gradient_sync.ns"][20:50] = 0.0 if each.rank else 130e6
+    assert late_ranks(logs)[0].late_ms == pytest.approx(20, rel=0.05)
+
+
 def test_equal_ranks_are_not_late_however_noisy() -> None:
     assert late_ranks([log(r, 50, 80, sigma=0.2) for r in range(2)]) == []
 

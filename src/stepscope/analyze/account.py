@@ -18,7 +18,7 @@ from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels import KernelTable, kernel_table
 from stepscope.analyze.memory import MemoryView, memory_view
 from stepscope.analyze.operators import OperatorTable, operator_table
-from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
+from stepscope.analyze.overhead import StepBudget, step_budget, uneven_warnings, unprofiled_step_ms
 from stepscope.analyze.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.rank_account import RankAccount, rank_account
 from stepscope.analyze.replay import Replay, replay_of
@@ -139,7 +139,10 @@ def account_of(
         strategy=strategy,
         replay=replay_of(shared, unprofiled_ns=step.unprofiled_ns if step else None),
         stragglers=tuple(find_stragglers(shared, overhead_ns_per_step=overhead_ns)),
-        warnings=tuple(_warnings(run, ranks, shared, step, used, losses, strategy)),
+        warnings=(
+            *_warnings(run, ranks, shared, step, used, losses, strategy),
+            *uneven_warnings(run, unprofiled_ms),
+        ),
     )
 
 

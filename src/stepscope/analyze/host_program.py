@@ -1,13 +1,14 @@
 """What does a rank without a device do, in order? The same program, with gloo's threads in place of the device.
 
-Each collective is an item: the host asks for it, a gloo thread carries it out. The host's own time is what it spends
-between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes on.
+Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what it
+spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes
+on.
 """
 
 import numpy as np
 
 from stepscope.analyze.host_time import HostParts, data_loading, stalling
-from stepscope.analyze.program import EMPTY_PROGRAM, NOTHING, Program
+from stepscope.analyze.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
 from stepscope.analyze.rank_account import host_compute
 from stepscope.intervals import covered_ns, subtract, union, union_of
 from stepscope.run.aligned import Aligned
@@ -15,7 +16,7 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-_GLOO_STREAM = 0
+_LEAST_WAIT_NS = 200_000
 
 
 def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
@@ -32,6 +33,7 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     edges = np.maximum.accumulate(edges)
     parts = _parts(rank, edges[:-1], edges[1:])
     released_by = _released_by(rank, rows, edges)
+    lane = _lanes(c.start_ns[rows], c.end_ns[rows])
     return Program(
         device_index=rows,
         step=np.searchsorted(numbers, rank.steps.number[c.step[rows]]).astype(np.int32),
@@ -40,8 +42,8 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         duration_ns=(c.end_ns - c.start_ns)[rows] - np.maximum(shared.wait_ns[index][rows], 0),
         kind=np.full(len(rows), EventKind.COMM_KERNEL, np.uint8),
         collective=rows,
-        stream=np.full(len(rows), _GLOO_STREAM, np.int64),
-        stream_predecessor=np.arange(-1, len(rows) - 1),
+        stream=lane,
+        stream_predecessor=stream_predecessors(lane),
         waits_for=((),) * len(rows),
         released_by=released_by[:-1],
         latency_ns=0,
@@ -50,6 +52,22 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         backlog_ns={},
         tail_released_by=int(released_by[-1]),
     )
+
+
+def _lanes(start: Int64s, end: Int64s) -> Int64s:
+    """Return which of gloo's threads ran each collective, told by which of them overlap: on one thread none do.
+
+    Of the threads that are free the one that became free last takes it: that is the one it may have waited for.
+    """
+    free_ns: list[int] = []
+    out = np.zeros(len(start), np.int64)
+    for item in np.argsort(start, kind="stable").tolist():
+        free = [lane for lane, until in enumerate(free_ns) if until <= start[item]]
+        lane = max(free, key=free_ns.__getitem__) if free else len(free_ns)
+        if not free:
+            free_ns.append(0)
+        free_ns[lane], out[item] = int(end[item]), lane
+    return out
 
 
 def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
@@ -64,13 +82,17 @@ def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
 def _released_by(rank: Rank, rows: Int64s, edges: Int64s) -> Int64s:
     """Return for each item the last collective that ended while the host waited before asking for it; one more for
     waiting after the last item.
+
+    Between two operators there is always a moment of nothing; waiting takes longer.
     """
     out = np.full(len(rows) + 1, NOTHING, np.int64)
     end = rank.collectives.end_ns[rows]
-    waiting = subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
-    waited = covered_ns(waiting, edges[:-1], edges[1:])
-    for item in np.flatnonzero(waited > 0).tolist():
-        done = np.flatnonzero((end[:item] > edges[item]) & (end[:item] <= edges[item + 1]))
-        if len(done):
-            out[item] = int(done[np.argmax(end[done])])
+    idle = subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
+    waits = np.flatnonzero(idle.end - idle.start >= _LEAST_WAIT_NS)
+    asked = np.searchsorted(edges, idle.end[waits], side="left") - 1
+    for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
+        if 0 <= item <= len(rows):
+            done = np.flatnonzero((end[:item] > idle.start[wait]) & (end[:item] <= idle.end[wait]))
+            if len(done):
+                out[item] = int(done[np.argmax(end[done])])
     return out

@@ -78,9 +78,12 @@ def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
 
 
 def _own_ns(log: StepLog) -> Floats:
-    """Return each step less its wait; a rank that never waits has none to take off."""
+    """Return each step less its wait; a rank that never waits has none to take off. Profiled steps are not known,
+    unless all are.
+    """
     waited = log.column(WAITING)
-    return np.asarray(log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited), float)
+    own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
+    return np.where(log.undisturbed, own, np.nan) if log.undisturbed.any() else np.asarray(own, float)
 
 
 def _by_step(own: Floats, typical: Floats, rank: int) -> Floats:

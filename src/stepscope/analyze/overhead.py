@@ -26,6 +26,7 @@ from stepscope.analyze.idle import CAUSE_NAMES, Cause
 from stepscope.analyze.parts import PART_CODE, PARTS
 from stepscope.analyze.step_periods import profiled_step_ns
 from stepscope.run.load import Run
+from stepscope.run.step_log import UnprofiledStep, unprofiled_step
 from stepscope.units import NS_PER_MS, ms
 
 Floats = npt.NDArray[np.float64]
@@ -114,10 +115,32 @@ class StepBudget:
 
 
 def unprofiled_step_ms(run: Run, given_ms: float | None = None) -> float | None:
-    """Return the step's time without the profiler: as given, else as the run's description says it, else None."""
-    said = run.description.get("unprofiled_step_ms") if given_ms is None else given_ms
+    """Return the step's time without the profiler: as given, else as the run says it, else None.
+
+    The run's description has the median of its steps. Where long steps recur their mean is taken from the step logs.
+    """
+    said = given_ms
+    if given_ms is None:
+        logged = _uneven(run)
+        said = logged.mean_ms if logged else run.description.get("unprofiled_step_ms")
     known = isinstance(said, int | float) and not isinstance(said, bool) and np.isfinite(said) and said > 0
     return float(said) if known and said is not None else None
+
+
+def uneven_warnings(run: Run, given_ms: float | None = None) -> list[str]:
+    """Return what to know of a run whose unprofiled steps differ much."""
+    logged = _uneven(run) if given_ms is None else None
+    if logged is None:
+        return []
+    return [
+        f"{100 * logged.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
+        f"{logged.median_ms:.2f} ms: the step is their mean, {logged.mean_ms:.2f} ms"
+    ]
+
+
+def _uneven(run: Run) -> UnprofiledStep | None:
+    logged = unprofiled_step(run.logs)
+    return logged if logged and logged.long_share else None
 
 
 def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | None = None) -> StepBudget | None:
@@ -127,7 +150,7 @@ def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | 
     if profiled_ns is None:
         return None
     unprofiled_ns = None if unprofiled_ms is None else unprofiled_ms * NS_PER_MS
-    before = np.array([_entries(b) for b in known])
+    before = np.array([_entries(b, even=unprofiled_ns is None) for b in known])
     after = before
     if unprofiled_ns is not None:
         orders = [_ON_DEVICE if b.on_device else _ON_HOST for b in known]
@@ -145,8 +168,10 @@ def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | 
     )
 
 
-def _entries(budget: RankBudget) -> Floats:
-    """Return the mean of a rank's typical steps, brought to its median period."""
+def _entries(budget: RankBudget, *, even: bool) -> Floats:
+    """Return the mean of a rank's typical steps, brought to its median period; to the mean period where long steps
+    recur, unless the step has to be `even`.
+    """
     typical = budget.periods.typical
     causes = budget.cause_ns[typical].mean(axis=0)
     unmatched = budget.unmatched_comm_ns[typical].mean()
@@ -155,7 +180,8 @@ def _entries(budget: RankBudget) -> Floats:
         parts[PART_CODE[part]] -= causes[cause]
     parts[PART_CODE["unknown"]] -= unmatched
     entries = np.concatenate((np.maximum(parts, 0), [unmatched], causes))
-    return entries * (budget.periods.median_ns / entries.sum())
+    to_ns = budget.periods.mean_ns if budget.periods.uneven and not even else budget.periods.median_ns
+    return entries * (to_ns / entries.sum())
 
 
 def _corrected(entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: float) -> Floats:
@@ -207,9 +233,9 @@ def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: 
             f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms step, and idle time in its budget, include "
             "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
         )
-    elif profiled_ns < unprofiled_ns:
+    elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:
         lines.append(
-            f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(profiled_ns):.2f} ms with it: "
+            f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
             "the difference is in `unknown`, the profiler's overhead counts as 0"
         )
     busy = [code for code in range(_UNMATCHED) if code not in _WAITS]

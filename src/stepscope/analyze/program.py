@@ -107,7 +107,7 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     released_by, lag = _releases(rank, launched, work.end_ns[rows], last_ns)
     parts = host_parts(rank, edges[:-1], edges[1:])
     stream = np.unique(np.stack((work.device[rows], work.stream[rows])), axis=1, return_inverse=True)[1].reshape(-1)
-    predecessor, waits_for = _stream_predecessors(stream), _stream_waits(rank, rows, launched)
+    predecessor, waits_for = stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
     return Program(
         device_index=rows,
@@ -184,7 +184,7 @@ def _latency(delays_ns: Int64s) -> int:
     return short if 0 < short <= _LONGEST_LATENCY_NS else _DEFAULT_LATENCY_NS
 
 
-def _stream_predecessors(stream: Int64s) -> Int64s:
+def stream_predecessors(stream: Int64s) -> Int64s:
     """Return for each item the previous one on its stream."""
     out = np.full(len(stream), NOTHING, np.int64)
     order = np.argsort(stream, kind="stable")

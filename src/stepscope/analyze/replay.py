@@ -26,6 +26,7 @@ from stepscope.analyze.host_time import RECORDING_COST_NS, recorded_events
 from stepscope.analyze.program import Program, device_program
 from stepscope.analyze.stragglers import common_steps
 from stepscope.run.aligned import Aligned
+from stepscope.stats import far_longer, recurring_long
 from stepscope.trace.table import Int64s
 
 _FEWEST_STEPS = 8
@@ -34,6 +35,7 @@ _FEWEST_STEADY = 3
 """... or so many, where a step alone is large"""
 _MOST_ITEMS = 24_000
 """beyond this many items fewer steps are replayed: more of the same tell nothing new"""
+_ENOUGH_TO_TELL = 5
 _SMALLEST_FACTOR = 0.3
 _MOSTLY = 0.5
 """of the step follows the host's time: then the step times tell the factor"""
@@ -68,7 +70,7 @@ def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay 
     numbers = common_steps(shared.run.ranks)
     if not len(numbers):
         return None
-    numbers = _few_enough(shared, numbers)
+    numbers = _few_enough(shared, _without_hiccup(shared, numbers))
     programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
     if not any(len(p) for p in programs):
         return None
@@ -142,6 +144,22 @@ def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_ste
     large = sum(len(p) for p in programs) / num_steps * _FEWEST_STEPS > _MOST_ITEMS
     repeats = max(1, -(-(_FEWEST_STEADY if large else _FEWEST_STEPS) // num_steps))
     return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
+
+
+def _without_hiccup(shared: Aligned, numbers: Int64s) -> Int64s:
+    """Return the longest stretch of steps without one far longer than the others, unless such steps recur.
+
+    A single one is somebody else's doing; a few steps cannot tell.
+    """
+    spans = [r.steps.end_ns - r.steps.start_ns for r in shared.run.ranks if len(r.steps)]
+    which = [np.isin(r.steps.number, numbers) for r in shared.run.ranks if len(r.steps)]
+    took = np.mean([span[kept] for span, kept in zip(spans, which, strict=True)], axis=0)
+    long = far_longer(took)
+    if len(took) < _ENOUGH_TO_TELL or not long.any() or recurring_long(took).any():
+        return numbers
+    cuts = np.concatenate(([-1], np.flatnonzero(long), [len(took)]))
+    widest = int(np.argmax(np.diff(cuts)))
+    return numbers[cuts[widest] + 1 : cuts[widest + 1]]
 
 
 def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.run.rank import Rank
+from stepscope.stats import recurring_long
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -53,17 +54,33 @@ class StepPeriods:
     def typical(self) -> npt.NDArray[np.int64]:
         """Return the half of the periods whose length is nearest to the median, complete ones if there are any.
 
-        What stands for the run: steps with a checkpoint, an evaluation or a hiccup in them are left out.
+        What stands for the run: steps with a checkpoint, an evaluation or a hiccup in them are left out. Where long
+        steps recur they are what the run is like, and all periods stand for it.
         """
-        known = np.flatnonzero(self.complete) if self.complete.any() else np.arange(len(self))
+        known = self._known
+        if self.uneven:
+            return known
         off = np.abs(self.dur_ns[known] - np.median(self.dur_ns[known]))
         return known[off <= np.sort(off)[(len(known) - 1) // 2]]
 
     @property
     def median_ns(self) -> float:
         """Return the median length, of complete periods if there are any."""
-        known = self.complete if self.complete.any() else np.ones(len(self), bool)
-        return float(np.median(self.dur_ns[known]))
+        return float(np.median(self.dur_ns[self._known]))
+
+    @property
+    def mean_ns(self) -> float:
+        """Return the mean length, of complete periods if there are any."""
+        return float(self.dur_ns[self._known].mean())
+
+    @property
+    def uneven(self) -> bool:
+        """Return whether long steps recur, so that the median says little of the run."""
+        return bool(recurring_long(self.dur_ns[self._known]).any())
+
+    @property
+    def _known(self) -> npt.NDArray[np.int64]:
+        return np.flatnonzero(self.complete) if self.complete.any() else np.arange(len(self))
 
 
 def step_periods(rank: Rank) -> StepPeriods | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from stepscope.analyze.host_time import RECORDING_COST_NS, blocked_host, data_lo
 from stepscope.analyze.rank_account import host_compute
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.load import Run
 from stepscope.run.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.stats import mad_sigma
@@ -32,6 +34,7 @@ _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
 _WAITS_LESS = 0.5
 """a straggler waits less than this share of what the others wait"""
+_SAME_OPERATORS = 0.02
 _MAIN_CAUSE = 0.5
 """a part that explains at least half of the lateness names the cause"""
 
@@ -97,7 +100,7 @@ def find_stragglers(
         found.append(
             Straggler(
                 rank=shared.run.ranks[index].rank,
-                cause=_cause(shared.run.ranks, index, int(peers[0]), excess, late_ns),
+                cause=_cause(shared.run, index, int(peers[0]), excess, late_ns),
                 late_ns_per_step=late_ns,
                 steps_late=int(late_in.sum()),
                 num_steps=own.shape[1],
@@ -192,13 +195,37 @@ def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
     }
 
 
-def _cause(ranks: Sequence[Rank], index: int, peer: int, excess: dict[str, float], late_ns: float) -> str:
-    """Return the part that explains the lateness; what neither data nor device explains is the host's."""
+def _cause(run: Run, index: int, peer: int, excess: dict[str, float], late_ns: float) -> str:
+    """Return the part that explains the lateness; what neither data nor device explains is the host's.
+
+    Without a device the host computes, so that more work shows there.
+    """
+    mine, other = run.ranks[index], run.ranks[peer]
     if excess["data"] >= _MAIN_CAUSE * late_ns:
         return "data"
-    if excess["device"] >= _MAIN_CAUSE * late_ns:
-        return "load" if _other_shapes(ranks[index], ranks[peer]) else "device"
-    return "host"
+    on_device = excess["device"] >= _MAIN_CAUSE * late_ns
+    if on_device and _other_shapes(mine, other):
+        return "load"
+    if (on_device or not mine.has_device) and _more_flops(run, mine, other):
+        return "load"
+    return "device" if on_device else "host"
+
+
+def _more_flops(run: Run, mine: Rank, other: Rank) -> bool:
+    """Return whether the recorder counted more FLOPs than a peer's for as many operators."""
+    flops, theirs = (_counted_flops(run, rank) for rank in (mine, other))
+    if not flops or not theirs or flops < DEFAULT_SLOWDOWN * theirs:
+        return False
+    operators, as_many = (recorded_events(rank).sum() / max(len(rank.steps), 1) for rank in (mine, other))
+    return bool(abs(operators - as_many) <= _SAME_OPERATORS * as_many)
+
+
+def _counted_flops(run: Run, rank: Rank) -> float | None:
+    """Return the FLOPs of one step that the recorder counted on a rank."""
+    said: Any = run.description.get("ranks")
+    for key in (str(rank.rank), "flops", "total"):
+        said = said.get(key) if isinstance(said, dict) else None
+    return float(said) if isinstance(said, int | float) and said > 0 else None
 
 
 def _data_ns(rank: Rank, last_steps: int) -> float:
@@ -223,7 +250,7 @@ def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
         names[name] += n
     for (name, _), n in peer.items():
         peer_names[name] += n
-    same_operators = sum((names - peer_names).values()) <= 0.02 * sum(names.values())
+    same_operators = sum((names - peer_names).values()) <= _SAME_OPERATORS * sum(names.values())
     other = sum(n for key, n in mine.items() if key not in peer)
     return same_operators and other > 0.2 * sum(mine.values())
 

@@ -134,12 +134,28 @@ def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
 
 def evenly_spread(replay: Replay) -> Replay:
     """Return the run with the same compute in all, spread evenly over the ranks."""
+    if not any(rank.has_device for rank in _ranks(replay)):
+        return _evenly_spread_hosts(replay)
     mean = float(np.mean([compute_ns(p) for p in replay.programs]))
     programs = []
     for program in replay.programs:
         mine = compute_ns(program)
         computes = program.kind != EventKind.COMM_KERNEL
         programs.append(_scaled(program, computes, mean / mine) if mine else program)
+    return rebuilt(replay, programs)
+
+
+def _evenly_spread_hosts(replay: Replay) -> Replay:
+    """Return the same for ranks whose hosts compute."""
+    own = [float(p.host.own_ns.sum() + p.tail.own_ns.sum()) for p in replay.programs]
+    programs = []
+    for program, mine in zip(replay.programs, own, strict=True):
+        factor = float(np.mean(own)) / mine if mine else 1.0
+        host, tail = (
+            replace(parts, own_ns=np.rint(parts.own_ns * factor).astype(np.int64))
+            for parts in (program.host, program.tail)
+        )
+        programs.append(replace(program, host=host, tail=tail))
     return rebuilt(replay, programs)
 
 

@@ -15,9 +15,12 @@ from stepscope.analyze.replay import Replay, rebuilt
 from stepscope.cost.alpha_beta import Fit, fit
 from stepscope.run.collective_names import OP_CODE
 from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
+_CALL = "c10d::"
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
@@ -85,7 +88,7 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
         ]
         share = _merged(lines, rank.collectives.op[rows], size, recorded, message_bytes) / np.maximum(recorded, 1)
         merged = _with_transfer_share(program, items, np.where(size > 0, share, 1.0), recorded)
-        programs.append(_spare_calls(merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
+        programs.append(_spare_calls(rank, merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
     return replace(rebuilt(replay, programs), message_bytes=message_bytes)
 
 
@@ -118,15 +121,19 @@ def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.
     return replace(program, duration_ns=np.rint(duration).astype(np.int64), also_after=after)
 
 
-def _spare_calls(program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
+def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
     """Return a program in which the host is spared a share of each of these calls.
 
     Without the call, the host would take the usual time from the launch before it to the launch after it. What it
-    takes beyond that is the call's: part of it comes before its own launch, the rest before the next.
+    takes beyond that is the call's: part of it comes before its own launch, the rest before the next. A rank without
+    a device computes between its calls: there a call takes what its operator takes.
     """
     if not len(items):
         return program
     own = program.host.own_ns.astype(float)
+    if not rank.has_device:
+        own[items] -= spared * np.minimum(own[items], _call_ns(rank))
+        return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
     usual = float(np.median(own))
     following = np.minimum(items + 1, len(program) - 1)
     last_of_several = ~np.isin(following, items)
@@ -136,14 +143,20 @@ def _spare_calls(program: Program, items: Int64s, spared: npt.NDArray[np.float64
     return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
 
 
+def _call_ns(rank: Rank) -> float:
+    """Return what the host takes to ask for a collective, by the median."""
+    rows = rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: s.startswith(_CALL))
+    return float(np.median(rank.trace["dur_ns"][rows])) if len(rows) else 0.0
+
+
 def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
     """Return the run without some collectives, given per rank over the rows of its Collectives."""
     programs, gone = [], []
-    for program, rows in zip(replay.programs, dropped, strict=True):
+    for rank, program, rows in zip(replay.shared.run.ranks, replay.programs, dropped, strict=True):
         items = np.zeros(len(program), bool)
         is_comm = program.collective != NOTHING
         items[is_comm] = rows[program.collective[is_comm]]
-        spared = _spare_calls(program, np.flatnonzero(items), np.ones(int(items.sum())))
+        spared = _spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
         programs.append(replace(spared, duration_ns=np.where(items, 0, program.duration_ns)))
         gone.append(items)
     kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from stepscope.errors import InputError
 from stepscope.run_folder import json_object, rank_of
-from stepscope.stats import Spread, mad_sigma, slow_start, spread
+from stepscope.stats import Spread, mad_sigma, recurring_long, slow_start, spread
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
@@ -71,6 +71,10 @@ class UnprofiledStep:
 
     median_ms: float
     """median over ranks of each rank's median"""
+    mean_ms: float
+    """mean over ranks of each rank's mean"""
+    long_share: float
+    """share of steps over 1.5 times the median, 0 where those are rare: else the mean is the step, not the median"""
     sigma_ms: float
     """robust standard deviation over all steps that count"""
     over_ranks_ms: Spread
@@ -131,6 +135,8 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     assert over_ranks is not None
     return UnprofiledStep(
         median_ms=ms(float(np.median(medians))),
+        mean_ms=ms(float(np.mean([settled.mean() for settled, _ in known]))),
+        long_share=float(np.median([recurring_long(settled).mean() for settled, _ in known])),
         sigma_ms=ms(mad_sigma(np.concatenate([settled for settled, _ in known]))),
         over_ranks_ms=over_ranks,
         num_steps=min(len(settled) for settled, _ in known),

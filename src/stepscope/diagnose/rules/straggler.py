@@ -1,11 +1,15 @@
 """`straggler`: one rank is late. `load-imbalance`: ranks have different amounts of work."""
 
+from collections.abc import Mapping
+
 from stepscope.analyze.account import Account
+from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.stragglers import Straggler
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.predict.changes import evenly_spread
 from stepscope.predict.straggler_off import straggler_off
+from stepscope.units import NS_PER_MS
 
 _WHY = {
     "host": "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
@@ -29,13 +33,25 @@ def straggler(account: Account) -> list[Candidate]:
     heavy = [s for s in account.stragglers if s.cause == "load"]
     found = []
     if slow:
-        found.append(_slow(slow))
+        found.append(_slow(slow, _late_unprofiled(account)))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
     return found
 
 
-def _slow(late: list[Straggler]) -> Candidate:
+def _late_unprofiled(account: Account) -> dict[int, LateRank]:
+    """Return by rank how late it is in the logged steps that were not profiled, of ranks that are late there too.
+
+    Only of CPU ranks: the host of a GPU runs ahead, and its steps do not show for whom the device waits.
+    """
+    if any(rank.has_device for rank in account.run.ranks):
+        return {}
+    return {late.rank: late for late in late_ranks(account.run.logs)}
+
+
+def _slow(late: list[Straggler], unprofiled: Mapping[int, LateRank]) -> Candidate:
+    """A late rank costs no more than it is late, and how late it is many unprofiled steps know better than a few."""
+    known = [unprofiled[s.rank] for s in late if s.persistent and s.rank in unprofiled]
     ranks = tuple(s.rank for s in late)
     first = late[0]
     named = f"Rank {first.rank}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
@@ -46,9 +62,15 @@ def _slow(late: list[Straggler]) -> Candidate:
         remedy=f"{_DO[first.cause]} The saving is of the late rank as fast as its peers' median.",
         change=lambda replay: straggler_off(replay, ranks),
         ranks=ranks,
+        at_most_ns=max(k.late_ms for k in known) * NS_PER_MS if len(known) == len(late) else None,
         cost_ns=first.late_ns_per_step,
-        evidence=_evidence(late),
+        evidence=(*_evidence(late), *_unprofiled_evidence(known)),
     )
+
+
+def _unprofiled_evidence(known: list[LateRank]) -> list[Evidence]:
+    what = "own time beyond the others', steps without the profiler"
+    return [Evidence(what, round(late.late_ms, 3), "ms", f"rank {late.rank}") for late in known]
 
 
 def _heavy(late: list[Straggler]) -> Candidate:
