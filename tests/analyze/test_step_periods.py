@@ -91,6 +91,14 @@ def test_typical_steps_are_near_the_median(lengths: list[int]) -> None:
     assert abs(p.dur_ns[p.typical] - p.median_ns).max() <= 1
 
 
+def test_long_steps_that_recur_are_typical_too() -> None:
+    lengths = np.array([10, 10, 40, 10, 10, 40])
+    end = np.cumsum(lengths)
+    p = StepPeriods(np.arange(6), end - lengths, end, np.ones(6, bool))
+    assert p.uneven and p.typical.tolist() == list(range(6))
+    assert (p.median_ns, p.mean_ns) == (10, 20)
+
+
 def test_profiled_step_is_the_mean_of_the_ranks_medians() -> None:
     ones = np.ones(3, bool)
     a = StepPeriods(np.arange(3), np.array([0, 10, 20]), np.array([10, 20, 99]), ones)

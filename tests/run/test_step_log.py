@@ -98,6 +98,15 @@ def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_pat
     assert (found.over_ranks_ms.min, found.over_ranks_ms.max) == pytest.approx((10.01, 12.01), abs=0.02)
 
 
+@pytest.mark.parametrize(("every", "share"), [(3, 1 / 3), (100, 0.0)])
+def test_share_of_long_steps_is_known_where_they_recur(every: int, share: float) -> None:
+    log = step_log_of([line(n, 30 if n % every == 2 else 10) for n in range(60)], rank=0)
+    found = unprofiled_step([log])
+    assert found is not None and found.median_ms == pytest.approx(10)
+    assert found.long_share == pytest.approx(share)
+    assert found.mean_ms == pytest.approx(10 + 20 * sum(n % every == 2 for n in range(60)) / 60)
+
+
 def test_only_profiled_steps_give_no_unprofiled_step() -> None:
     log = step_log_of([line(n, 10, profiled=True) for n in range(5)], rank=0)
     assert unprofiled_step([log]) is None

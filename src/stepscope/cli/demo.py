@@ -29,7 +29,7 @@ from stepscope.run.step_log import StepLog, step_logs
 SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"
 SLOW_MS = 60.0
 STEPS = 70
-RECORDED_STEPS = 12
+RECORDED_STEPS = 20
 """a machine that does other things too disturbs single steps: that many, profiled or not, hardly show it"""
 NOBODY_LATE = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
 HTML = "report.html"

@@ -32,8 +32,6 @@ class Candidate:
     remedy: str
     change: Change | None = None
     fixed_saving_ns: float | None = None
-    at_most_ns: float | None = None
-    """what it can save at most, by steps that were not profiled"""
     ranks: tuple[int, ...] = ()
     cost_ns: float | None = None
     """time per step that shows the fault, whether or not it is on the critical path"""

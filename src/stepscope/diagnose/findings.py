@@ -66,8 +66,7 @@ class _Found:
 
     def _take(self, candidate: Candidate, saving: float, alone: float) -> None:
         scale = self._scale if candidate.change is not None else 1.0
-        most = self._step_ns if candidate.at_most_ns is None else min(candidate.at_most_ns, self._step_ns)
-        within, by_itself = (min(scale * ns, most) for ns in (saving, alone))
+        within, by_itself = (min(scale * ns, self._step_ns) for ns in (saving, alone))
         self._findings.append(_finding(self._account, candidate, within, by_itself, self._step_ns))
         self._fixed = _applied(self._fixed, candidate)
 

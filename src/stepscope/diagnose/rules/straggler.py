@@ -1,7 +1,5 @@
 """`straggler`: one rank is late. `load-imbalance`: ranks have different amounts of work."""
 
-from collections.abc import Mapping
-
 from stepscope.analyze.account import Account
 from stepscope.analyze.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.stragglers import Straggler
@@ -9,7 +7,6 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.predict.changes import evenly_spread
 from stepscope.predict.straggler_off import straggler_off
-from stepscope.units import NS_PER_MS
 
 _WHY = {
     "host": "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
@@ -33,38 +30,26 @@ def straggler(account: Account) -> list[Candidate]:
     heavy = [s for s in account.stragglers if s.cause == "load"]
     found = []
     if slow:
-        found.append(_slow(slow, _late_unprofiled(account)))
+        found.append(_slow(slow, late_ranks(account.run.logs)))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
     return found
 
 
-def _late_unprofiled(account: Account) -> dict[int, LateRank]:
-    """Return by rank how late it is in the logged steps that were not profiled, of ranks that are late there too.
-
-    Only of CPU ranks: the host of a GPU runs ahead, and its steps do not show for whom the device waits.
-    """
-    if any(rank.has_device for rank in account.run.ranks):
-        return {}
-    return {late.rank: late for late in late_ranks(account.run.logs)}
-
-
-def _slow(late: list[Straggler], unprofiled: Mapping[int, LateRank]) -> Candidate:
-    """A late rank costs no more than it is late, and how late it is many unprofiled steps know better than a few."""
-    known = [unprofiled[s.rank] for s in late if s.persistent and s.rank in unprofiled]
+def _slow(late: list[Straggler], unprofiled: list[LateRank]) -> Candidate:
     ranks = tuple(s.rank for s in late)
     first = late[0]
     named = f"Rank {first.rank}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
+    waiting = "every step waits" if first.persistent else f"{first.steps_late} of {first.num_steps} steps wait"
     return Candidate(
         id="straggler",
-        title=f"{named}: every step waits for {'it' if len(ranks) == 1 else 'them'}",
+        title=f"{named}: {waiting} for {'it' if len(ranks) == 1 else 'them'}",
         cause=f"{first.cause}: {_WHY[first.cause]}",
         remedy=f"{_DO[first.cause]} The saving is of the late rank as fast as its peers' median.",
         change=lambda replay: straggler_off(replay, ranks),
         ranks=ranks,
-        at_most_ns=max(k.late_ms for k in known) * NS_PER_MS if len(known) == len(late) else None,
         cost_ns=first.late_ns_per_step,
-        evidence=(*_evidence(late), *_unprofiled_evidence(known)),
+        evidence=(*_evidence(late), *_unprofiled_evidence([u for u in unprofiled if u.rank in ranks])),
     )
 
 

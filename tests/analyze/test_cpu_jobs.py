@@ -1,0 +1,176 @@
+"""CPU ranks: what gloo's threads do side by side, what is waiting, long steps that recur, uneven work (D1, D3, A2)."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.host_program import host_program
+from stepscope.analyze.program import NOTHING
+from stepscope.analyze.replay import Replay, replay_of
+from stepscope.analyze.stragglers import find_stragglers
+from stepscope.diagnose.findings import diagnose
+from stepscope.predict.communication import larger_messages
+from stepscope.run.aligned import aligned
+from stepscope.run.load import Run
+from stepscope.run.step_log import step_log_of
+
+MS = 1000.0
+RANKS = 2
+
+
+def traces() -> list[RankTrace]:
+    return [RankTrace(rank, world_size=RANKS, backend="gloo") for rank in range(RANKS)]
+
+
+def overlapped(folder: Path, *, steps: int = 6) -> Run:
+    """Return steps of 60 ms: buckets of 15 ms, two at a time, asked for every 10 ms of a backward pass of 40 ms.
+
+    forward 10 | backward 40: buckets asked for at 20, 30, 40, 50, run till 35, 45, 55, 65 | optimizer 5: 70 ms
+    """
+    ranks = traces()
+    for trace in ranks:
+        for n in range(steps):
+            at = n * 70 * MS
+            trace.step(n, at, at + 70 * MS)
+            trace.ran("aten::forward", at, at + 10 * MS)
+            for k in range(4):
+                begin = at + (10 + 10 * k) * MS
+                trace.ran("aten::backward", begin, begin + 10 * MS - 100)  # a moment of nothing between operators
+                asked = begin + 10 * MS
+                trace.gloo("allreduce", at=asked - 50, start=asked, end=asked + 15 * MS, elements=250_000)
+            trace.ran("aten::optimizer", at + 65 * MS, at + 70 * MS)
+    return built_run(folder, ranks)
+
+
+def replay_of_run(run: Run) -> Replay:
+    found = replay_of(aligned(run))
+    assert found is not None
+    return found
+
+
+def test_collectives_run_side_by_side_on_gloos_threads(tmp_path: Path) -> None:
+    run = overlapped(tmp_path)
+    program = host_program(aligned(run), 0, np.array([0, 1]))
+    assert program.stream[:4].tolist() == [0, 1, 0, 1]
+    assert program.stream_predecessor[:4].tolist() == [NOTHING, NOTHING, 0, 1]
+
+
+def test_moments_between_operators_are_no_waiting(tmp_path: Path) -> None:
+    program = host_program(aligned(overlapped(tmp_path)), 0, np.array([0, 1]))
+    assert program.released_by[:4].tolist() == [NOTHING] * 4
+    assert program.released_by[4] == 3  # the optimizer waits for the last bucket
+
+
+def test_replay_takes_as_long_as_the_cpu_job(tmp_path: Path) -> None:
+    assert replay_of_run(overlapped(tmp_path)).period_ns == pytest.approx(70e6, rel=0.01)
+
+
+def test_merging_messages_spares_the_calls_and_no_compute(tmp_path: Path) -> None:
+    """Compute between two calls is the same with one call less; 5 us of a call are the operator's."""
+    replay = replay_of_run(overlapped(tmp_path))
+    merged = larger_messages(replay)
+    before, after = (sum(p.host.own_ns.sum() for p in r.programs) for r in (replay, merged))
+    calls = sum(len(p) for p in replay.programs)
+    assert 0 < before - after <= calls * 5_000
+
+
+def alone(folder: Path, lengths_ms: list[float]) -> Run:
+    """Return steps of these lengths, all but 10 ms of each spent in an operator."""
+    ranks = traces()
+    for trace in ranks:
+        at = 0.0
+        for n, length in enumerate(lengths_ms):
+            trace.step(n, at, at + length * MS)
+            trace.ran("aten::mm", at, at + (length - 10) * MS)
+            trace.gloo("allreduce", at=at + (length - 10) * MS, start=at + (length - 9.9) * MS, end=at + length * MS)
+            at += length * MS
+    return built_run(folder, ranks)
+
+
+def test_single_hiccup_is_left_out_of_the_replay(tmp_path: Path) -> None:
+    lengths = [50.0] * 12
+    lengths[9] = 400
+    replay = replay_of_run(alone(tmp_path, lengths))
+    assert replay.steps.tolist() == list(range(9))
+    assert replay.period_ns == pytest.approx(50e6, rel=0.02)
+
+
+def test_long_steps_that_recur_are_replayed(tmp_path: Path) -> None:
+    replay = replay_of_run(alone(tmp_path, [50, 50, 200] * 4))
+    assert len(replay.steps) == 12
+    assert replay.period_ns == pytest.approx(100e6, rel=0.1)
+
+
+def with_logs(run: Run, lengths_ms: list[float]) -> Run:
+    logs = []
+    for rank in range(RANKS):
+        ends = np.cumsum(lengths_ms) * 1e6
+        lines = [
+            {"step": i, "start_ns": int(e - d * 1e6), "end_ns": int(e), "dur_ns": int(d * 1e6), "phase": "after"}
+            for i, (e, d) in enumerate(zip(ends, lengths_ms, strict=True))
+        ]
+        logs.append(step_log_of(lines, rank=rank))
+    return replace(run, logs=tuple(logs), description={**run.description, "unprofiled_step_ms": 50.0})
+
+
+def account(folder: Path, profiled_ms: list[float], unprofiled_ms: list[float]) -> Account:
+    return account_of(with_logs(alone(folder, profiled_ms), unprofiled_ms))
+
+
+def test_step_of_a_run_with_recurring_long_steps_is_their_mean(tmp_path: Path) -> None:
+    found = account(tmp_path, [50, 50, 200] * 4, [50, 50, 200] * 10)
+    assert found.step is not None
+    assert found.step.unprofiled_ns == pytest.approx(100e6) and found.step.profiled_ns == pytest.approx(50e6, rel=0.01)
+    assert sum(part.ns_per_step for part in found.step.parts) == pytest.approx(100e6)
+    assert found.step.ns("unknown") < 1e6
+    assert any("33 % of the unprofiled steps take over 1.5 times their median" in w for w in found.warnings)
+
+
+def test_step_of_a_run_with_one_long_step_is_the_median(tmp_path: Path) -> None:
+    found = account(tmp_path, [50] * 6, [50.0] * 20 + [400.0] + [50.0] * 10)
+    assert found.step is not None and found.step.unprofiled_ns == pytest.approx(50e6)
+    assert not any("of the unprofiled steps" in w for w in found.warnings)
+
+
+def test_given_step_goes_before_the_logs(tmp_path: Path) -> None:
+    run = with_logs(alone(tmp_path, [50, 50, 200] * 4), [50, 50, 200] * 10)
+    found = account_of(run, unprofiled_ms=60)
+    assert found.step is not None and found.step.unprofiled_ns == 60e6
+    assert not any("of the unprofiled steps" in w for w in found.warnings)
+
+
+def uneven(folder: Path, *, flops: tuple[int, int], more_operators: bool = False) -> Run:
+    """Return a run in which rank 1 computes 60 ms and rank 0 30 ms before they meet."""
+    ranks = traces()
+    for rank, trace in enumerate(ranks):
+        for n in range(6):
+            at, own = n * 75 * MS, (30 + 30 * rank) * MS
+            trace.step(n, at, at + 75 * MS)
+            count = 20 if rank and more_operators else 10
+            for k in range(count):
+                trace.ran("aten::mm", at + k * own / count, at + (k + 1) * own / count - 5)
+            trace.gloo("allreduce", at=at + own, start=at + own + 10, end=at + 70 * MS, elements=1_000_000)
+            trace.ran("aten::add_", at + 70 * MS, at + 75 * MS)
+    about = {str(rank): {"flops": {"total": flops[rank]}} for rank in range(RANKS)}
+    return built_run(folder, ranks, description={"schema": 1, "world_size": RANKS, "ranks": about})
+
+
+@pytest.mark.parametrize(
+    ("flops", "more_operators", "cause"),
+    [((10**9, 2 * 10**9), False, "load"), ((10**9, 10**9), False, "host"), ((10**9, 2 * 10**9), True, "host")],
+)
+def test_more_flops_for_as_many_operators_are_more_load(
+    tmp_path: Path, flops: tuple[int, int], more_operators: bool, cause: str
+) -> None:
+    (late,) = find_stragglers(aligned(uneven(tmp_path, flops=flops, more_operators=more_operators)))
+    assert (late.rank, late.cause) == (1, cause)
+
+
+def test_evenly_spread_load_saves_half_of_the_difference(tmp_path: Path) -> None:
+    first = diagnose(account_of(uneven(tmp_path, flops=(10**9, 2 * 10**9)))).findings[0]
+    assert first.id == "load-imbalance" and first.ranks == (1,)
+    assert first.saving_ns == pytest.approx(15e6, rel=0.2)
