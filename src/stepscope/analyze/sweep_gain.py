@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, log, sqrt
-from statistics import fmean, median, stdev
 from typing import Any
 
 from stepscope.analyze.bench_times import ratio
-from stepscope.student_t import t_quantile
 
-_CONFIDENCE = 0.95
 _MATTERS = 1.05
 
 Row = Mapping[str, Any]
@@ -48,13 +44,8 @@ def gain(row: Row, reference: Row) -> Gain:
     """Return the gain of a row over another.
 
     Runs are interleaved, so those of the same number are compared with each other: what slowed the machine in one round
-    slowed both. The interval is Student's, over rounds; with one round it is that of resampled steps.
+    slowed both.
     """
     per_sample = reference["summary"]["samples_per_step"] / row["summary"]["samples_per_step"]
-    pairs = list(zip(reference["samples_ms"], row["samples_ms"], strict=False))
-    if len(pairs) == 1:
-        middle, low, high = ratio(reference["samples_ms"], row["samples_ms"])
-        return Gain(middle / per_sample, low / per_sample, high / per_sample)
-    logs = [log(median(theirs) / median(ours) / per_sample) for theirs, ours in pairs]
-    reach = t_quantile(_CONFIDENCE, len(logs) - 1) * stdev(logs) / sqrt(len(logs))
-    return Gain(exp(fmean(logs)), exp(fmean(logs) - reach), exp(fmean(logs) + reach))
+    middle, low, high = ratio(reference["samples_ms"], row["samples_ms"])
+    return Gain(middle / per_sample, low / per_sample, high / per_sample)
