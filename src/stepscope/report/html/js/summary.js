@@ -54,9 +54,21 @@ function mfuWhy({ mfu, peak_tflops, precision }) {
   return known(mfu) ? `of ${digits(peak_tflops)} TFLOP/s ${precision ?? ""}` : "FLOPs or peak unknown";
 }
 
+// The parts of the step that each verdict adds up, and what to call them.
+const COMPUTE = ["compute", ["forward", "backward", "optimizer", "other_compute", "copy"]];
+const BEHIND = {
+  "compute-bound": COMPUTE, "memory-bound": COMPUTE, balanced: COMPUTE,
+  "communication-bound": ["exposed transfer", ["exposed_transfer"]],
+  "straggler-bound": ["waiting for others", ["wait"]],
+  "host-bound": ["the host", ["launch_gap", "host_sync", "allocator", "host_stall", "unknown"]],
+  "data-bound": ["data loading", ["data_loading"]],
+};
+
 function verdictWhy(report) {
-  const top = [...report.step.budget].sort((a, b) => b.pct - a.pct)[0];
-  return top ? `${words(top.part)} takes ${pctText(top.pct, 0)} of the step` : "no step was recorded";
+  const [name, parts] = BEHIND[report.verdict] ?? [];
+  if (!name) return "no step was recorded";
+  const pct = report.step.budget.filter((p) => parts.includes(p.part)).reduce((sum, p) => sum + p.pct, 0);
+  return `${name} takes ${pctText(pct, 0)} of the step`;
 }
 
 function stepWhy({ step, steadiness }) {
