@@ -95,8 +95,12 @@ def _print_search(document: Document) -> None:
     for size, other in (search["same_as"] or {}).items():
         out.print(f"{float(size):g} MB cuts this model into the same buckets as {other:g} MB", markup=False)
     if advice := document.get("recommendation"):
-        saves = f"{advice['saving_pct']:.1f} % [{advice['saving_low_pct']:.1f}, {advice['saving_high_pct']:.1f}]"
-        out.print(f"recommended: {advice['series']} ({advice['reason']}); saves {saves}", markup=False)
+        saves = (
+            f"; saves {advice['saving_pct']:.1f} % [{advice['saving_low_pct']:.1f}, {advice['saving_high_pct']:.1f}]"
+        )
+        out.print(
+            f"recommended: {advice['series']} ({advice['reason']}){saves if advice['saving_pct'] else ''}", markup=False
+        )
 
 
 def _sizes(text: str | None) -> list[float] | None:
