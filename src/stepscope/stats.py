@@ -107,8 +107,8 @@ def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 
     One long step is a hiccup and does not stand for the run; one in ten is what the run is like.
 
-    >>> recurring_long([10, 30, 10, 10, 30, 10, 10]).sum(), recurring_long([10, 30, 10, 10]).sum()
-    (np.int64(2), np.int64(0))
+    >>> [int(recurring_long(times).sum()) for times in ([10, 30, 10, 10, 30, 10, 10], [10, 30, 10, 10])]
+    [2, 0]
     """
     long = far_longer(values)
     return long if long.sum() >= max(2, _OFTEN * len(long)) else np.zeros(len(long), bool)

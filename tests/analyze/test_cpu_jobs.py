@@ -94,15 +94,26 @@ def alone(folder: Path, lengths_ms: list[float]) -> Run:
 def test_single_hiccup_is_left_out_of_the_replay(tmp_path: Path) -> None:
     lengths = [50.0] * 12
     lengths[9] = 400
-    replay = replay_of_run(alone(tmp_path, lengths))
-    assert replay.steps.tolist() == list(range(9))
+    run = alone(tmp_path, lengths)
+    replay = replay_of_run(run)
+    assert replay.steps.tolist() == list(range(9)) and replay.hiccups == (9,)
     assert replay.period_ns == pytest.approx(50e6, rel=0.02)
+    said = "step 9 took over 1.5 times the median: savings and what-ifs are of steps 0 to 8"
+    assert said in account_of(run).warnings
 
 
 def test_long_steps_that_recur_are_replayed(tmp_path: Path) -> None:
     replay = replay_of_run(alone(tmp_path, [50, 50, 200] * 4))
-    assert len(replay.steps) == 12
+    assert len(replay.steps) == 12 and not replay.hiccups
     assert replay.period_ns == pytest.approx(100e6, rel=0.1)
+
+
+def test_step_number_that_one_rank_recorded_twice_breaks_nothing(tmp_path: Path) -> None:
+    run = alone(tmp_path, [50.0] * 8)
+    twice = run.ranks[0].steps
+    steps = replace(twice, number=np.concatenate((twice.number[:7], twice.number[6:7])))
+    again = replace(run, ranks=(replace(run.ranks[0], steps=steps), run.ranks[1]))
+    assert replay_of_run(again).steps.tolist() == list(range(7))
 
 
 def with_logs(run: Run, lengths_ms: list[float]) -> Run:

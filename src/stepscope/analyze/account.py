@@ -18,7 +18,7 @@ from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels import KernelTable, kernel_table
 from stepscope.analyze.memory import MemoryView, memory_view
 from stepscope.analyze.operators import OperatorTable, operator_table
-from stepscope.analyze.overhead import StepBudget, step_budget, uneven_warnings, unprofiled_step_ms
+from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
 from stepscope.analyze.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.rank_account import RankAccount, rank_account
 from stepscope.analyze.replay import Replay, replay_of
@@ -125,6 +125,7 @@ def account_of(
     losses = waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip)
     strategy = strategy_of(run)
     overhead_ns = max(0.0, step.profiled_ns - step.unprofiled_ns) if step and step.unprofiled_ns else 0.0
+    replay = replay_of(shared, unprofiled_ns=step.unprofiled_ns if step else None)
     return Account(
         run=run,
         shared=shared,
@@ -137,13 +138,24 @@ def account_of(
         efficiency=used,
         waterfall=losses,
         strategy=strategy,
-        replay=replay_of(shared, unprofiled_ns=step.unprofiled_ns if step else None),
+        replay=replay,
         stragglers=tuple(find_stragglers(shared, overhead_ns_per_step=overhead_ns)),
         warnings=(
             *_warnings(run, ranks, shared, step, used, losses, strategy),
-            *uneven_warnings(run, unprofiled_ms),
+            *_step_warnings(run, replay, given=unprofiled_ms is not None),
         ),
     )
+
+
+def _step_warnings(run: Run, replay: Replay | None, *, given: bool) -> list[str]:
+    """Return which steps are unlike the others, and what that means."""
+    uneven = run.unprofiled.uneven if run.unprofiled and not given else None
+    lines = [uneven] if uneven else []
+    if replay and replay.hiccups:
+        which = f"step {', '.join(map(str, replay.hiccups))}"
+        kept = f"{replay.steps[0]} to {replay.steps[-1]}"
+        lines.append(f"{which} took over 1.5 times the median: savings and what-ifs are of steps {kept}")
+    return lines
 
 
 def _warnings(

@@ -10,13 +10,14 @@ import numpy as np
 from stepscope.analyze.host_time import HostParts, data_loading, stalling
 from stepscope.analyze.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
 from stepscope.analyze.rank_account import host_compute
-from stepscope.intervals import covered_ns, subtract, union, union_of
+from stepscope.intervals import Intervals, covered_ns, subtract, union, union_of
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 _LEAST_WAIT_NS = 200_000
+_MOST_IN_FLIGHT = 4096
 
 
 def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
@@ -31,8 +32,9 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
     edges = np.concatenate(([first_ns], c.issue_ns[rows], [last_ns]))
     edges = np.maximum.accumulate(edges)
-    parts = _parts(rank, edges[:-1], edges[1:])
-    released_by = _released_by(rank, rows, edges)
+    waiting = subtract(union(c.start_ns, c.end_ns), host_compute(rank))
+    parts = _parts(rank, waiting, edges[:-1], edges[1:])
+    released_by = _released_by(waiting, c.end_ns[rows], edges)
     lane = _lanes(c.start_ns[rows], c.end_ns[rows])
     return Program(
         device_index=rows,
@@ -70,8 +72,7 @@ def _lanes(start: Int64s, end: Int64s) -> Int64s:
     return out
 
 
-def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
-    waiting = subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
+def _parts(rank: Rank, waiting: Intervals, start: Int64s, end: Int64s) -> HostParts:
     data = subtract(data_loading(rank), waiting)
     stalls = subtract(stalling(rank), union_of(waiting, data))
     parts = [covered_ns(x, start, end) for x in (data, stalls)]
@@ -79,20 +80,20 @@ def _parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
     return HostParts(np.maximum(own, 0), parts[0], np.zeros(len(start), np.int64), parts[1])
 
 
-def _released_by(rank: Rank, rows: Int64s, edges: Int64s) -> Int64s:
+def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
     """Return for each item the last collective that ended while the host waited before asking for it; one more for
     waiting after the last item.
 
     Between two operators there is always a moment of nothing; waiting takes longer.
     """
-    out = np.full(len(rows) + 1, NOTHING, np.int64)
-    end = rank.collectives.end_ns[rows]
-    idle = subtract(union(rank.collectives.start_ns, rank.collectives.end_ns), host_compute(rank))
-    waits = np.flatnonzero(idle.end - idle.start >= _LEAST_WAIT_NS)
-    asked = np.searchsorted(edges, idle.end[waits], side="left") - 1
+    out = np.full(len(end) + 1, NOTHING, np.int64)
+    waits = np.flatnonzero(waiting.end - waiting.start >= _LEAST_WAIT_NS)
+    asked = np.searchsorted(edges, waiting.end[waits], side="left") - 1
     for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
-        if 0 <= item <= len(rows):
-            done = np.flatnonzero((end[:item] > idle.start[wait]) & (end[:item] <= idle.end[wait]))
+        if 0 <= item <= len(end):
+            first = max(0, item - _MOST_IN_FLIGHT)
+            ends = end[first:item]
+            done = np.flatnonzero((ends > waiting.start[wait]) & (ends <= waiting.end[wait]))
             if len(done):
-                out[item] = int(done[np.argmax(end[done])])
+                out[item] = first + int(done[np.argmax(ends[done])])
     return out

@@ -26,7 +26,6 @@ from stepscope.analyze.idle import CAUSE_NAMES, Cause
 from stepscope.analyze.parts import PART_CODE, PARTS
 from stepscope.analyze.step_periods import profiled_step_ns
 from stepscope.run.load import Run
-from stepscope.run.step_log import UnprofiledStep, unprofiled_step
 from stepscope.units import NS_PER_MS, ms
 
 Floats = npt.NDArray[np.float64]
@@ -121,26 +120,10 @@ def unprofiled_step_ms(run: Run, given_ms: float | None = None) -> float | None:
     """
     said = given_ms
     if given_ms is None:
-        logged = _uneven(run)
-        said = logged.mean_ms if logged else run.description.get("unprofiled_step_ms")
+        logged = run.unprofiled
+        said = logged.mean_ms if logged and logged.uneven else run.description.get("unprofiled_step_ms")
     known = isinstance(said, int | float) and not isinstance(said, bool) and np.isfinite(said) and said > 0
     return float(said) if known and said is not None else None
-
-
-def uneven_warnings(run: Run, given_ms: float | None = None) -> list[str]:
-    """Return what to know of a run whose unprofiled steps differ much."""
-    logged = _uneven(run) if given_ms is None else None
-    if logged is None:
-        return []
-    return [
-        f"{100 * logged.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
-        f"{logged.median_ms:.2f} ms: the step is their mean, {logged.mean_ms:.2f} ms"
-    ]
-
-
-def _uneven(run: Run) -> UnprofiledStep | None:
-    logged = unprofiled_step(run.logs)
-    return logged if logged and logged.long_share else None
 
 
 def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | None = None) -> StepBudget | None:

@@ -26,6 +26,7 @@ from stepscope.analyze.host_time import RECORDING_COST_NS, recorded_events
 from stepscope.analyze.program import Program, device_program
 from stepscope.analyze.stragglers import common_steps
 from stepscope.run.aligned import Aligned
+from stepscope.run.rank import Rank
 from stepscope.stats import far_longer, recurring_long
 from stepscope.trace.table import Int64s
 
@@ -61,6 +62,8 @@ class Replay:
     """time per step of the replay with that factor: the baseline of every what-if"""
     profiled_ns: float
     """time per step of the replay as recorded"""
+    hiccups: tuple[int, ...] = ()
+    """numbers of single steps far longer than the others: left out"""
     message_bytes: int = 0
     """collectives have been merged into messages of this size already; 0 as recorded"""
 
@@ -70,7 +73,8 @@ def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay 
     numbers = common_steps(shared.run.ranks)
     if not len(numbers):
         return None
-    numbers = _few_enough(shared, _without_hiccup(shared, numbers))
+    numbers, hiccups = _without_hiccup(shared, numbers)
+    numbers = _few_enough(shared, numbers)
     programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
     if not any(len(p) for p in programs):
         return None
@@ -82,7 +86,7 @@ def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay 
     profiled = steady_period_ns(graph, end_times(graph))
     factor, identified = _host_factor(shared, programs, graph, numbers, profiled, unprofiled_ns)
     period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, factor)))
-    return Replay(shared, numbers, programs, meetings, graph, factor, identified, period, profiled)
+    return Replay(shared, numbers, programs, meetings, graph, factor, identified, period, profiled, hiccups)
 
 
 def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
@@ -146,20 +150,26 @@ def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_ste
     return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
 
 
-def _without_hiccup(shared: Aligned, numbers: Int64s) -> Int64s:
-    """Return the longest stretch of steps without one far longer than the others, unless such steps recur.
+def _without_hiccup(shared: Aligned, numbers: Int64s) -> tuple[Int64s, tuple[int, ...]]:
+    """Return the longest stretch of steps without one far longer than the others, and the numbers of such steps; all
+    steps where long ones recur.
 
     A single one is somebody else's doing; a few steps cannot tell.
     """
-    spans = [r.steps.end_ns - r.steps.start_ns for r in shared.run.ranks if len(r.steps)]
-    which = [np.isin(r.steps.number, numbers) for r in shared.run.ranks if len(r.steps)]
-    took = np.mean([span[kept] for span, kept in zip(spans, which, strict=True)], axis=0)
+    took = np.mean([_spans(r, numbers) for r in shared.run.ranks if len(r.steps)], axis=0)
     long = far_longer(took)
     if len(took) < _ENOUGH_TO_TELL or not long.any() or recurring_long(took).any():
-        return numbers
+        return numbers, ()
     cuts = np.concatenate(([-1], np.flatnonzero(long), [len(took)]))
     widest = int(np.argmax(np.diff(cuts)))
-    return numbers[cuts[widest] + 1 : cuts[widest + 1]]
+    return numbers[cuts[widest] + 1 : cuts[widest + 1]], tuple(numbers[long].tolist())
+
+
+def _spans(rank: Rank, numbers: Int64s) -> Int64s:
+    """Return how long a rank's host took for the steps of these numbers."""
+    by_number = np.argsort(rank.steps.number, kind="stable")
+    at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
+    return rank.steps.end_ns[at] - rank.steps.start_ns[at]
 
 
 def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.host_time import HostParts
 from stepscope.analyze.program import NOTHING, Program
 from stepscope.analyze.replay import Replay, rebuilt
-from stepscope.predict.straggler_off import compute_ns
+from stepscope.predict.straggler_off import compute_ns, host_part_ns, host_part_scaled
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -147,16 +147,10 @@ def evenly_spread(replay: Replay) -> Replay:
 
 def _evenly_spread_hosts(replay: Replay) -> Replay:
     """Return the same for ranks whose hosts compute."""
-    own = [float(p.host.own_ns.sum() + p.tail.own_ns.sum()) for p in replay.programs]
-    programs = []
-    for program, mine in zip(replay.programs, own, strict=True):
-        factor = float(np.mean(own)) / mine if mine else 1.0
-        host, tail = (
-            replace(parts, own_ns=np.rint(parts.own_ns * factor).astype(np.int64))
-            for parts in (program.host, program.tail)
-        )
-        programs.append(replace(program, host=host, tail=tail))
-    return rebuilt(replay, programs)
+    own_ns = [host_part_ns(p, "own_ns") for p in replay.programs]
+    mean_ns = float(np.mean(own_ns))
+    pairs = zip(replay.programs, own_ns, strict=True)
+    return rebuilt(replay, [host_part_scaled(p, "own_ns", mean_ns / mine) if mine else p for p, mine in pairs])
 
 
 def _ranks(replay: Replay) -> tuple[Rank, ...]:

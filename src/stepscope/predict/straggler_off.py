@@ -118,9 +118,9 @@ def _nth(name: Int64s, step: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 def _shortened(program: Program, peers: Sequence[Program]) -> Program:
     """Return a program shortened, part by part, to the median of its peers."""
     for name in (f.name for f in fields(HostParts)):
-        usual, own = float(np.median([_total(p, name) for p in peers])), _total(program, name)
+        usual, own = float(np.median([host_part_ns(p, name) for p in peers])), host_part_ns(program, name)
         if own > usual:
-            program = _host_part_scaled(program, name, usual / own)
+            program = host_part_scaled(program, name, usual / own)
     usual, mine = float(np.median([compute_ns(p) for p in peers])), compute_ns(program)
     if mine <= usual:
         return program
@@ -129,11 +129,14 @@ def _shortened(program: Program, peers: Sequence[Program]) -> Program:
     return replace(program, duration_ns=shorter.astype(np.int64))
 
 
-def _total(program: Program, part: str) -> float:
+def host_part_ns(program: Program, part: str) -> float:
+    """Return what one part of the host's time takes in all."""
     return float(getattr(program.host, part).sum() + getattr(program.tail, part).sum())
 
 
-def _host_part_scaled(program: Program, part: str, factor: float) -> Program:
+def host_part_scaled(program: Program, part: str, factor: float) -> Program:
+    """Return a program in which one part of the host's time takes `factor` times as long."""
+
     def scaled(parts: HostParts) -> HostParts:
         return replace(parts, **{part: np.rint(getattr(parts, part) * factor).astype(np.int64)})
 

@@ -26,6 +26,8 @@ def print_steps(folder: Path, logs: Sequence[StepLog], out: Console) -> None:
     )
     if step is not None:
         out.print(f"step {step.median_ms:.2f} ms, median of {step.num_steps} steps without the profiler")
+    if step is not None and step.uneven:
+        out.print(step.uneven)
     late = late_ranks(logs)
     out.print()
     _table(logs, late, out)

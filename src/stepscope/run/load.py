@@ -17,7 +17,7 @@ from stepscope.run.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
-from stepscope.run.step_log import StepLog, step_logs
+from stepscope.run.step_log import StepLog, UnprofiledStep, step_logs, unprofiled_step
 from stepscope.run.table import Table
 from stepscope.run_folder import RUN_JSON, rank_file
 from stepscope.trace.cache import read_cached
@@ -49,6 +49,11 @@ class Run:
         said = [*(r.world_size for r in self.ranks), believable_world(self.description.get("world_size"))]
         known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
+
+    @cached_property
+    def unprofiled(self) -> UnprofiledStep | None:
+        """Return the step's time without the profiler by the step logs, None without such steps."""
+        return unprofiled_step(self.logs)
 
     def table(self, name: str) -> Table:
         """Return one of the run's tables (`docs/tables.md`): events, collectives, steps, budget, findings, ..."""

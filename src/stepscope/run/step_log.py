@@ -84,6 +84,16 @@ class UnprofiledStep:
     warm_up_steps: int
     """left out at the start, on the rank with the most"""
 
+    @property
+    def uneven(self) -> str | None:
+        """Return what to know where long steps recur, so that the mean is the step and not the median; else None."""
+        if not self.long_share:
+            return None
+        return (
+            f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
+            f"{self.median_ms:.2f} ms: the step is their mean, {self.mean_ms:.2f} ms"
+        )
+
 
 def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
     """Return the step logs of a run folder by rank; none where it has none."""
