@@ -101,7 +101,7 @@ def test_evidence_leads_to_the_worst_step_in_the_heatmap(opened: Browser) -> Non
     clicked(opened, "#findings .places .chip", "rank 5, step 1")
     assert opened.run("return document.querySelector('#heatmap .said').textContent").startswith("rank 5, step 1")
     assert opened.run("return document.querySelector('#heatmap select').value") == "own"
-    assert opened.run("return scrollY") > 0
+    assert opened.waited("scrollY > 0")  # scrolling takes a moment
 
 
 def test_evidence_leads_to_kinds_of_slices_and_rows_of_tables(opened: Browser) -> None:
