@@ -31,12 +31,12 @@ from typing import Any
 from stepscope.errors import StepscopeError
 from stepscope.record.claim import claimed_folder
 from stepscope.record.description import rank_facts, run_description
-from stepscope.record.groups import flight_lines
 from stepscope.record.growing_log import GrowingLog
 from stepscope.record.patience import Patience, may_pass
 from stepscope.record.scratch import hold_scratch, remove_scratch
 from stepscope.record.step_statistics import StepStatistics
-from stepscope.record.trace_file import compress_into, place_whole, sweep, trouble_with_export
+from stepscope.record.take_over import taken_over
+from stepscope.record.trace_file import place_whole, sweep
 from stepscope.run_folder import RUN_JSON, json_object_in, rank_file, steps_file
 
 FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
@@ -233,7 +233,7 @@ class Writer:
         plain = Path(job["plain"])
         about = {"name": job["name"], **job.get("about", {})}
         try:
-            return {**about, **self.patience.until_done(partial(_taken, job, folder, self.rank))}
+            return {**about, **self.patience.until_done(partial(taken_over, job, folder, self.rank))}
         except (OSError, ValueError) as e:
             self.patience.lost_files.append(job["name"])
             return {**about, "status": "failed", "reason": f"{job['name']}: {getattr(e, 'strerror', None) or e}"}
@@ -291,22 +291,6 @@ def _claimed(message: dict[str, Any]) -> Path:
         if isinstance(e.__cause__, OSError) and may_pass(e.__cause__):
             raise e.__cause__ from None
         raise
-
-
-def _taken(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
-    """Return the size of one file that was brought into the folder, or why it was not worth it."""
-    plain, target = Path(job["plain"]), folder / job["name"]
-    target.parent.mkdir(exist_ok=True)
-    if job["do"] == "file":
-        place_whole(plain.read_bytes(), target)
-        return {"status": "written", "bytes": target.stat().st_size}
-    if job["do"] == "flight":
-        place_whole(flight_lines(plain.read_bytes(), rank=rank, groups=job["process_groups"]), target)
-        return {"kind": "flight", "status": "written", "bytes": target.stat().st_size}
-    trouble = trouble_with_export(plain)
-    if trouble:
-        return {"status": "failed", "reason": trouble}
-    return {"status": "written", "bytes": compress_into(plain, target)}
 
 
 def _end_after(timeout_s: float, last: Any) -> None:
