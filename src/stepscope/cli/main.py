@@ -3,12 +3,15 @@
 import argparse
 import sys
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepscope import __version__
 from stepscope.cli.ending import MAX_SENTENCE, ended
 from stepscope.errors import UsageError
 from stepscope.units import printable
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # Each command is a module here, imported only when it is asked for, so that `--help` stays quick.
 COMMANDS = {
@@ -34,6 +37,11 @@ class _OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        """Write --help and the like; argparse itself would not say that a full disk took nothing of it."""
+        if message:
+            (file or sys.stderr).write(message)
 
 
 def main(argv: list[str] | None = None) -> int:
