@@ -122,7 +122,7 @@ def test_nothing_is_there_without_the_token(serve: Any) -> None:
 
 TRAVERSALS = (
     "../secret.txt", "..%2fsecret.txt", "%2e%2e/secret.txt", "a/../../secret.txt", "..\\secret.txt", "/etc/passwd",
-    "//etc/passwd", "a/%00", "a", "", ".", "nothing.txt",
+    "//etc/passwd", "%2F%2Fetc/passwd", "/%2F%2Fetc%2Fpasswd", "a/%00", "a", "", ".", "nothing.txt",
 )  # fmt: skip
 
 
