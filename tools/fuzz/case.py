@@ -7,14 +7,16 @@ A description is plain JSON, so that a failing case is one small file that anybo
                               "edits": [["gunzip"], ["set", ["traceEvents", 3, "args", "Device Id"], "1e999"]]}}}
 
 A file begins as a `seed` (below tests/data), as `text` (one byte per letter), or as a `node` that is no regular file;
-its edits are applied in order.
+its edits are applied in order. With `count`, there are so many of it, `@` in its name being their number.
 """
 
 import gzip
+import io
 import json
 import os
 import stat
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -41,6 +43,8 @@ class Case:
     """names that the command may write, over what is there too"""
     stdout: str = "file"
     """where standard output goes: file, or full, closed, ascii"""
+    expect: dict[str, Any] = field(default_factory=dict)
+    """what else has to hold: exit_code (a list), says (a pattern in what is printed)"""
 
     @property
     def text(self) -> str:
@@ -73,7 +77,7 @@ def node(kind: str, value: Any = None) -> Recipe:
 def make_files(case: Case, folder: Path) -> int:
     """Write the case's files below `folder` and return the bytes of their content."""
     size = 0
-    for name, recipe in case.files.items():
+    for name, recipe in _each(case.files):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         if "node" in recipe:
@@ -83,6 +87,11 @@ def make_files(case: Case, folder: Path) -> int:
             path.write_bytes(content)
             size += len(content)
     return size
+
+
+def _each(files: dict[str, Recipe]) -> Iterator[tuple[str, Recipe]]:
+    for name, recipe in files.items():
+        yield from ((name.replace("@", f"{n:05d}"), recipe) for n in range(recipe.get("count", 1)))
 
 
 def made(recipe: Recipe) -> bytes:
@@ -130,6 +139,21 @@ def _replace(data: bytes, start: int, end: int, by: str) -> bytes:
     return data[:start] + by.encode("latin-1") + data[end:]
 
 
+def _numbered(data: bytes, count: int) -> bytes:
+    return b"".join(data.replace(b"@", b"%d" % n) for n in range(count))
+
+
+def _tar(data: bytes, name: str, others: dict[str, Recipe]) -> bytes:
+    """Return an archive of this content under a name, and of other files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for member, content in {name: data, **{other: made(recipe) for other, recipe in others.items()}}.items():
+            about = tarfile.TarInfo(member)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+    return out.getvalue()
+
+
 _EDITS: dict[str, Callable[..., bytes]] = {
     "gunzip": lambda data: gzip.decompress(data),
     "gzip": lambda data, level: gzip.compress(data, level, mtime=0),
@@ -142,7 +166,10 @@ _EDITS: dict[str, Callable[..., bytes]] = {
     "swap": lambda data, a, b, c: data[:a] + data[b:c] + data[a:b] + data[c:],
     "keep": lambda data, start, end: data[start:end],
     "times": lambda data, count: data * count,
+    "numbered": _numbered,
+    "wrap": lambda data, before, after: before.encode("latin-1") + data + after.encode("latin-1"),
     "join": lambda data, other: data + made(other),
+    "tar": _tar,
 }
 
 

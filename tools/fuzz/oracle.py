@@ -15,7 +15,7 @@ MOST_INPUT_BYTES = 50_000_000
 _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
 _FRAME = re.compile(r'File "[^"]*?((?:stepscope|fuzz)/[^"]*)", line (\d+)')
-_UNFORESEEN = "this is a bug"
+_UNFORESEEN = "please report it"
 """in the one line for an error that no command foresaw"""
 
 
@@ -52,6 +52,16 @@ def complaints(case: Case, outcome: Outcome) -> list[str]:
         found += [line for text in _documents(case, outcome) for line in json_complaints(text)]
         if any("<script>fuzzed" in text or "<img src=x" in text for text in outcome.written.values()):
             found.append("script in a page")
+    return [*found, *_expected(case, outcome)]
+
+
+def _expected(case: Case, outcome: Outcome) -> list[str]:
+    """Return what this input in particular asks for and did not get."""
+    found = []
+    if outcome.exit_code not in case.expect.get("exit_code", [outcome.exit_code]):
+        found.append(f"exit code {outcome.exit_code} where {case.expect['exit_code']} is expected")
+    if not re.search(case.expect.get("says", ""), outcome.stdout + outcome.stderr):
+        found.append(f"not said: {case.expect['says']}")
     return found
 
 

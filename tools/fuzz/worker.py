@@ -20,9 +20,10 @@ from stepscope.errors import StepscopeError
 from tools.fuzz.case import Case, make_files
 from tools.fuzz.oracle import MOST_SECONDS, Outcome
 
-_CANARY = "tmp/stepscope-20241115-results/keep.txt"
+_CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
 """a user's folder that looks like scratch of ours: nobody may touch it"""
 _MOST_READ = 20_000_000
+_MOST_WRITTEN = 2 << 30
 _QUIET_COMMANDS = ("true",)
 
 
@@ -41,7 +42,6 @@ def prepare_process() -> None:
 
     subprocess.Popen.__init__ = guarded  # type: ignore[method-assign]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 30, 4 << 30))
 
 
 def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
@@ -50,7 +50,6 @@ def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
     try:
         (folder / _CANARY).parent.mkdir(parents=True)
         (folder / _CANARY).write_text("keep")
-        (folder / "work").mkdir()
         size = make_files(case, folder / "work")
         before = _fingerprints(folder)
         started = time.monotonic()
@@ -70,6 +69,8 @@ def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
 def _called(case: Case, folder: Path) -> dict[str, Any]:
     """Return the outcome of `main` in this process."""
     _reset_peak()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, most))
     raised, code = "", None
     with _at_home(folder):
         try:
@@ -78,6 +79,7 @@ def _called(case: Case, folder: Path) -> dict[str, Any]:
             code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
         except BaseException:  # noqa: BLE001  whatever leaves `main` is the finding
             raised = traceback.format_exc()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     return {
         "exit_code": code,
         "raised": raised,
@@ -118,7 +120,7 @@ def _at_home(folder: Path) -> Iterator[None]:
 
 
 def _environ(folder: Path) -> dict[str, str]:
-    return {"TMPDIR": str(folder / "tmp"), "HOME": str(folder), "COLUMNS": "100"}
+    return {"TMPDIR": str(folder / "work" / "tmp"), "HOME": str(folder), "COLUMNS": "100"}
 
 
 def _started(case: Case, folder: Path) -> dict[str, Any]:
@@ -202,7 +204,9 @@ def _changed(case: Case, folder: Path, before: dict[str, tuple[Any, ...]]) -> It
             yield f"{name} is gone"
         elif after[name] != was:
             yield f"{name} was changed"
-    yield from (f"{name} was left" for name in after if name not in before and name.endswith(".tmp"))
+    new = [name for name in after if name not in before]
+    yield from (f"{name} was left" for name in new if name.endswith(".tmp"))
+    yield from (f"{name} was put where a link leads" for name in new if name.startswith("work/kept"))
 
 
 def _written(folder: Path, before: dict[str, tuple[Any, ...]]) -> dict[str, str]:
