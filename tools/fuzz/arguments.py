@@ -6,10 +6,11 @@ from functools import cache
 from importlib import import_module
 from random import Random
 
-from stepscope.cli.main import COMMANDS
 from tools.fuzz.case import Case, Recipe, node, seed, text
 from tools.fuzz.seeds import run_files
 from tools.fuzz.values import ESC, WORDS
+
+from stepscope.cli.main import COMMANDS
 
 _RUN = "run"
 _MODEL = ("--layers", "2", "--d-model", "64", "--heads", "4", "--vocab", "256", "--seq-len", "64")
@@ -32,8 +33,7 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 """what a command asks for, besides the option that is tried"""
 OUTPUT_OPTIONS = frozenset(
-    ("--json", "--html", "--csv", "--perfetto", "--parquet", "--tensorboard", "--out", "--plot", "--cache-folder")
-    + ("--profile-output-dir",)
+    "--json --html --csv --perfetto --parquet --tensorboard --out --plot --cache-folder --profile-output-dir".split()
 )
 _OUTSIDE = frozenset(("/", "..", "file:///etc/passwd"))
 """words that an output must not be given here: what it wrote would not be in the case's folder"""
@@ -89,15 +89,12 @@ def odd_outputs(rng: Random) -> Iterator[Case]:
         stdout = rng.choice(("full", "closed", "ascii")) if rng.random() < 0.05 and command[0] in _READERS else "file"
         case = _case(command, words, what=f"{' '.join(command)} {option} {target[:30]} {sorted(files)} {stdout}")
         # Forced, a regular file or a link may be replaced, by a run's own file too; what a link points to may not.
-        may = tuple(name for name in (target,) if forced and "node" not in files.get(name, {}) or _is_link(files, name))
+        there = files.get(target, {}).get("node")
+        may = (target,) if target and (there == "link" or (forced and there is None)) else ()
         yield Case(case.argv, case.files | files, "outputs", case.what, outputs=(*case.outputs, *may), stdout=stdout)
 
 
 _READERS = ("report", "health", "compare", "whatif", "sql")
-
-
-def _is_link(files: dict[str, Recipe], name: str) -> bool:
-    return files.get(name, {}).get("node") == "link"
 
 
 def _with_options(rng: Random, needed: list[str], options: list[str]) -> list[str]:

@@ -6,10 +6,11 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from stepscope.trace.schema import ARGS
 from tools.fuzz.case import Case, seed
 from tools.fuzz.seeds import OUTPUTS, TRACES, any_command, run_files, seed_json
 from tools.fuzz.values import VALUES
+
+from stepscope.trace.schema import ARGS
 
 _MOST_KINDS = 60
 _EVENT_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp", "args")

@@ -14,7 +14,7 @@ MOST_PEAK_BYTES = 1_500_000_000
 MOST_INPUT_BYTES = 50_000_000
 _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
-_FRAME = re.compile(r'File "[^"]*?((?:stepscope|fuzz)/[^"]*)", line (\d+)')
+_FRAME = re.compile(r'File "(?:[^"]*/)?(stepscope/[^"]*)", line (\d+)')
 _UNFORESEEN = "please report it"
 """in the one line for an error that no command foresaw"""
 

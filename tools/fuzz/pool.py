@@ -1,4 +1,4 @@
-"""Cases on several worker processes, each watched from outside: none may hang, crash or fill the memory for the rest."""
+"""Cases on several processes, each watched from outside: none may hang, crash or fill the memory for the rest."""
 
 import multiprocessing
 import os

@@ -1,5 +1,6 @@
 """Files that commands read beside traces, or instead of them: hostile values, damage, and things that are no files."""
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,9 +61,7 @@ SIDES = (
         "side_files/nccl_tests.json",
         (("calibrate", "--from-nccl-tests", "nccl.json", "--out", "out.json", "--json", "-"),),
     ),
-    Side(
-        "times.json", "side_files/times.json", (("calibrate", "--from-bench", "times.json", "--out", "out.json"),)
-    ),
+    Side("times.json", "side_files/times.json", (("calibrate", "--from-bench", "times.json", "--out", "out.json"),)),
     Side(
         "config.json",
         "side_files/config.json",
@@ -90,14 +89,20 @@ SIDES = (
     ),
 )
 _YAML_BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}, *{a}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
+_CSV = "op,world_size,bytes,median_us\n"
 _WHOLE = (
-    *("", " ", "\x00", "null", "5", "[]", "{}", '""', "NaN", "1e999", "9" * 5000, "\xff\xfe{\x00}\x00", "\xef\xbb\xbf{}", "{"),
-    *("[" * 100_000, '{"a":' * 100_000, "- " * 20_000, "a: [" * 5_000, "[a" * 5_000, "a = " + "[" * 5_000, "a." * 5_000 + "b = 1"),
-    *(_YAML_BOMB, "? " * 3_000, "&a [*a]", "a: *a", "!!python/object/apply:os.system ['touch fuzzed']", "\n" * 100_000),
-    *("op,world_size,bytes,median_us\n" + "all_reduce,2,1e400,1\n", "op,world_size,bytes,median_us\nall_reduce,2\n"),
-    *("op,world_size,bytes,median_us\n" + f"all_reduce,2,{2**64},1e-300\nall_reduce,2,8,1e300\n", "x," * 100_000),
+    *("", " ", "\x00", "\xff\xfe{\x00}\x00", "\xef\xbb\xbf{}", "9" * 5000, "\n" * 100_000, "x," * 100_000),
+    *'null 5 [] {} "" NaN 1e999 {'.split(),
+    *("[" * 100_000, '{"a":' * 100_000, "- " * 20_000, "a: [" * 5_000, "[a" * 5_000, "? " * 3_000),
+    *("a = " + "[" * 5_000, "a." * 5_000 + "b = 1", _YAML_BOMB, "&a [*a]", "a: *a"),
+    "!!python/object/apply:os.system ['touch fuzzed']",
+    *(
+        f"{_CSV}all_reduce,2,1e400,1\n",
+        f"{_CSV}all_reduce,2\n",
+        f"{_CSV}all_reduce,2,{2**64},1e-300\nreduce,2,8,1e300\n",
+    ),
 )
 _NODES = (
     *(node("fifo"), node("device", 5), node("device", 3), node("device", 7), node("folder"), node("unreadable")),
@@ -145,7 +150,9 @@ def _edits(rng: Random, name: str) -> tuple[list[list[Any]], str]:
     if rng.random() < 0.2:
         at = rng.randrange(len(data))
         length = rng.choice((1, 5, 50, 500))
-        edit = rng.choice((["keep", 0, at], ["copy", at, at + length, at], ["replace", at, at + length, ""], ["times", 3]))
+        edit = rng.choice(
+            (["keep", 0, at], ["copy", at, at + length, at], ["replace", at, at + length, ""], ["times", 3])
+        )
         return [edit], f"{edit[0]} at {at}"
     if name.endswith(".json"):
         path = rng.choice(json_paths(seed_json(name)))
@@ -153,8 +160,6 @@ def _edits(rng: Random, name: str) -> tuple[list[list[Any]], str]:
     if name.endswith(".jsonl"):
         lines = data.rstrip().split(b"\n")
         number = rng.randrange(len(lines))
-        import json
-
         path = rng.choice(json_paths(json.loads(lines[number])))
         return [["set_line", number, path, value]], f"line {number}, {'.'.join(map(str, path))} = {value[:40]}"
     start, end = rng.choice([found.span() for found in _TOKEN.finditer(data)])

@@ -11,14 +11,12 @@ NUMBERS = (
     *(str(2**62), str(2**63 - 1), str(-(2**63)), str(2**63), str(2**64), "1" + "0" * 400, "-" + "9" * 400, "9" * 5000),
     *("1e18", "1e19", "1e308", "1e-320", "1e999", "-1e999", "NaN", "Infinity", "-Infinity", "1" * 30 + ".5"),
 )
-TEXTS = tuple(
-    json.dumps(text)
-    for text in (
-        *("", "x", "12", "-1", "1e999", "nan", "\u0663", "[1, 2]", "[[1], 5]", "[" * 3000, "2" * 400, "%s%n{}", "\x00"),
-        *(ESC, MARKUP, SCRIPT, "a\nb\rc", "\u202eabc", "../../../etc/passwd", "//etc/passwd", "A" * 100_000, "\U0001f4a9"),
-        *("ProfilerStep#99999999999999999999", "ProfilerStep#-1", "ncclDevKernel_AllReduce", "nccl:all_reduce"),
-    )
-) + ('"\\ud800"', '"\\u0000"', '"\x01"')
+_STRINGS = (
+    *("", "x", "12", "-1", "1e999", "nan", "\u0663", "[1, 2]", "[[1], 5]", "[" * 3000, "2" * 400, "%s%n{}", "\x00"),
+    *(ESC, MARKUP, SCRIPT, "a\nb\rc", "\u202eabc", "\U0001f4a9", "A" * 100_000, "../../etc/passwd", "//etc/passwd"),
+    *("ProfilerStep#99999999999999999999", "ProfilerStep#-1", "ncclDevKernel_AllReduce", "nccl:all_reduce"),
+)
+TEXTS = (*map(json.dumps, _STRINGS), '"\\ud800"', '"\\u0000"', '"\x01"')
 OTHERS = (
     *("null", "true", "false", "[]", "{}", "[5]", "[null]", "[[]]", '{"a": 1}', '[{"rank": -1}]', "[1e999, NaN]"),
     *("[[[[4, 4], 5], null], true]", "[" * 500 + "]" * 500, '{"a":' * 500 + "1" + "}" * 500, "[" * 5000 + "]" * 5000),
@@ -28,12 +26,26 @@ OTHERS = (
 VALUES = (*NUMBERS, *TEXTS, *OTHERS)
 
 WORDS = (
-    *("", " ", "-", "--", "0", "-1", "1", "2", "0.5", "-0", "+5", "1e400", "-1e400", "nan", "inf", "-inf", "1e308", "1e-320"),
-    *(str(2**31), str(2**63 - 1), str(2**63), str(2**64), "9" * 400, "9" * 5000, "99999999", "\u0663", "1_0", "\xb2", "0x10"),
-    *("10:5", "5:10", ":", "1:", ":1", "-1:3", "1:2:3", "\xb2:5", "0,1", "0-", "0-9999999999", "3-1", ",", "all", "a,b"),
-    *("x", "A" * 300, "A" * 70_000, ESC, MARKUP, SCRIPT, "a\nb", "\udcff", "\U0001f4a9", "%s", "*", "[", "**/*", "/", ".", ".."),
-    *("25MB", "1e400MB", "-1GB", "NaNGB", "1:1", "50:5", "inf:5", "50:-1", "0:0", "nan:nan", "a=b", "=", "step_ms>5%", ">"),
-    *("step_ms>nan", "step_ms>1e999%", "missing", "missing/folder/file", "/dev/null/x", "http://[", "file:///etc/passwd"),
-    *("SELECT 1", "SELECT", "SELECT * FROM events", "SELECT repeat('x', 1000000000)", "network=0x", "network=nanx"),
-    *("network=1e999x", "bucket_mb=0", "bucket_mb=1e-300", "microbatches=99999999999", "straggler=99", "kernel:x=2x"),
+    *(
+        "",
+        " ",
+        "a\nb",
+        "\udcff",
+        "\U0001f4a9",
+        "\u0663",
+        "\xb2",
+        "\xb2:5",
+        ESC,
+        MARKUP,
+        SCRIPT,
+        "A" * 300,
+        "A" * 70_000,
+    ),
+    *(str(2**31), str(2**63 - 1), str(2**63), str(2**64), "9" * 400, "9" * 5000, "99999999"),
+    *"- -- 0 -1 1 2 0.5 -0 +5 1_0 0x10 1e400 -1e400 1e308 1e-320 nan inf -inf x %s * [ **/* / . .. = a=b >".split(),
+    *"10:5 5:10 : 1: :1 -1:3 1:2:3 0,1 0- 0-9999999999 3-1 , all a,b 1:1 50:5 inf:5 50:-1 0:0 nan:nan".split(),
+    *"25MB 1e400MB -1GB NaNGB step_ms>5% step_ms>nan step_ms>1e999% network=0x network=nanx network=1e999x".split(),
+    *"bucket_mb=0 bucket_mb=1e-300 microbatches=99999999999 straggler=99 kernel:x=2x".split(),
+    *"missing missing/folder/file /dev/null/x http://[ file:///etc/passwd".split(),
+    *("SELECT 1", "SELECT", "SELECT * FROM events", "SELECT repeat('x', 1000000000)"),
 )

@@ -15,10 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.main import main
-from stepscope.errors import StepscopeError
 from tools.fuzz.case import Case, make_files
 from tools.fuzz.oracle import MOST_SECONDS, Outcome
+
+from stepscope.cli.main import main
+from stepscope.errors import StepscopeError
 
 _CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
 """a user's folder that looks like scratch of ours: nobody may touch it"""
@@ -102,7 +103,7 @@ def _at_home(folder: Path) -> Iterator[None]:
         opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(opened, number)
         os.close(opened)
-    sys.stdin, sys.stdout, sys.stderr = (open(n, m, closefd=False) for n, m in ((0, "r"), (1, "w"), (2, "w")))  # noqa: PTH123, SIM115
+    sys.stdin, sys.stdout, sys.stderr = (open(n, m, closefd=False) for n, m in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
     sys.stderr.reconfigure(errors="backslashreplace")
     try:
         yield
