@@ -23,7 +23,7 @@ from tools.fuzz.arguments import odd_arguments, odd_outputs
 from tools.fuzz.case import Case, case_from
 from tools.fuzz.fields import changed_fields
 from tools.fuzz.mutate import mutated_traces
-from tools.fuzz.oracle import Outcome, complaints, unforeseen
+from tools.fuzz.oracle import Outcome, complaints
 from tools.fuzz.pool import Job, outcomes
 from tools.fuzz.side_files import side_files
 
@@ -104,9 +104,8 @@ class Tally:
         found = complaints(case, outcome)
         row["failed"] += bool(found)
         self.failed += bool(found)
-        line = unforeseen(outcome)
-        row["unforeseen"] += line is not None
-        for complaint in [*found, *([f"(unforeseen) {line[:160]}"] if line else [])]:
+        row["unforeseen"] += bool(outcome.unforeseen)
+        for complaint in [*found, *([f"(unforeseen) {outcome.unforeseen}"] if outcome.unforeseen else [])]:
             self.kinds[complaint] += 1
             if len(self.saved[complaint]) < _MOST_SAVED:
                 self.saved[complaint].append(self._save(case))

@@ -32,9 +32,9 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("predict", "strategy"): (*_MODEL, "--world-size", "8", "--sequences", "64", "--device", "H200"),
 }
 """what a command asks for, besides the option that is tried"""
-OUTPUT_OPTIONS = frozenset(
-    "--json --html --csv --perfetto --parquet --tensorboard --out --plot --cache-folder --profile-output-dir".split()
-)
+OUTPUT_FILES = frozenset(("--json", "--html", "--perfetto", "--plot", "--out"))
+OUTPUT_FOLDERS = frozenset(("--csv", "--parquet", "--tensorboard", "--cache-folder", "--profile-output-dir"))
+OUTPUT_OPTIONS = OUTPUT_FILES | OUTPUT_FOLDERS
 _OUTSIDE = frozenset(("/", "..", "file:///etc/passwd"))
 """words that an output must not be given here: what it wrote would not be in the case's folder"""
 _OUTPUTS: tuple[tuple[str, dict[str, Recipe]], ...] = (

@@ -14,8 +14,9 @@ MOST_PEAK_BYTES = 1_500_000_000
 MOST_INPUT_BYTES = 50_000_000
 _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
+_NAMED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)(:|$)")
 _FRAME = re.compile(r'File "(?:[^"]*/)?(stepscope/[^"]*)", line (\d+)')
-_UNFORESEEN = "please report it"
+UNFORESEEN = "please report it"
 """in the one line for an error that no command foresaw"""
 
 
@@ -36,6 +37,8 @@ class Outcome:
     took_s: float = 0.0
     written: dict[str, str] = field(default_factory=dict)
     """text of what it wrote"""
+    unforeseen: str = ""
+    """where an error came from that only the last resort turned into one sentence: no failure, but worth a look"""
     changed: tuple[str, ...] = ()
     """files that were there and are no longer as they were, or were left behind"""
 
@@ -81,14 +84,9 @@ def _ending(case: Case, outcome: Outcome) -> list[str]:
 
 def place_of(traceback: str) -> str:
     """Return the exception and the last line of ours that it passed: what tells one bug from another."""
-    last = traceback.strip().splitlines()[-1][:80] if traceback.strip() else ""
+    names = [line.split(":")[0] for line in traceback.splitlines() if _NAMED.match(line)]
     frames = _FRAME.findall(traceback)
-    return f"{last.split(':')[0]} at {':'.join(frames[-1]) if frames else '?'}"
-
-
-def unforeseen(outcome: Outcome) -> str | None:
-    """Return the line of an error that only the last resort turned into one sentence: no failure, but worth a look."""
-    return outcome.stderr.strip() if outcome.exit_code == 2 and _UNFORESEEN in outcome.stderr else None
+    return f"{names[-1] if names else '?'} at {':'.join(frames[-1]) if frames else '?'}"
 
 
 def _terminal(case: Case, outcome: Outcome) -> list[str]:

@@ -94,7 +94,7 @@ _YAML_BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 _CSV = "op,world_size,bytes,median_us\n"
 _WHOLE = (
     *("", " ", "\x00", "\xff\xfe{\x00}\x00", "\xef\xbb\xbf{}", "9" * 5000, "\n" * 100_000, "x," * 100_000),
-    *'null 5 [] {} "" NaN 1e999 {'.split(),
+    *("null", "5", "[]", "{}", '""', "NaN", "1e999", "{"),
     *("[" * 100_000, '{"a":' * 100_000, "- " * 20_000, "a: [" * 5_000, "[a" * 5_000, "? " * 3_000),
     *("a = " + "[" * 5_000, "a." * 5_000 + "b = 1", _YAML_BOMB, "&a [*a]", "a: *a"),
     "!!python/object/apply:os.system ['touch fuzzed']",

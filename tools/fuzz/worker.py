@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tools.fuzz.case import Case, make_files
-from tools.fuzz.oracle import MOST_SECONDS, Outcome
+from tools.fuzz.oracle import MOST_SECONDS, UNFORESEEN, Outcome, place_of
 
 from stepscope.cli.main import main
 from stepscope.errors import StepscopeError
 
+DEBUG = "STEPSCOPE_DEBUG"
 _CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
 """a user's folder that looks like scratch of ours: nobody may touch it"""
 _MOST_READ = 20_000_000
@@ -56,6 +57,8 @@ def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
         started = time.monotonic()
         call = _called if in_process and case.stdout == "file" else _started
         found = call(case, folder)
+        if UNFORESEEN in found.get("stderr", "") and call is _called:
+            found["unforeseen"] = _where_from(case, scratch)
         return Outcome(
             **found,
             took_s=time.monotonic() - started,
@@ -64,6 +67,20 @@ def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
             changed=tuple(_changed(case, folder, before)),
         )
     finally:
+        _remove(folder)
+
+
+def _where_from(case: Case, scratch: Path) -> str:
+    """Return the place of an error that is said in one sentence, from a second call that shows the traceback."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        (folder / _CANARY).parent.mkdir(parents=True)
+        make_files(case, folder / "work")
+        os.environ[DEBUG] = "1"
+        found = _called(case, folder)
+        return place_of(found["stderr"] or found["raised"])
+    finally:
+        del os.environ[DEBUG]
         _remove(folder)
 
 
