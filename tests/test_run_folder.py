@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.output_path import OutputRefusedError
 from stepscope.run_folder import (
     json_object,
     json_object_in,
@@ -51,16 +52,32 @@ def test_old_file_stays_where_writing_fails(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["out.json"]
 
 
-def test_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(b"keep")
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
-    with written_whole(link) as f:
+    with pytest.raises(OutputRefusedError, match="found a link"), written_whole(link) as f:
         f.write(b"new")
     assert elsewhere.read_bytes() == b"keep"
-    assert not link.is_symlink()
-    assert link.read_bytes() == b"new"
+    assert link.is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "link"]
+
+
+def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    with pytest.raises(OutputRefusedError, match="found a named pipe"), written_whole(target) as f:
+        f.write(b"new")
+        os.mkfifo(target)
+    assert target.is_fifo()
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_names_as_long_as_a_file_system_takes_are_written(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\u4e16" * 85):
+        with written_whole(tmp_path / name) as f:
+            f.write(b"new")
+        assert (tmp_path / name).read_bytes() == b"new"
 
 
 def test_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:

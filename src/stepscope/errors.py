@@ -3,6 +3,15 @@
 A message says what was expected, what was found, where, and what to do, in one line.
 """
 
+import os
+
+DEBUG = "STEPSCOPE_DEBUG"
+
+
+def debugging() -> bool:
+    """Return whether tracebacks were asked for."""
+    return os.environ.get(DEBUG, "") not in ("", "0")
+
 
 class StepscopeError(Exception):
     """Anything stepscope refuses to do, said in one line."""

@@ -17,10 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from stepscope.output_path import refuse_output
+
 SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
 
+_MAX_NAME_KEPT = 40
+"""characters of a file's name in that of its temporary file, which must not grow past what a name may have"""
 _RANK_PREFIX = re.compile(r"^rank(\d{5,9})\.")
 
 
@@ -66,16 +70,19 @@ def json_object_in(path: Path) -> dict[str, Any]:
 def written_whole(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` and move it there once all was written; nothing is left on failure.
 
-    A link at `path` is replaced, never followed. After a crash there is the old file or the new, never half.
+    What is no regular file, or lies behind a link of another user, is refused (`refuse_output`). After a crash there is
+    the old file or the new, never half.
     """
     target = Path(path)
-    fd, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent)
+    refuse_output(target)
+    fd, temporary = tempfile.mkstemp(prefix=f".{target.name[:_MAX_NAME_KEPT]}.", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(fd, mode) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())
         Path(temporary).chmod(0o666 & ~_umask())
+        refuse_output(target)  # once more: the writing may have taken minutes
         Path(temporary).replace(target)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -33,5 +33,18 @@ def printable(name: str, *, width: int = 200) -> str:
 
     Names come from traces and traces are untrusted: they may hold terminal escape sequences.
     """
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
+    safe = escaped(name[: width + 1])  # what is cut off needs no escaping
     return safe if len(safe) <= width else safe[: width - 1] + "…"
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    """Return `text` with what steers a terminal or turns its letters around as escapes, except the letters in `keep`.
+
+    >>> escaped("a\\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text
+    )

@@ -97,15 +97,6 @@ def test_reader_that_leaves_is_no_error() -> None:
     assert b"Traceback" not in errors
 
 
-def test_bug_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: object) -> int:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("stepscope.cli.doctor.run", broken)
-    with pytest.raises(ZeroDivisionError):
-        main(["doctor"])
-
-
 def test_paths_with_odd_characters_stay_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "a\nb\x1b[0m")]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -1,10 +1,16 @@
-"""Outputs appear whole, never over what exists, never through a link (Y7)."""
+"""Outputs appear whole, never over what exists, never through a link, never in place of a device."""
 
+import io
+import json
+import os
+import socket
+import stat
+import sys
 from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_output
+from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
 
@@ -35,11 +41,10 @@ def test_link_is_never_followed(tmp_path: Path, dangling: bool) -> None:
         elsewhere.write_text("keep")
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
-    with pytest.raises(UsageError):
-        write_output(str(link), "new", force=False)
-    write_output(str(link), "new", force=True)
-    assert not link.is_symlink()
-    assert link.read_text() == "new"
+    for force in (False, True):
+        with pytest.raises(UsageError, match="found a link; give another name"):
+            write_output(str(link), "new", force=force)
+    assert link.is_symlink()
     assert elsewhere.exists() != dangling
     assert dangling or elsewhere.read_text() == "keep"
 
@@ -108,3 +113,77 @@ def test_folder_is_made_and_one_in_use_is_kept(tmp_path: Path) -> None:
         refuse_used_folder(str(folder / "old"), force=True)
     with pytest.raises(UsageError, match="cannot write"):
         made_folder(str(folder / "old" / "below"))
+
+
+def make(kind: str, place: Path) -> None:
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "socket":
+        here = os.open(".", os.O_RDONLY)
+        os.chdir(place.parent)  # the address of a socket must be short
+        try:
+            socket.socket(socket.AF_UNIX).bind(place.name)
+        finally:
+            os.fchdir(here)
+            os.close(here)
+    elif kind == "folder":
+        place.mkdir()
+    elif kind == "link":
+        place.symlink_to(place.with_name("elsewhere"))
+    else:
+        try:
+            os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+        except OSError:
+            pytest.skip("only root makes devices")
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "link", "device"])
+def test_what_is_no_regular_file_is_refused_and_untouched(kind: str, force: bool, tmp_path: Path) -> None:
+    place = tmp_path / "out.json"
+    make(kind, place)
+    before = os.lstat(place)
+    for refused in (
+        lambda: check_outputs(str(place), force=force),
+        lambda: write_output(str(place), "new", force=force),
+        lambda: write_json(str(place), {}, force=force),
+    ):
+        with pytest.raises(UsageError, match="expected a regular file or a new name") as said:
+            refused()
+        assert "--force" not in str(said.value)
+    after = os.lstat(place)
+    assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_null_device_stays_a_device(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="found a device"):
+        write_output(os.devnull, "new", force=True)
+    assert stat.S_ISCHR(os.lstat(os.devnull).st_mode)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 5000, "a/" * 3000 + "b"])
+def test_names_that_are_too_long_are_one_line(name: str, tmp_path: Path) -> None:
+    for refused in (check_outputs, lambda path, force: write_output(path, "new", force=force)):
+        with pytest.raises(UsageError, match="cannot write"):
+            refused(str(tmp_path / name), force=True)
+    with pytest.raises(UsageError, match="cannot write"):
+        refuse_used_folder(str(tmp_path / name), force=True)
+        made_folder(str(tmp_path / name))
+
+
+def test_text_for_a_terminal_that_speaks_ascii_only_is_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    write_output("-", "\u03ba \u2026 \ud800", force=False)
+    assert raw.getvalue() == "\u03ba \u2026 ?".encode()
+
+
+def test_numbers_that_are_not_finite_are_null_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"step": {"ms": [1.0, float("inf")], "x": float("nan")}, "warnings": ["other"]}
+    write_json(str(tmp_path / "out.json"), document, force=False)
+    found = json.loads((tmp_path / "out.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    note = "step.ms.1, step.x: the numbers were not finite, so they are left unknown"
+    assert found == {"step": {"ms": [1.0, None], "x": None}, "warnings": ["other", note]}
+    assert capsys.readouterr().err == f"warning: {note}\n"
+    assert document["warnings"] == ["other"]

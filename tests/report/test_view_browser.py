@@ -48,10 +48,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def served(browser: Browser, tmp_path: Path) -> Iterator[LocalServer]:
     (tmp_path / "index.html").write_text(OTHER_PAGE)
-    other = local_server(folder_site(tmp_path), with_token=False)
+    other = local_server(folder_site(tmp_path))
     page = page_of(constructed(ranks=4, steps=5, slices_per_rank=30))
     site = ViewSite(
-        name=HOSTILE, report_html=page, tables=SomeTables(), timeline=lambda: b"\x0a\x02hi", perfetto=other.origin
+        name=HOSTILE, report_html=page, tables=SomeTables(), timeline=lambda: b"\x0a\x02hi", perfetto=other.url
     )
     server = local_server(site)
     for each in (other, server):
@@ -105,7 +105,7 @@ def test_perfetto_itself_opens_the_timeline_and_asks_no_other_machine(browser: B
     trace = b"".join(perfetto_trace(timeline_of(simulate(program, program, steps=2).aligned(tmp_path))))
     folder = perfetto_folder()
     assert folder is not None
-    perfetto = local_server(folder_site(folder), with_token=False)
+    perfetto = local_server(folder_site(folder))
     site = ViewSite(
         name="the run", report_html="", tables=SomeTables(), timeline=lambda: trace, perfetto=perfetto.url + FIRST_PAGE
     )

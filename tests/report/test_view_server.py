@@ -122,7 +122,7 @@ def test_nothing_is_there_without_the_token(serve: Any) -> None:
 
 TRAVERSALS = (
     "../secret.txt", "..%2fsecret.txt", "%2e%2e/secret.txt", "a/../../secret.txt", "..\\secret.txt", "/etc/passwd",
-    "//etc/passwd", "a/%00", "a", "", ".", "nothing.txt",
+    "//etc/passwd", "%2F%2Fetc/passwd", "/%2F%2Fetc%2Fpasswd", "a/%00", "a", "", ".", "nothing.txt",
 )  # fmt: skip
 
 
@@ -130,8 +130,9 @@ TRAVERSALS = (
 def test_no_path_leads_out_of_the_folder(serve: Any, tmp_path: Path, path: str) -> None:
     (tmp_path / "secret.txt").write_text("secret")
     (tmp_path / "ui" / "a").mkdir(parents=True)
-    server = serve(folder_site(tmp_path / "ui"), with_token=False)
-    assert asked(server, "/" + path)[::2] == (404, b"Not Found\n")
+    server = serve(folder_site(tmp_path / "ui"))
+    for prefix in ("/", f"/{server.token}/"):
+        assert asked(server, prefix + path)[::2] == (404, b"Not Found\n")
     assert asked(serve(), f"/{path}")[0] == 404
 
 
@@ -143,9 +144,11 @@ def test_links_lead_nowhere(serve: Any, tmp_path: Path) -> None:
     (ui / "file.js").write_text("1")
     (ui / "link.txt").symlink_to(tmp_path / "secret" / "file.txt")
     (ui / "folder").symlink_to(tmp_path / "secret")
-    server = serve(folder_site(ui), with_token=False)
-    assert asked(server, "/file.js")[0] == 200
-    assert [asked(server, path)[0] for path in ("/link.txt", "/folder/file.txt")] == [404, 404]
+    server = serve(folder_site(ui))
+    base = f"/{server.token}/"
+    assert asked(server, f"{base}file.js")[0] == 200
+    assert asked(server, "/file.js")[0] == 404
+    assert [asked(server, base + path)[0] for path in ("link.txt", "folder/file.txt")] == [404, 404]
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT"])
@@ -249,3 +252,31 @@ def test_timeline_is_made_once(serve: Any) -> None:
     server = serve(site)
     assert [asked(server, f"/{server.token}/timeline")[2] for _ in range(3)] == [b"x"] * 3
     assert made == [1]
+
+
+ODD_REQUESTS = (
+    b"GET http://[ HTTP/1.1", b"GET http://[::1 HTTP/1.1", b"GET //[ HTTP/1.1", b"GET /%zz HTTP/1.1",
+    b"GET \xff HTTP/1.1", b"GET /?a[ HTTP/1.1", b"GET / HTTP/9.9", b"GET /", b"GET", b"\x00", b"GET / HTTP/1.1\r\nHost",
+    b"PRI * HTTP/2.0",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("request_", ODD_REQUESTS)
+def test_odd_requests_leave_the_terminal_quiet(
+    serve: Any, request_: bytes, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
+    server = serve(within_s=5)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=20) as connection:
+        connection.sendall(request_ + f"\r\nHost: {server.names[0]}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert b" 200 " not in answer.split(b"\r\n")[0]
+    assert asked(server, f"/{server.token}/")[0] == 200
+    assert capfd.readouterr() == ("", "")
+
+
+def test_query_that_cannot_be_read_is_an_answer(serve: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    server = serve()
+    status, _, body = asked(server, f"/{server.token}/tables/steps.json?" + "&".join("a=1" for _ in range(5000)))
+    assert (status, body) == (500, b"this page cannot be made: ValueError\n")
+    assert capfd.readouterr() == ("", "")

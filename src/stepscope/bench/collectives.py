@@ -9,7 +9,6 @@ back, the slowest rank's; the median counts.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -27,6 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.run_folder import SCHEMA, written_whole
 
 KIND = "stepscope collective times"
@@ -206,7 +206,7 @@ def write_times(rows: Sequence[Row], settings: Settings, path: str | Path) -> No
         "rows": [[getattr(row, name) for name in columns] for row in rows],
     }
     with written_whole(path) as f:
-        f.write((json.dumps(document, indent=1) + "\n").encode())
+        f.write((json_text(document, indent=1) + "\n").encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -22,6 +22,7 @@ from threading import Thread
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.run_folder import rank_file, written_whole
 
 PLAN = "plan.json"
@@ -112,7 +113,7 @@ def _written_plan(plan: dict[str, Any], out: Path) -> Path:
         for old in out.glob(f"rank*.{_SAMPLES}"):
             old.unlink()
         with written_whole(out / PLAN) as f:
-            f.write((json.dumps(plan, indent=1) + "\n").encode())
+            f.write((json_text(plan, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
     return out / PLAN

@@ -7,7 +7,6 @@ Times are in milliseconds. A step's time is the median over ranks, step by step;
 losses are means over ranks. Standard library only.
 """
 
-import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.run_folder import SCHEMA, written_whole
 
 KIND = "bench"
@@ -81,7 +81,7 @@ def write_results(document: dict[str, Any], folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as f:
-            f.write((json.dumps(document, indent=1) + "\n").encode())
+            f.write((json_text(document, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error
     return path

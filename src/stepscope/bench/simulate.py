@@ -10,7 +10,6 @@ DDP's reducer cannot run without data: its buckets are filled here by its own ru
 
 import argparse
 import contextlib
-import json
 import resource
 import sys
 import time
@@ -29,6 +28,7 @@ from stepscope.bench.simulate_model import Shape, Transformer
 from stepscope.bench.simulate_parallel import DdpBuckets, Mesh, parallel_mesh, parallelized
 from stepscope.bench.simulate_recorder import CollectiveRecorder, MemoryRecorder, local_tensors
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.run_folder import SCHEMA, written_whole
 
 KIND = "stepscope simulated step"
@@ -188,7 +188,7 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 once the simulated step is written."""
     job, out = _arguments(argv)
-    text = json.dumps(simulated(job), indent=1) + "\n"
+    text = json_text(simulated(job), indent=1) + "\n"
     with written_whole(out) as f:
         f.write(text.encode())
     return 0

@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from stepscope.errors import UsageError
+from stepscope.output_path import refuse_output
 
 _WARMUP_STEPS = 3
 
@@ -41,6 +42,7 @@ def finished(device: torch.device) -> None:
 def exported(profiler: Any, path: Path) -> Path:
     """Return the written trace; the profiler says nothing on a full disk, so its end is read back."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    refuse_output(path)
     profiler.export_chrome_trace(str(path))
     if not path.exists() or not path.read_bytes()[-200:].rstrip().endswith(b"}"):
         raise UsageError(f"the trace {path} could not be written whole; is the disk full?")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from stepscope.event_records import scalars_record, version_record
+from stepscope.output_path import refuse_output
 
 
 class Events:
@@ -16,6 +17,7 @@ class Events:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        refuse_output(self.path)
         self._file: IO[bytes] = self.path.open("ab")
         self._write(version_record(time.time()))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from stepscope.bench.config_sections import BenchConfig
 from stepscope.bench.results import series
+from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig
 from stepscope.record.schedule import WARMUP, WINDOW, census_step, phase_of
 from stepscope.run_folder import SCHEMA, steps_file, written_whole
@@ -97,7 +98,7 @@ def text(found: dict[str, Any]) -> str:
 
 def write(found: dict[str, Any], folder: Path) -> None:
     """Write the summary in both forms."""
-    for name, content in ((SUMMARY_JSON, json.dumps(found, indent=1) + "\n"), (SUMMARY_TXT, text(found))):
+    for name, content in ((SUMMARY_JSON, json_text(found, indent=1) + "\n"), (SUMMARY_TXT, text(found))):
         with written_whole(folder / name) as f:
             f.write(content.encode())
 

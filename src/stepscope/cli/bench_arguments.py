@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.bench.results import RESULTS
+from stepscope.cli.output import refuse_existing
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.errors import UsageError
 
+PLOT = "results.svg"
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 MODEL = {"d_model": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128, "vocab_size": 1024, "batch_size": 8}
 """defaults that take about a tenth of a second per step on one core"""
@@ -43,7 +45,12 @@ def results_folder(args: argparse.Namespace) -> Path:
     """Return the folder for the results, after making sure that measuring is possible and nothing is overwritten."""
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it")
+    for path in (args.json, getattr(args, "plot", None)):
+        if path and path != "-":
+            refuse_existing(Path(path), force=args.force)
     folder = Path(args.out)
+    for name in (RESULTS, PLOT):
+        refuse_existing(folder / name, force=True)  # what is no regular file is never overwritten
     if (folder / RESULTS).exists() and not args.force:
         raise UsageError(f"expected to create {folder / RESULTS}, found it exists; use --force, or another --out")
     if folder.exists() and not folder.is_dir():

@@ -10,6 +10,7 @@ then the neighbours of the best. --exhaustive tries all.
 """
 
 import argparse
+import math
 import sys
 from typing import Any
 
@@ -110,6 +111,6 @@ def _sizes(text: str | None) -> list[float] | None:
         sizes = sorted({float(part) for part in text.split(",")})
     except ValueError:
         sizes = []
-    if not sizes or sizes[0] <= 0:
+    if not sizes or not all(0 < size < math.inf for size in sizes):
         raise UsageError(f"--sizes-mb: expected sizes above 0 in MB such as 1,5,25, found {text!r}")
     return sizes

@@ -2,7 +2,6 @@
 
 import argparse
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from stepscope.bench.data_parallel.strategies import NAMES, checked_names
 from stepscope.bench.launch import LaunchResult
 from stepscope.cli.bench_arguments import shared_settings
 from stepscope.cli.bench_session import launched
+from stepscope.cli.output import refuse_existing
+from stepscope.cli.say import say, say_aside
 from stepscope.cli.sizes import at_least_one
 from stepscope.errors import InputError, UsageError
 
@@ -46,7 +47,7 @@ def profiled(args: argparse.Namespace) -> int:
             folder=Path(streams),
             world_size=args.world_size,
             total=1,
-            on_line=lambda line: print(line, flush=True),
+            on_line=say,
         )
     return _said(result, folder, name)
 
@@ -58,6 +59,7 @@ def _folder(args: argparse.Namespace, name: str) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --profile-output-dir") from error
     for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
+        refuse_existing(old, force=True)  # what is no regular file is not ours to remove
         if not args.force:
             raise UsageError(f"expected to create {old}, found it exists; use --force, or another --profile-output-dir")
         old.unlink()
@@ -68,10 +70,10 @@ def _said(result: LaunchResult, folder: Path, name: str) -> int:
     traces = sorted(folder.glob(f"{name}_rank_*_trace.json"))
     if not traces:
         raise InputError(f"no trace was recorded: {result.message or 'the ranks ended early'}")
-    print(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
-    print(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
+    say(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
+    say(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
     if result.message:
-        print(f"stepscope bench: partial result: {result.message}", file=sys.stderr)
+        say_aside(f"stepscope bench: partial result: {result.message}")
     return 130 if result.interrupted else 3 if result.message else 0
 
 

@@ -9,7 +9,6 @@ Efficiency is T1 / (N x TN) for strong and T1 / TN for weak scaling, against the
 """
 
 import argparse
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +21,7 @@ from stepscope.bench.launch import LaunchResult
 from stepscope.bench.results import results, series, write_results
 from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, shared_settings, workload_settings
 from stepscope.cli.bench_session import Document, command_line, finished, launched
+from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import above_zero
 from stepscope.errors import UsageError
 from stepscope.report.bench_text import print_doubts
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     ended: LaunchResult | None = None
     for number in range(args.runs):
         for mode, size, batch in cases:
-            print(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...", file=sys.stderr, flush=True)
+            say_aside(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
             place = folder / f"run{number}" / f"{mode}-{size}"
             result = launched(args, _plan(args, batch), folder=place, world_size=size, total=1)
             measured.setdefault((mode, size), []).append(result)

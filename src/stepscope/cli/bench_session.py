@@ -15,15 +15,16 @@ from rich.console import Console
 from stepscope.bench.gathered import environment, rows
 from stepscope.bench.launch import LaunchResult, launch, records_of
 from stepscope.bench.results import results, write_results
+from stepscope.cli.bench_arguments import PLOT
 from stepscope.cli.output import write_json, write_output
 from stepscope.cli.progress import work_progress
+from stepscope.cli.say import say_aside
 from stepscope.errors import InputError
 from stepscope.report.bench_plot import bench_svg
 from stepscope.report.bench_text import print_bench
 from stepscope.report.terminal import console
 
 Document = dict[str, Any]
-_PLOT = "results.svg"
 
 
 def launched(
@@ -99,12 +100,12 @@ def finished(
     if not document["series"]:
         raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
     write_results(document, folder)
-    write_output(args.plot or str(folder / _PLOT), picture(document), force=args.force or not args.plot)
+    write_output(args.plot or str(folder / PLOT), picture(document), force=args.force or not args.plot)
     write_json(args.json, document, force=args.force)
     if args.json != "-":
         out = console(sys.stdout)
         show(document, out)
         out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)
     if document["message"]:
-        print(f"stepscope bench: partial result: {document['message']}", file=sys.stderr)
+        say_aside(f"stepscope bench: partial result: {document['message']}")
     return 130 if interrupted else 3 if document["message"] else 0

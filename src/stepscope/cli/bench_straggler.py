@@ -9,6 +9,7 @@ over, while the job goes on (results.json grows). Lost throughput is against the
 """
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -115,7 +116,7 @@ def _delays(args: argparse.Namespace) -> list[float]:
         delays = sorted({0.0, *(float(part) for part in args.delays_ms.split(","))})
     except ValueError:
         delays = [-1.0]
-    if delays[0] < 0:
+    if not all(0 <= delay < math.inf for delay in delays):
         raise UsageError(f"--delays-ms: expected times of 0 ms or more such as 0,10,50, found {args.delays_ms!r}")
     if not 0 <= args.slow_rank < args.world_size:
         raise UsageError(f"--slow-rank: expected a rank below --world-size {args.world_size}, found {args.slow_rank}")

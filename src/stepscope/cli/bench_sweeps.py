@@ -29,7 +29,7 @@ from stepscope.bench.sweeps.sweep import Sweep, only, sweep_named
 from stepscope.cli.bench_arguments import add_shared_arguments, results_folder, workload_settings
 from stepscope.cli.bench_session import command_line, finished
 from stepscope.cli.progress import work_progress
-from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cli.sizes import above_zero, at_least_one, at_least_zero, size_bytes
 from stepscope.errors import InputError, UsageError
 from stepscope.report.bench_text import print_doubts
 from stepscope.report.sweep_text import print_sweep
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     if what == "dataloader":
         parser.add_argument("--workers", type=_counts, default=(0, 1, 2, 4), metavar="N,N", help="default 0,1,2,4")
         parser.add_argument(
-            "--preprocess-us", type=int, default=0, metavar="US", help="work per sample while loading (0)"
+            "--preprocess-us", type=at_least_zero, default=0, metavar="US", help="work per sample while loading (0)"
         )
     add_shared_arguments(parser, what=what, world_size=None)
 

@@ -11,7 +11,6 @@ A CSV has the columns op, world_size, bytes (the full buffer of the operation) a
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
+from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
 from stepscope.cost.calibration import Calibration, calibrate
 from stepscope.cost.calibration_file import calibration_json
@@ -60,12 +60,12 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.out, args.plot, args.json, force=args.force)
     points, about = _points(args)
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
-    text = json.dumps(calibration_json(calibration), indent=1) + "\n"
-    write_output(args.out, text, force=args.force)
+    document = calibration_json(calibration)
+    write_json(args.out, document, force=args.force)
     if args.plot:
         write_output(args.plot, calibration_svg(calibration), force=args.force)
     if args.json and args.json != args.out:
-        write_output(args.json, text, force=args.force)
+        write_json(args.json, document, force=args.force)
     if "-" not in (args.json, args.out):
         _show(calibration, args.out)
     return 0
@@ -118,7 +118,8 @@ def measured_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tup
             command += ["--world-size", str(world)]
         for op in ops:
             command += ["--op", op]
-        print(f"measuring for up to {args.limit_s:.0f} s ...", file=sys.stderr)
+        if sys.stderr.isatty():
+            say_aside(f"measuring for up to {args.limit_s:.0f} s ...")
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]

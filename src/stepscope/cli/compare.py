@@ -20,9 +20,9 @@ from typing import Any
 from stepscope.analyze.account import account_of
 from stepscope.analyze.compare import compare
 from stepscope.analyze.compare_samples import RunSamples, run_samples
-from stepscope.cli.given_run import warn_incomplete
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
+from stepscope.cli.say import warn
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.diagnose.compare_bench import compare_bench
 from stepscope.diagnose.compare_gates import judge_changes
@@ -36,7 +36,7 @@ from stepscope.report.html.compare import render_comparison
 from stepscope.report.json_report import report_json
 from stepscope.report.terminal import console
 from stepscope.run.bench_results import is_bench_folder, read_bench_results
-from stepscope.run.load import load
+from stepscope.run.load import incomplete, load
 from stepscope.run.sources import runs_in
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
@@ -109,6 +109,8 @@ class _Measured:
 
     samples: RunSamples
     report: dict[str, Any]
+    lacks: tuple[str, ...]
+    """what of it was not read"""
     lost: bool
 
 
@@ -119,6 +121,8 @@ def _runs(
         [_measured(args, given, unprofiled_ms) for given in side]
         for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
     ]
+    for line in (line for side in sides for m in side for line in m.lacks):  # once no side can fail any more
+        warn(line)
     samples = [[m.samples for m in side] for side in sides]
     reports = [[m.report for m in side] for side in sides]
     whole = compared(compare(samples[0], samples[1]), reports[0], reports[1])
@@ -135,6 +139,6 @@ def _runs(
 def _measured(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> _Measured:
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
-    warn_incomplete(found)
     account = account_of(found, unprofiled_ms=unprofiled_ms)
-    return _Measured(run_samples(account), report_json(account, diagnose(account)), bool(found.unreadable))
+    report = report_json(account, diagnose(account))
+    return _Measured(run_samples(account), report, tuple(incomplete(found)), bool(found.unreadable))

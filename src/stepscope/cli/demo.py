@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.cli.record import shown
+from stepscope.cli.say import say, say_aside
+from stepscope.cli.sizes import at_least_one
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 from stepscope.record.launch import launch, why_not_writable
@@ -37,26 +39,27 @@ HTML = "report.html"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--ranks", type=int, default=2, metavar="N", help="processes to train with (2)")
+    parser.add_argument("--ranks", type=at_least_one, default=2, metavar="N", help="processes to train with (2)")
     parser.add_argument("--out", default="stepscope-demo", metavar="DIR", help="run folder (./stepscope-demo)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 where the planted fault was found, 1 where it was not, else the failed part's exit code."""
+    """Return 0 where the planted fault was found, 3 where it was not, 2 where the job failed."""
     _check(args)
     slow_rank = args.ranks - 1
-    print(f"A small GPT on {args.ranks} CPU ranks with DDP. Rank {slow_rank} sleeps {SLOW_MS:g} ms in every step.")
-    folder, exit_code = _recorded(args, slow_rank=slow_rank)
+    say(f"A small GPT on {args.ranks} CPU ranks with DDP. Rank {slow_rank} sleeps {SLOW_MS:g} ms in every step.")
+    folder = _recorded(args, slow_rank=slow_rank)
     if folder is None:
-        print("stepscope demo: the training job failed, its own lines are above", file=sys.stderr)
-        return exit_code or 1
-    print(f"\n$ stepscope report {shown(folder)}", flush=True)
+        say_aside("stepscope demo: the training job failed, its own lines are above")
+        return 2
+    say()
+    say(f"$ stepscope report {shown(folder)}")
     late, exit_code = _reported(folder)
     if exit_code:
         return exit_code
     for line in ["", *_conclusion(late, step_logs(folder), slow_rank=slow_rank), *_next(folder)]:
-        print(line)
-    return 0 if [finding["ranks"] for finding in late] == [[slow_rank]] else 1
+        say(line)
+    return 0 if [finding["ranks"] for finding in late] == [[slow_rank]] else 3
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -71,14 +74,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--out {args.out}: expected a folder that can be made, found that {why_not}; give another")
 
 
-def _recorded(args: argparse.Namespace, *, slow_rank: int) -> tuple[Path | None, int]:
-    """Return the run folder, None where the job failed, and the job's exit code."""
+def _recorded(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
+    """Return the run folder, None where the job failed."""
     words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
-    print(
+    say(
         f"$ stepscope record --out {args.out} --steps {_window()} -- "
-        f"torchrun {' '.join([*torchrun[1:], SCRIPT.name, *words])}",
-        flush=True,
+        f"torchrun {' '.join([*torchrun[1:], SCRIPT.name, *words])}"
     )
     launched = launch(
         [sys.executable, "-m", *torchrun, str(SCRIPT), *words],
@@ -86,7 +88,7 @@ def _recorded(args: argparse.Namespace, *, slow_rank: int) -> tuple[Path | None,
         environ={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     done = launched.exit_code == 0 and launched.folders
-    return (launched.folders[-1] if done else None), abs(launched.exit_code)
+    return launched.folders[-1] if done else None
 
 
 def _window() -> str:

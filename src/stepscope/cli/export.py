@@ -12,7 +12,6 @@ nanoseconds; docs/tables.md has every column.
 """
 
 import argparse
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,7 +23,8 @@ from stepscope.cli.given_run import account_with, add_run_arguments, run_from
 from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
-from stepscope.cli.sizes import above_zero
+from stepscope.cli.say import say, warn
+from stepscope.cli.sizes import above_zero, at_least_zero, whole_number
 from stepscope.errors import UsageError
 from stepscope.report.chrome_timeline import chrome_trace
 from stepscope.report.perfetto import perfetto_trace
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--min-us", type=above_zero, metavar="N", help="slices of at least N microseconds")
     chosen.add_argument(
         "--max-slices",
-        type=_count,
+        type=at_least_zero,
         default=MOST_SLICES,
         metavar="N",
         help=f"thin what is not chosen until so many are left ({MOST_SLICES:,}); 0 keeps all",
@@ -179,9 +179,9 @@ def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
-            print(_line(one))
+            say(_line(one))
     for warning in dict.fromkeys(warning for one in written for warning in one["warnings"]):
-        print(f"warning: {printable(warning, width=400)}", file=sys.stderr)
+        warn(warning)
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -228,17 +228,10 @@ def _ranks(text: str) -> frozenset[int]:
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdigit() or (last and not last.isdigit()) or part.endswith("-"):
+        low, high = whole_number(first), whole_number(last or first)
+        if low is None or high is None or part.endswith("-"):
             raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {text!r}")
-        low, high = int(first), int(last or first)
         if high < low or high - low > 1 << 20:
             raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {part!r}")
         found.update(range(low, high + 1))
     return frozenset(found)
-
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, found {text}")
-    return number

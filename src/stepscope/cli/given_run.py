@@ -1,18 +1,17 @@
 """The run that a command line names: its arguments, and the account they lead to."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.efficiency import Given
 from stepscope.cli.progress import reading_progress
+from stepscope.cli.say import warn
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.cost.calibration import Calibration
 from stepscope.cost.calibration_file import load_calibration
 from stepscope.cost.chip_table import load_chips
 from stepscope.run.load import Run, incomplete, load
-from stepscope.units import printable
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:
@@ -72,7 +71,7 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
 def warn_incomplete(run: Run) -> None:
     """Say on standard error what of the run was not read, for commands whose answer does not."""
     for line in incomplete(run):
-        print(f"warning: {printable(line, width=400)}", file=sys.stderr)
+        warn(line)
 
 
 def calibration_for(path: str | None, account: Account) -> Calibration | None:

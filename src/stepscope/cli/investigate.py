@@ -20,12 +20,14 @@ from stepscope.analyze.account import Account
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import above_zero
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.investigation import Step, investigate
 from stepscope.diagnose.validation import Measurement
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
 from stepscope.report.investigation_text import investigation_json, investigation_text, print_step
 from stepscope.report.terminal import console
@@ -104,15 +106,15 @@ def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
         _check_run_folder(given)
         kept = _kept_so_far(folder / RECORD)
         whole = {"schema": SCHEMA, "investigations": [*kept, record]}
-        _write(folder / RECORD, json.dumps(whole, indent=1) + "\n")
+        _write(folder / RECORD, json_text(whole, indent=1) + "\n")
         before = (folder / TEXT).read_text(encoding="utf-8") if kept and (folder / TEXT).is_file() else ""
         text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
         _write(folder / TEXT, before + text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        print(f"stepscope investigate: no record was kept: {why}; --json FILE writes one", file=sys.stderr)
+        say_aside(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
         return
-    print(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}", file=sys.stderr)
+    say_aside(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
 
 
 def _check_run_folder(given: list[str]) -> None:

@@ -1,14 +1,17 @@
 """The `stepscope` command: find the command's module, let it run, turn errors into one line and an exit code."""
 
 import argparse
-import os
 import sys
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from stepscope import __version__
-from stepscope.errors import StepscopeError
+from stepscope.cli.ending import MAX_SENTENCE, ended
+from stepscope.errors import UsageError
 from stepscope.units import printable
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 # Each command is a module here, imported only when it is asked for, so that `--help` stays quick.
 COMMANDS = {
@@ -35,38 +38,35 @@ class _OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {_one_line(message)}; see `{self.prog} --help`\n")
 
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        """Write --help and the like; argparse itself would not say that a full disk took nothing of it."""
+        if message:
+            (file or sys.stderr).write(message)
+
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code of one command line (the contract lists the codes)."""
     arguments = sys.argv[1:] if argv is None else argv
-    parser = _parser()
     if not arguments or arguments[0] not in COMMANDS:
-        return _no_command(parser, arguments)
-    module = import_module(f"stepscope.cli.{arguments[0]}")
+        return ended("stepscope", lambda: _no_command(_parser(), arguments))
+    return ended(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+
+
+def _command(name: str, *arguments: str) -> int:
+    module = import_module(f"stepscope.cli.{name}")
     command = _OneLineParser(
-        prog=f"stepscope {arguments[0]}",
+        prog=f"stepscope {name}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(command)
-    try:
-        code: int = module.run(command.parse_args(arguments[1:]))
-        sys.stdout.flush()
-        return code
-    except StepscopeError as error:
-        print(f"stepscope {arguments[0]}: {_one_line(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except BrokenPipeError:  # the reader of our output left, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print(f"stepscope {arguments[0]}: stopped", file=sys.stderr)
-        return 130
+    code: int = module.run(command.parse_args(list(arguments)))
+    return code
 
 
 def _one_line(message: str) -> str:
     """Return a message that stays on one line and steers no terminal, whatever the names in it."""
-    return printable(message, width=2000)
+    return printable(message, width=MAX_SENTENCE)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,11 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Return after --help or --version; otherwise say which commands there are."""
     if arguments and not arguments[0].startswith("-"):
-        print(
-            f"stepscope: expected a command, found {arguments[0]!r}; use one of {', '.join(COMMANDS)}",
-            file=sys.stderr,
-        )
-        return 2
+        raise UsageError(f"expected a command, found {arguments[0]!r}; use one of {', '.join(COMMANDS)}")
     if not arguments:
         parser.print_help(sys.stderr)
         return 2

@@ -1,14 +1,21 @@
-"""Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link."""
+"""Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link.
 
-import json
+Every output of every command goes through here or through `written_whole`, and both ask `output_path`.
+"""
+
+import io
 import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.say import warn
 from stepscope.errors import UsageError
+from stepscope.json_text import json_with_notes
+from stepscope.output_path import why_no_file, why_no_folder
 from stepscope.run_folder import written_whole
+from stepscope.units import printable
 
 
 def check_outputs(*paths: str | None, force: bool) -> None:
@@ -25,24 +32,32 @@ def check_outputs(*paths: str | None, force: bool) -> None:
 
 def _refuse_unwritable(target: Path) -> None:
     folder = target.parent
-    if not folder.is_dir():
+    if not _is_folder(folder):
         raise UsageError(f"cannot write {target}: no folder at {folder}; make it first or choose another place")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write {target}: {folder} cannot be written; choose another place")
 
 
 def write_output(path: str, text: str, *, force: bool) -> None:
-    """Write `text` to `path`, or to standard output for `-`."""
-    if path == "-":
-        sys.stdout.write(text)
+    """Write `text` to `path`, or to standard output for `-`; as UTF-8, whatever the terminal speaks."""
+    if path != "-":
+        write_pieces(path, [text.encode(errors="replace")], force=force)
         return
-    write_pieces(path, [text.encode(errors="replace")], force=force)
+    sys.stdout.flush()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.buffer.write(text.encode(errors="replace"))
+        sys.stdout.buffer.flush()
+    else:
+        sys.stdout.write(text)
 
 
 def write_json(path: str | None, document: Any, *, force: bool) -> None:
     """Write `document` as JSON to `path`, to standard output for `-`, nowhere for None."""
     if path:
-        write_output(path, json.dumps(document, indent=1) + "\n", force=force)
+        text, notes = json_with_notes(document, indent=1)
+        write_output(path, text + "\n", force=force)
+        for note in notes:
+            warn(note)
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
@@ -55,26 +70,42 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> i
             for piece in pieces:
                 written += f.write(piece)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error
+        raise _cannot_write(path, error) from error
     return written
 
 
 def refuse_existing(target: Path, *, force: bool) -> None:
-    """Raise where `target` is a folder, or exists and must not be overwritten."""
-    if target.is_dir():
-        raise UsageError(f"expected a file to write, found a folder at {target}; give a file name in it")
-    if (target.exists() or target.is_symlink()) and not force:
+    """Raise where `target` is anything but a regular file or new, or exists and must not be overwritten."""
+    try:
+        why_not = why_no_file(target)
+        if why_not is not None:
+            what = "give a file name in it" if target.is_dir() and not target.is_symlink() else "give another name"
+            raise UsageError(f"cannot write {target}: {why_not}; {what}")
+        why_not = why_no_folder(target.absolute().parent)
+        if why_not is not None:
+            raise UsageError(f"cannot write {target}: {why_not}; give a path without it")
+        exists = os.path.lexists(target)
+    except OSError as error:
+        raise _cannot_write(target, error) from error
+    if exists and not force:
         raise UsageError(f"expected to create {target}, found it exists; use --force to overwrite, or another name")
 
 
 def refuse_used_folder(path: str, *, force: bool) -> None:
     """Raise where `path` is a link, a file, or a folder that holds anything and `force` is not given."""
     folder = Path(path)
-    if folder.is_symlink():
-        raise UsageError(f"expected a folder to write into, found a link at {path}; give the folder itself")
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"expected a folder to write into, found a file at {path}; give another name")
-    if folder.is_dir() and not force and any(folder.iterdir()):
+    try:
+        why_not = why_no_folder(folder.absolute())
+        if folder.is_symlink():
+            raise UsageError(f"expected a folder to write into, found a link at {path}; give the folder itself")
+        if why_not is not None:
+            raise UsageError(f"cannot write into {path}: {why_not}; give a path without it")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"expected a folder to write into, found a file at {path}; give another name")
+        used = folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    if used and not force:
         raise UsageError(
             f"expected a new or empty folder, found one with files at {path}; use --force to overwrite files in it, "
             "or another name"
@@ -86,5 +117,17 @@ def made_folder(path: str) -> Path:
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}; choose a place that can be written") from error
+        raise _cannot_write(path, error) from error
     return Path(path)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _cannot_write(path: str | Path, error: OSError) -> UsageError:
+    why = error.strerror or str(error)
+    return UsageError(f"cannot write {printable(str(path))}: {why}; choose a place that can be written")

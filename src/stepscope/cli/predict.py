@@ -13,6 +13,8 @@ examples:
 import argparse
 from importlib import import_module
 
+from stepscope.cli.output import check_outputs
+
 _WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
     "flops": "FLOPs of a model per token and step",
@@ -40,5 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return the exit code of the prediction that was asked for."""
+    check_outputs(args.json, force=args.force)
     code: int = import_module(f"stepscope.cli.predict_{args.what}").run(args)
     return code

@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.sizes import above_zero, at_least_one, at_least_zero
 from stepscope.cost.chip_table import Chip, built_in_chips, load_chips
 from stepscope.cost.hardware import GIB, look_up
 from stepscope.cost.model_flops import Experts, LatentAttention, Recompute, Transformer
@@ -35,8 +35,10 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--experts", type=at_least_one, metavar="N", help="routed experts per layer")
     model.add_argument("--experts-per-token", type=at_least_one, default=2, metavar="N")
     model.add_argument("--expert-width", type=at_least_one, metavar="N", help="default the MLP's width")
-    model.add_argument("--shared-experts", type=int, default=0, metavar="N")
-    model.add_argument("--dense-layers", type=int, default=0, metavar="N", help="leading layers without experts")
+    model.add_argument("--shared-experts", type=at_least_zero, default=0, metavar="N")
+    model.add_argument(
+        "--dense-layers", type=at_least_zero, default=0, metavar="N", help="leading layers without experts"
+    )
     model.add_argument(
         "--latent",
         type=_latent,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from stepscope.cli.say import draw
 from stepscope.run.load import Progress
 
 _SHOW_AFTER_S = 1.0
@@ -50,9 +51,9 @@ class _Bar:
             share = min(done / total, 1.0) if total else 0.0
             filled = round(30 * share)
             text = f"\r{self._what} [{'#' * filled}{'.' * (30 - filled)}] {100 * share:3.0f} %"
-            print(text, end="", file=sys.stderr, flush=True)
+            draw(text)
 
     def close(self) -> None:
         """Wipe the bar."""
         if self._drawn_s:
-            print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+            draw("\r" + " " * 60 + "\r")

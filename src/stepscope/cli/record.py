@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.say import say_aside
+from stepscope.cli.sizes import at_least_one, whole_number
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.launch import Launched, deaf_option, launch, why_not_writable
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nsys", action="store_true", help="run the chosen ranks under Nsight Systems instead")
     parser.add_argument("--ncu", action="store_true", help="run the chosen ranks under Nsight Compute instead")
     parser.add_argument("--kernels", metavar="NAME", help="kernels for --ncu, a name or regex:... (all but NCCL's)")
-    parser.add_argument("--launches", type=int, default=20, metavar="N", help="launches for --ncu (20)")
+    parser.add_argument("--launches", type=at_least_one, default=20, metavar="N", help="launches for --ncu (20)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it")
 
 
@@ -183,9 +185,10 @@ def _command(words: list[str]) -> list[str]:
 def steps_from(text: str) -> tuple[int, int]:
     """Return first and last step (exclusive) of `10:15`."""
     first, colon, last = text.partition(":")
-    if not (colon and first.isdigit() and last.isdigit()):
+    numbers = whole_number(first), whole_number(last)
+    if not colon or numbers[0] is None or numbers[1] is None:
         raise UsageError(f"--steps: expected FIRST:LAST such as 10:15 (LAST exclusive), found {text!r}")
-    return int(first), int(last)
+    return numbers[0], numbers[1]
 
 
 def _speaks_for_the_job() -> bool:
@@ -200,7 +203,7 @@ def shown(folder: Path) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"stepscope: {line}", file=sys.stderr)
+    say_aside(f"stepscope: {line}")
 
 
 def _die_of(number: int) -> None:

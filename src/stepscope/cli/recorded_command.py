@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cli.record import last_words, warnings_before
+from stepscope.cli.say import say_aside
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch import launch
@@ -58,7 +59,7 @@ def recorded_command(command: Sequence[str], config: RecordConfig, *, keep_stdou
     With `keep_stdout` the job's standard output goes to standard error, so that ours holds the result alone.
     """
     for line in warnings_before(list(command), config):
-        print(f"stepscope: {line}", file=sys.stderr)
+        say_aside(f"stepscope: {line}")
     with _stdout_as_stderr() if keep_stdout else _as_it_is():
         launched = launch(command, config)
     with_trace = [folder for folder in launched.folders if recorded_in(folder).traces]
@@ -67,7 +68,7 @@ def recorded_command(command: Sequence[str], config: RecordConfig, *, keep_stdou
         why = "; ".join(line for line in last_words(launched, config) if not line.startswith("next:"))
         raise InputError(f"{ended}expected a trace to look at, found none: {why}")
     if launched.exit_code:
-        print(f"stepscope: the command ended with exit code {launched.exit_code}", file=sys.stderr)
+        say_aside(f"stepscope: the command ended with exit code {launched.exit_code}")
     return RecordedCommand(with_trace[-1], launched.exit_code)
 
 

@@ -11,12 +11,11 @@ Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second re
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
-from stepscope.cli.output import check_outputs, write_output
+from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.diagnose.findings import diagnose
 from stepscope.errors import InputError
 from stepscope.report.html import render_html
@@ -44,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
         return _report_steps(args)
     account = account_from(args)
     diagnosis = diagnose(account)
-    outputs = {}
-    if args.json:
-        outputs[args.json] = json.dumps(report_json(account, diagnosis), indent=1) + "\n"
+    document = report_json(account, diagnosis) if args.json else None
+    page = None
     if args.html:
-        outputs[args.html] = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
-    for path, text in outputs.items():
-        write_output(path, text, force=args.force)
-    if "-" not in outputs:
+        page = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
+    write_json(args.json, document, force=args.force)
+    if page is not None:
+        write_output(args.html, page, force=args.force)
+    if "-" not in (args.json, args.html):
         print_summary(account, diagnosis, console(sys.stdout), given=_given(args))
     return 3 if account.run.unreadable else 0
 

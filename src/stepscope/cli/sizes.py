@@ -3,10 +3,24 @@
 import argparse
 import re
 
+from stepscope.units import printable
+
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
+_MAX_DIGITS = 15
+MAX_BYTES = 2**62
+"""an exabyte is 2**60; beyond 2**63 no array holds the number"""
 _SIZE = re.compile(r"([\d.]+(?:e\d+)?)\s*([a-z]*)", re.IGNORECASE)
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that plain digits spell, None for anything else, also for one beyond what anything counts.
+
+    >>> whole_number("15"), whole_number("-1"), whole_number("\u00b2"), whole_number("9" * 5000)
+    (15, None, None, None)
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def size_bytes(text: str) -> int:
@@ -19,21 +33,26 @@ def size_bytes(text: str) -> int:
     unit = _UNITS.get(found[2].lower()) if found else None
     try:
         size = int(float(found[1]) * unit) if found and unit else 0
-    except ValueError:
+    except (ValueError, OverflowError):  # two dots, or beyond every float
         size = 0
-    if size < 1:
+    if not 1 <= size <= MAX_BYTES:
         raise argparse.ArgumentTypeError(f"expected a size above 0 such as 1048576, 25MB or 4KiB, found {text!r}")
     return size
 
 
 def at_least_one(text: str) -> int:
     """Return a whole number of 1 or more."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    number = whole_number(text)
+    if not number:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {printable(text)!r}")
+    return number
+
+
+def at_least_zero(text: str) -> int:
+    """Return a whole number of 0 or more."""
+    number = whole_number(text)
+    if number is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {printable(text)!r}")
     return number
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
+from stepscope.cli.say import say
+from stepscope.cli.sizes import whole_number
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
 from stepscope.report.perfetto import perfetto_trace
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     diagnosis = diagnose(account)
     with ExitStack() as open_servers:
         ui = perfetto_folder()
-        offline = _served(open_servers, local_server(folder_site(ui), with_token=False)) if ui else None
+        offline = _served(open_servers, local_server(folder_site(ui))) if ui else None
         site = ViewSite(
             name=account.run.name,
             report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
@@ -56,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
             perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
         )
         server = _served(open_servers, local_server(site, port=args.port))
-        print(f"{printable(account.run.name)} is at {server.url}\nCtrl-C ends it.", flush=True)
+        say(f"{printable(account.run.name)} is at {server.url}")
+        say("Ctrl-C ends it.")
         if not args.no_browser:
             _open_browser(server.url, open_servers)
         _until_stopped()
@@ -82,11 +85,11 @@ def _until_stopped() -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        print()
+        say()
 
 
 def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number <= 65535:
+    number = whole_number(text)
+    if number is None or number > 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text}")
     return number

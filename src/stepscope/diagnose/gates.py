@@ -184,12 +184,12 @@ def _named(items: Sequence[Any], name: str) -> list[Any]:
     """Return the items of a list that go by this name; of a list without names the one at this place, from 0."""
     if any(isinstance(item, Mapping) for item in items):
         return [i for i in items if isinstance(i, Mapping) and any(str(i.get(key)) == name for key in _NAMED_BY)]
-    return [items[int(name)]] if name.isdigit() and int(name) < len(items) else []
+    return [items[int(name)]] if _is_place(name) and int(name) < len(items) else []
 
 
 def _nothing_of_the_kind(within: str, name: str) -> bool:
     """Return whether an item may be absent because the run has no such fault, and not because it is misspelt."""
-    return (within == "findings" and name in FINDING_IDS) or (within == "stragglers" and name.isdigit())
+    return (within == "findings" and name in FINDING_IDS) or (within == "stragglers" and _is_place(name))
 
 
 def _near(report: Mapping[str, Any], name: str) -> str:
@@ -209,3 +209,8 @@ def _is_number(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return "a list" if isinstance(value, list) else "a group of numbers" if isinstance(value, Mapping) else "text"
+
+
+def _is_place(name: str) -> bool:
+    """Return whether a name is a place in a list: plain digits, and few of them."""
+    return name.isascii() and name.isdigit() and len(name) < 16

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import UsageError
+from stepscope.output_path import why_no_folder
 from stepscope.run_folder import RUN_JSON, json_object_in, rank_of
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
@@ -25,6 +26,10 @@ def claimed_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str |
     for number in range(1, _MOST_SIBLINGS):
         folder = sibling(out, number)
         try:
+            if why_not := why_no_folder(folder):
+                raise UsageError(
+                    f"{folder}: expected a folder that may be trusted, found {why_not}; give another with --out"
+                )
             folder.mkdir(parents=True, exist_ok=True)
             if _claim(folder, run_id=run_id, launch_id=launch_id):
                 return folder

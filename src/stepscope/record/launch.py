@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepscope.errors import UsageError
+from stepscope.output_path import why_no_folder
 from stepscope.record.claim import folders_of_launch
 from stepscope.record.config import RecordConfig
 from stepscope.record.nccl_log import debug_environment
@@ -114,6 +115,8 @@ def why_not_writable(out: str) -> str | None:
         place = place.parent
     if not place.is_dir():
         return f"{place} is not a folder"
+    if why_not := why_no_folder(out):
+        return why_not
     return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
 
 

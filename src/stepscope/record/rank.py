@@ -60,7 +60,7 @@ def place_by_variables(env: Mapping[str, str]) -> Place | None:
 
 
 def _int_or_none(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def _local_rank_of_device() -> int | None:

@@ -4,10 +4,10 @@ Times are microseconds with three decimals, since `baseTimeNanoseconds`: exact t
 that no reader's floating point loses any of it. Each lane is a thread, its numbers unlike those of any process.
 """
 
-import json
 from collections.abc import Iterator
 from itertools import chain
 
+from stepscope.json_text import json_text
 from stepscope.report.timeline import FIRST_PID, RankTimeline, Timeline
 from stepscope.run.load import Progress
 
@@ -23,9 +23,9 @@ def chrome_trace(timeline: Timeline, *, progress: Progress | None = None) -> Ite
         "baseTimeNanoseconds": timeline.base_ns,
         "notes": timeline.notes,
     }
-    yield json.dumps(head)[:-1].encode() + b', "traceEvents": ['
-    names = [json.dumps(name) for name in timeline.names]
-    categories = [json.dumps(category) for category in timeline.categories]
+    yield json_text(head)[:-1].encode() + b', "traceEvents": ['
+    names = [json_text(name) for name in timeline.names]
+    categories = [json_text(category) for category in timeline.categories]
     flows: dict[int, list[tuple[int, int, int]]] = {}
     tid, done = first_tid, 0
     between = b"\n"
@@ -51,13 +51,13 @@ def _pid(rank: RankTimeline) -> int:
 def _described(rank: RankTimeline, first_tid: int) -> Iterator[str]:
     """Yield names and order of the rank and its tracks."""
     of_rank = {"ph": "M", "pid": _pid(rank)}
-    yield json.dumps({**of_rank, "name": "process_name", "args": {"name": rank.label}})
-    yield json.dumps({**of_rank, "name": "process_sort_index", "args": {"sort_index": rank.rank}})
+    yield json_text({**of_rank, "name": "process_name", "args": {"name": rank.label}})
+    yield json_text({**of_rank, "name": "process_sort_index", "args": {"sort_index": rank.rank}})
     for i, track in enumerate(rank.tracks):
         of_track = {**of_rank, "tid": first_tid + i}
         name = track.name if not track.lane else f"{track.name} ({track.lane + 1})"
-        yield json.dumps({**of_track, "name": "thread_name", "args": {"name": name}})
-        yield json.dumps({**of_track, "name": "thread_sort_index", "args": {"sort_index": i}})
+        yield json_text({**of_track, "name": "thread_name", "args": {"name": name}})
+        yield json_text({**of_track, "name": "thread_sort_index", "args": {"sort_index": i}})
 
 
 def _slices(rank: RankTimeline, first_tid: int, names: list[str], categories: list[str]) -> Iterator[str]:
@@ -68,7 +68,7 @@ def _slices(rank: RankTimeline, first_tid: int, names: list[str], categories: li
                rank.name[begun], rank.category[begun])  # fmt: skip
     for i, start, dur, tid, name, category in zip(*(c.tolist() for c in columns), strict=True):
         values = rank.values.get(i)
-        more = f', "args": {json.dumps(values)}' if values else ""
+        more = f', "args": {json_text(values)}' if values else ""
         yield (
             f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {_us(start)}, "dur": {_us(dur)}, '
             f'"name": {names[name]}, "cat": {categories[category]}{more}}}'

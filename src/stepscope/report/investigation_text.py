@@ -10,7 +10,7 @@ from rich.text import Text
 from stepscope.diagnose.finding import Evidence
 from stepscope.diagnose.investigation import Step
 from stepscope.report.json_report import plain
-from stepscope.report.terminal import name_text
+from stepscope.report.terminal import PlainConsole, name_text
 
 _WIDTH = 120
 
@@ -36,7 +36,7 @@ def investigation_json(
 def investigation_text(steps: Sequence[Step], *, run: str, fixed: str | None, date: str) -> str:
     """Return the investigation as plain text."""
     buffer = StringIO()
-    out = Console(file=buffer, width=_WIDTH, soft_wrap=True, highlight=False, color_system=None)
+    out = PlainConsole(file=buffer, width=_WIDTH, soft_wrap=True, highlight=False, color_system=None)
     out.print(name_text(f"Investigation of {run}{f' against {fixed}' if fixed else ''}, {date}", width=300))
     out.print()
     for step in steps:

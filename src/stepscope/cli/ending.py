@@ -1,0 +1,122 @@
+"""How a command ends: an exit code, and at most one sentence, whatever went wrong below it.
+
+0 is done, 1 a gate that does not hold, 2 anything that could not be done, 3 a partial result. An exception that nobody
+foresaw is 2 as well, since 1 would read as a gate; `STEPSCOPE_DEBUG=1` shows where it came from.
+"""
+
+import errno
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from io import TextIOWrapper
+from typing import IO
+
+from stepscope.cli.say import say_aside
+from stepscope.errors import DEBUG, StepscopeError, debugging
+from stepscope.units import printable
+
+MAX_SENTENCE = 2000
+FAILED = 2
+STOPPED = 130
+_OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
+
+
+def ended(name: str, command: Callable[[], int]) -> int:
+    """Return the exit code of a command after running it; what it raises is said in one sentence."""
+    _open_standard_streams()
+    try:
+        with warnings.catch_warnings():
+            if not debugging():
+                warnings.simplefilter("ignore")  # of libraries, about our use of them: nothing a user could act on
+            code = _run(command)
+        sys.stdout.flush()
+        return code
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
+        return _after(name, error)
+
+
+def _run(command: Callable[[], int]) -> int:
+    """Return the command's exit code; --help and wrong arguments end in `SystemExit`, once they are on the way."""
+    try:
+        return command()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+
+
+def _after(name: str, error: BaseException) -> int:
+    """Return the exit code for what a command raised, after saying it."""
+    if debugging() and not isinstance(error, BrokenPipeError | KeyboardInterrupt):
+        traceback.print_exception(error)
+    _give_up_if_broken(sys.stdout)
+    if isinstance(error, BrokenPipeError):  # the reader of our output left, as `head` does
+        return 0
+    with suppress(OSError, ValueError):  # nobody is left to be told
+        say_aside(f"{name}: {sentence(error)}")
+    _give_up_if_broken(sys.stderr)
+    if isinstance(error, KeyboardInterrupt):
+        return STOPPED
+    return error.exit_code if isinstance(error, StepscopeError) else FAILED
+
+
+def sentence(error: BaseException) -> str:
+    """Return one line that says what went wrong and what to do."""
+    return printable(_sentence(error), width=MAX_SENTENCE)
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped"
+    if isinstance(error, StepscopeError):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return "expected enough memory, found none left; give fewer ranks or smaller files, or use a larger machine"
+    if isinstance(error, OSError) and error.errno is not None:
+        why = error.strerror or errno.errorcode.get(error.errno, str(error))
+        if error.filename is not None:
+            return f"cannot use {_name_of(error.filename)}: {why}; check that it is there and that you may use it"
+        if error.errno in _OUTPUT_FULL:
+            return f"cannot write the output: {why}; send it to a place that can be written"
+        return f"the system refused: {why}; free what is short, or try another place"
+    said = " ".join(str(error).split()) or "no message"
+    return (
+        f"stepscope failed ({type(error).__name__}: {printable(said, width=300)}); "
+        f"set {DEBUG}=1 to see where, and please report it"
+    )
+
+
+def _name_of(filename: object) -> str:
+    return os.fsdecode(filename) if isinstance(filename, str | bytes) else str(filename)
+
+
+def _give_up_if_broken(stream: IO[str]) -> None:
+    """Let a stream that takes no more lead nowhere: Python's own end would fail on it, with a code of its own."""
+    try:
+        stream.flush()
+    except (OSError, ValueError):
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
+def _open_standard_streams() -> None:
+    """Put something at each of the three standard numbers that is closed, and let no letter be one too many.
+
+    A number left free would be given to the next file opened, and what children print would end up in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # only for reading: what is written to a closed output is an error, not nothing
+            os.open(os.devnull, os.O_WRONLY if number == 2 else os.O_RDONLY)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace" if stream is sys.stderr else "replace")

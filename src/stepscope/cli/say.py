@@ -1,0 +1,30 @@
+"""What a command says in plain lines: the one place that prints, so that no name in a line steers the terminal.
+
+Tables and colours go through `report.terminal`, which does the same for what it prints.
+"""
+
+import sys
+
+from stepscope.units import escaped, printable
+
+MAX_WARNING = 400
+
+
+def say(line: str = "") -> None:
+    """Print one line on standard output, and let it be seen at once."""
+    print(escaped(line), flush=True)
+
+
+def say_aside(line: str) -> None:
+    """Print one line on standard error."""
+    print(escaped(line), file=sys.stderr, flush=True)
+
+
+def warn(line: str) -> None:
+    """Print one line on standard error about what the answer lacks."""
+    say_aside(f"warning: {printable(line, width=MAX_WARNING)}")
+
+
+def draw(text: str) -> None:
+    """Write a piece of a progress bar on standard error: our own letters and numbers, no names."""
+    print(text, end="", file=sys.stderr, flush=True)

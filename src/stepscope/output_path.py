@@ -1,0 +1,83 @@
+"""May something be written here? The one question that every output path is asked, by both sides.
+
+An output is a regular file or new. A device, a pipe, a socket, a folder or a link is never written to and never
+replaced, whatever the user allows to be overwritten; and the way to it leads through no link that belongs to somebody
+else, which could lead anywhere by the time it is followed. Standard library only: the job side imports it.
+"""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from stepscope.units import printable
+
+_KINDS = (
+    (stat.S_ISLNK, "a link"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+_MAX_LINKS = 40
+"""the same as Linux's own limit"""
+
+
+class OutputRefusedError(OSError):
+    """A place that must not be written to; `strerror` says why."""
+
+
+def refuse_output(path: str | os.PathLike[str]) -> None:
+    """Raise an `OutputRefusedError` unless `path` is a regular file or new, in a folder that may be trusted."""
+    why_not = why_no_output(path)
+    if why_not is not None:
+        raise OutputRefusedError(errno.EINVAL, why_not, os.fspath(path))
+
+
+def why_no_output(path: str | os.PathLike[str]) -> str | None:
+    """Return why no file may be written at `path`, None where one may; an OSError where that cannot be told."""
+    return why_no_file(path) or why_no_folder(Path(path).absolute().parent)
+
+
+def why_no_file(path: str | os.PathLike[str]) -> str | None:
+    """Return what lies at `path` that is no regular file, None for a regular file or nothing."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if stat.S_ISREG(mode):
+        return None
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+    return f"expected a regular file or a new name, found {kind}"
+
+
+def why_no_folder(path: str | os.PathLike[str]) -> str | None:
+    """Return which link of another owner the way to a folder leads through, None where there is none.
+
+    Links of the user and of root are followed as usual: a home on another disk, macOS's own /tmp.
+    """
+    trusted = {0, os.geteuid()} if hasattr(os, "geteuid") else None
+    left = list(reversed(Path(path).absolute().parts))
+    place, links = Path(left.pop()), 0
+    while left and trusted is not None:
+        name = left.pop()
+        if name == "..":
+            place = place.parent  # of a place without links, so this is where it leads
+            continue
+        try:
+            found = os.lstat(place / name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # what is not there yet is ours to make
+        if not stat.S_ISLNK(found.st_mode):
+            place = place / name
+            continue
+        links += 1
+        if found.st_uid not in trusted:
+            return f"{printable(str(place / name))} is a link that belongs to another user"
+        if links > _MAX_LINKS:
+            return f"{printable(str(path))} leads through too many links"
+        target = Path(os.readlink(place / name))  # noqa: PTH115 - the text as it stands, not resolved
+        place = Path(target.anchor) if target.is_absolute() else place
+        left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+    return None

@@ -1,0 +1,165 @@
+"""Arguments that no number or name can be: one line and exit code 2, on every command."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+
+from stepscope.cli.main import main
+from stepscope.cli.sizes import MAX_BYTES, size_bytes
+from stepscope.output_path import why_no_file
+
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+MODEL = ["--layers", "2", "--d-model", "64", "--heads", "4", "--vocab", "100", "--seq-len", "8"]
+LONG = "9" * 5000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("job")
+    for trace in simulate(STEP, STEP, steps=3).traces:
+        trace.write(place)
+    return place
+
+
+def code_of(words: list[str]) -> int:
+    try:
+        return main(words)
+    except SystemExit as ended:
+        assert isinstance(ended.code, int)
+        return ended.code
+
+
+ODD = [
+    ["export", "RUN", "--perfetto", "OUT", "--steps", "\u00b2:5"],
+    ["export", "RUN", "--perfetto", "OUT", "--steps", f"1:{LONG}"],
+    ["export", "RUN", "--perfetto", "OUT", "--steps", "\u0663:\u0665"],
+    ["export", "RUN", "--perfetto", "OUT", "--ranks", "\u00b2"],
+    ["export", "RUN", "--perfetto", "OUT", "--ranks", f"0-{LONG}"],
+    ["export", "RUN", "--perfetto", "OUT", "--max-slices", "\u00b2"],
+    ["export", "RUN", "--perfetto", "OUT", "--min-us", "1e400"],
+    ["record", "--steps", "\u00b2:\u00b3", "--", "true"],
+    ["record", "--steps", f"0:{LONG}", "--", "true"],
+    ["record", "--launches", "-1", "--", "true"],
+    ["view", "RUN", "--port", "\u00b2"],
+    ["report", "RUN", "--jobs", "\u00b2"],
+    ["report", "RUN", "--jobs", LONG],
+    ["report", "RUN", "--jobs", "0"],
+    ["report", "RUN", "--unprofiled-step-ms", "1e400"],
+    ["report", "RUN", "--peak-tflops", "nan"],
+    ["report", "x" * 300],
+    ["report", "x" * 5000],
+    ["report", "RUN/" + "y" * 300],
+    ["report", "RUN", "--json", "RUN/" + "y" * 300],
+    ["report", "RUN", "--html", "/proc/1/report.html"],
+    ["report", "RUN", "--html", "/dev/null", "--force"],
+    ["report", "RUN", "--hardware", "x" * 300],
+    ["report", "RUN", "--calibration", "x" * 300, "--html", "OUT"],
+    ["report", "RUN", "--cache-folder", "x" * 300, "--hardware", "none"],
+    ["compare", "RUN", "x" * 300],
+    ["compare", "RUN", "RUN", "--fail-on", "findings.\u00b2>1"],
+    ["health", "RUN", "--fail-on", f"ranks.{LONG}.wait_ms>1"],
+    ["whatif", "RUN", "--set", "network=1e400x"],
+    ["calibrate", "--from-csv", "x" * 300, "--out", "OUT"],
+    ["predict", "collective", "--op", "all_reduce", "--bytes", "1e400", "--world-size", "8", "--link", "50"],
+    ["predict", "collective", "--op", "all_reduce", "--bytes", "9" * 400, "--world-size", "8", "--link", "50"],
+    ["predict", "collective", "--op", "all_reduce", "--bytes", "1e30", "--world-size", "8", "--link", "50"],
+    ["predict", "collective", "--op", "all_reduce", "--bytes", "1MB", "--world-size", LONG, "--link", "50"],
+    ["predict", "collective", "--op", "all_reduce", "--bytes", "1MB", "--world-size", "8", "--link", "1e-400"],
+    ["predict", "flops", *MODEL, "--dense-layers", "\u00b2"],
+    ["predict", "flops", *MODEL, "--json", "/dev/null", "--force"],
+    ["bench", "ddp", "--world-size", "\u00b2"],
+    ["bench", "buckets", "--sizes-mb", "nan"],
+    ["bench", "buckets", "--sizes-mb", "1e400"],
+    ["bench", "straggler", "--delays-ms", "0,nan"],
+    ["bench", "scaling", "--world-sizes", LONG],
+    ["demo", "--ranks", "\u00b2"],
+    ["investigate", "RUN", "--json", "RUN"],
+    ["sql", "RUN", "select 1", "--csv", "/dev/null", "--force"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ODD, ids=lambda words: " ".join(words)[:60])
+def test_odd_arguments_are_one_line(
+    words: list[str], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"RUN": str(folder), "OUT": str(tmp_path / "out")}
+    given = [word.replace("RUN", names["RUN"]) if word.startswith("RUN") else names.get(word, word) for word in words]
+    assert code_of(given) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1 and len(said.err) < 2300, said.err
+    assert "stepscope failed" not in said.err
+    assert os.listdir(tmp_path) == []
+    assert "a device" in str(why_no_file("/dev/null"))
+
+
+@pytest.mark.parametrize("jobs", ["99999999", "4"])
+def test_more_jobs_than_a_machine_can_have_are_as_many_as_it_has(
+    jobs: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(folder), "--jobs", jobs, "--no-cache"]) == 0
+    one = next(folder.glob("*.json*"))
+    assert main(["report", str(one), "--jobs", jobs, "--no-cache"]) == 0
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("text", ["1e400", "9" * 400, str(MAX_BYTES + 2**20), "0", "-1", ".", "1.2.3", "\u00b2", "nan"])
+def test_sizes_beyond_every_machine_are_refused(text: str) -> None:
+    with pytest.raises(Exception, match="expected a size above 0"):
+        size_bytes(text)
+
+
+EXTREME = ["--peak-tflops", "1e-320", "--flops-per-step", "1e308", "--tokens-per-step", "1e308"]
+
+
+def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for extra in (EXTREME, ["--unprofiled-step-ms", "1e-320"], ["--unprofiled-step-ms", "1e308"]):
+        assert main(["report", str(folder), "--json", str(tmp_path / "r"), *extra, "--force", "--no-cache"]) in (0, 2)
+        if (tmp_path / "r").exists():
+            json.loads((tmp_path / "r").read_text(), parse_constant=lambda name: pytest.fail(name))
+        assert capsys.readouterr().err.count("\n") <= 1
+
+
+AS_ANOTHER = """
+import os, sys
+from stepscope.cli.main import main
+readable, *words = sys.argv[1:]
+for name in {words[0], "report", "compare"}:  # all that is loaded on the way is loaded before
+    main([name, *[readable] * (2 if name == "compare" else 1), "--no-cache"])
+sys.stderr.write("now\\n")
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main(words))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.parametrize("command", ["report A", "compare A B", "compare C B", "compare B C", "health A"])
+def test_unreadable_folders_are_one_line(command: str, folder: Path) -> None:
+    name, *words = command.split()
+    with tempfile.TemporaryDirectory(prefix="unreadable-") as made:
+        place = Path(made)
+        place.chmod(0o755)
+        (place / "A").mkdir(mode=0o700)
+        (place / "C" / "run1").mkdir(parents=True)
+        (place / "C" / "run1").chmod(0o700)
+        shutil.copytree(folder, place / "B")
+        (place / "B").chmod(0o755)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_ANOTHER, str(place / "B"), name, *(str(place / word) for word in words)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    said = done.stderr.partition("now\n")[2]
+    assert (done.returncode, said.count("\n")) == (2, 1), done.stderr
+    assert "Permission denied" in said

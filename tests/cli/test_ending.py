@@ -1,0 +1,171 @@
+"""Every command ends in an exit code and at most one sentence, whatever is raised below it and wherever it writes."""
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+
+from stepscope.cli.main import COMMANDS, main
+from stepscope.errors import InputError
+
+COMMAND = [sys.executable, "-m", "stepscope"]
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+FULL = Path("/dev/full")
+
+
+def recursion() -> None:
+    recursion()
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
+    "recursion": (recursion, "RecursionError"),
+    "memory": (raising(MemoryError()), "expected enough memory"),
+    "array memory": (lambda: np.empty(1 << 50), "expected enough memory"),
+    "overflow": (lambda: int(float("inf")), "OverflowError"),
+    "unicode": (lambda: "\ud800".encode(), "UnicodeEncodeError"),
+    "key": (raising(KeyError("a\nb\x1b[31m")), "KeyError"),
+    "value": (raising(ValueError()), "no message"),
+    "assertion": (raising(AssertionError("x" * 10_000)), "AssertionError"),
+    "division": (lambda: 1 // 0, "ZeroDivisionError"),
+    "import": (raising(ModuleNotFoundError("No module named 'gone'")), "gone"),
+    "forbidden": (lambda: Path("/proc/1/no-such-file").read_bytes(), "cannot use /proc/1/no-such-file"),
+    "permission": (raising(PermissionError(errno.EACCES, "Permission denied", "a/b")), "cannot use a/b: Permission"),
+    "disk full": (raising(OSError(errno.ENOSPC, "No space left on device")), "cannot write the output"),
+    "bytes name": (raising(OSError(errno.EIO, "Input/output error", b"a\xff")), "Input/output error"),
+    "no errno": (raising(OSError("odd")), "OSError: odd"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_any_exception_is_one_sentence_and_2(
+    fault: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
+    fail, part = FAULTS[fault]
+    monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: fail())
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("stepscope doctor: ") and part in said.err
+    assert said.err.count("\n") == 1 and said.err.rstrip("\n").isprintable()
+    assert len(said.err) < 2100
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_cannot_even_be_loaded_is_one_sentence(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("stepscope.cli.main.import_module", lambda _: raising(ImportError("broken installation"))())
+    assert main([name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("here"), InputError("here")])
+def test_traceback_is_shown_where_it_is_asked_for(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
+    monkeypatch.setattr("stepscope.cli.doctor.run", lambda _: raising(error)())
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "here" in said.splitlines()[-1]
+
+
+def test_warnings_of_libraries_stay_off_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        np.float64(1) / np.float64(0)
+        raise InputError("expected a, found b")
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", run)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "stepscope doctor: expected a, found b\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("job")
+    for trace in simulate(STEP, STEP, steps=3).traces:
+        trace.write(place)
+    return place
+
+
+def shell(words: str, **environ: str) -> tuple[int, str]:
+    """Return exit code and standard error of a command line, `stepscope` being ours."""
+    line = words.replace("stepscope", f"'{sys.executable}' -m stepscope", 1)
+    kept = {k: v for k, v in os.environ.items() if k not in ("STEPSCOPE_DEBUG", "PYTHONIOENCODING", "PYTHONUTF8")}
+    done = subprocess.run(["bash", "-c", line], env={**kept, **environ}, capture_output=True, timeout=120)
+    return done.returncode, done.stderr.decode()
+
+
+OUTPUTS = (
+    "report {run}",
+    "report {run} --json -",
+    "report {run} --html -",
+    "doctor",
+    "--help",
+    "report --help",
+    "predict flops --help",
+    "--version",
+)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", OUTPUTS)
+def test_full_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
+    code, said = shell(f"stepscope {words.format(run=folder)} > {FULL}")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "cannot write the output: No space left on device" in said
+
+
+@pytest.mark.parametrize("words", OUTPUTS[:4])
+def test_closed_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
+    code, said = shell(f"stepscope {words.format(run=folder)} >&-")
+    assert (code, said.count("\n")) == (2, 1), said
+    assert "cannot write the output: Bad file descriptor" in said
+
+
+def test_closed_streams_do_not_end_up_in_the_outputs(folder: Path, tmp_path: Path) -> None:
+    for closed in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
+        target = tmp_path / "report.json"
+        shell(f"stepscope report {folder} --json {target} --force {closed}")
+        assert target.read_text().startswith("{") and target.read_text().endswith("}\n")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+def test_full_standard_error_keeps_the_code(tmp_path: Path) -> None:
+    assert shell(f"stepscope report {tmp_path}/none 2> {FULL}")[0] == 2
+
+
+@pytest.mark.parametrize("words", OUTPUTS[:3])
+def test_reader_that_leaves_is_no_error(words: str, folder: Path) -> None:
+    code, said = shell(f"set -o pipefail; stepscope {words.format(run=folder)} | head -c 1 > /dev/null")
+    assert (code, said) == (0, "")
+
+
+@pytest.mark.parametrize("environ", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}])
+@pytest.mark.parametrize("words", OUTPUTS)
+def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[str, str], folder: Path) -> None:
+    code, said = shell(f"stepscope {words.format(run=folder)} > /dev/null", **environ)
+    assert (code, said) == (0, "")
+
+
+def test_page_on_an_ascii_output_is_the_page_in_the_file(folder: Path, tmp_path: Path) -> None:
+    assert shell(f"stepscope report {folder} --html {tmp_path}/a.html > /dev/null")[0] == 0
+    assert shell(f"stepscope report {folder} --html - > {tmp_path}/b.html", PYTHONIOENCODING="ascii")[0] == 0
+    assert (tmp_path / "b.html").read_bytes() == (tmp_path / "a.html").read_bytes()
