@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -66,15 +66,18 @@ def launch(
     limit_s: float = 3600.0,
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_line: Callable[[str], None] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> LaunchResult:
     """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.
 
-    `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints.
+    `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` is what the
+    ranks find in their environment instead of ours.
     """
     path = _written_plan({**plan, "backend": backend, "out": str(out.absolute())}, out)
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
-        ranks = [_Rank(r, world_size, path, folder, on_line if r == 0 else None) for r in range(world_size)]
+        environs = [{**_environment(r, world_size, folder), **(environ or {})} for r in range(world_size)]
+        ranks = [_Rank(r, path, environs[r], on_line if r == 0 else None) for r in range(world_size)]
         follow = _Follow(out / rank_file(0, _SAMPLES), on_record)
         interrupted = False
         try:
@@ -122,16 +125,14 @@ def _written_plan(plan: dict[str, Any], out: Path) -> Path:
 class _Rank:
     """One process, and the last lines it said."""
 
-    def __init__(
-        self, rank: int, world_size: int, plan: Path, folder: str, on_line: Callable[[str], None] | None
-    ) -> None:
+    def __init__(self, rank: int, plan: Path, environ: dict[str, str], on_line: Callable[[str], None] | None) -> None:
         self.rank = rank
         self.ended_by_us = False
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._on_line = on_line
         self.process = subprocess.Popen(
             [sys.executable, "-m", "stepscope.bench.rank", str(plan)],
-            env=_environment(rank, world_size, folder),
+            env=environ,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -30,7 +30,14 @@ from stepscope.bench.workload import WorkloadSpec, workload
 CHECKED_STEPS = 3
 _HUNG = 3
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError)
-_NO_MEMORY = ("out of memory", "alloc_failed", "can't allocate memory", "bad_alloc", "cannot allocate memory")
+_NO_MEMORY = (
+    "out of memory",
+    "alloc_failed",
+    "can't allocate memory",  # torch's CPU allocator, where it asks the C library
+    "not enough memory",  # the same, where it asks mimalloc, as on aarch64
+    "bad_alloc",
+    "cannot allocate memory",
+)
 
 
 def job(bench: Bench, settings: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from stepscope.bench.launch import LaunchResult, launch
 from stepscope.bench.sweeps.batch_size import next_probe
+from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE
 from stepscope.bench.sweeps.sweep import Sweep, Variant
 from stepscope.errors import UsageError
 
@@ -126,7 +127,7 @@ def fitting_sizes(
         result = launch(
             {"job": "stepscope.bench.sweeps.fitting:job", "settings": settings, "threads": method.threads},
             world_size=1, backend=method.backend, out=out / f"fitting{number:03d}",
-            limit_s=max(deadline_s - time.monotonic(), 1.0), on_record=_probed(progress),
+            limit_s=max(deadline_s - time.monotonic(), 1.0), on_record=_probed(progress), environ=NOTHING_IN_RESERVE,
         )  # fmt: skip
         _take_probes(result, known, reasons)
         if result.exit_codes[0] is None and not result.complete:

@@ -6,6 +6,8 @@ import resource
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
+NOTHING_IN_RESERVE = {"MIMALLOC_ARENA_RESERVE": "0"}
+"""environment of a process whose growth is limited: torch for aarch64 allocates by mimalloc, which maps 1 GiB ahead"""
 
 
 def reset_peak() -> int | None:
@@ -24,7 +26,10 @@ def peak_bytes() -> int | None:
 
 
 def limit_growth(size_bytes: int) -> None:
-    """Let this process's data grow by so many bytes and no further; allocations beyond fail."""
+    """Let this process's data grow by so many bytes and no further; allocations beyond fail.
+
+    What an allocator has mapped ahead is not counted again when it is used: see `NOTHING_IN_RESERVE`.
+    """
     now = _status_bytes("VmData") or 0
     with contextlib.suppress(ValueError):  # the system's own limit is lower
         resource.setrlimit(resource.RLIMIT_DATA, (now + size_bytes, now + size_bytes))
