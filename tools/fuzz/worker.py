@@ -224,7 +224,7 @@ def _changed(case: Case, folder: Path, before: dict[str, tuple[Any, ...]]) -> It
             yield f"{name} was changed"
     new = [name for name in after if name not in before]
     yield from (f"{name} was left" for name in new if name.endswith(".tmp"))
-    yield from (f"{name} was put where a link leads" for name in new if name.startswith("X
+    yield from (f"{name} was put where a link leads" for name in new if name.startswith("work/elsewhere"))
 
 
 def _written(folder: Path, before: dict[str, tuple[Any, ...]]) -> dict[str, str]:
