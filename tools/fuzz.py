@@ -107,11 +107,11 @@ class Tally:
         row["unforeseen"] += bool(outcome.unforeseen)
         for complaint in [*found, *([f"(unforeseen) {outcome.unforeseen}"] if outcome.unforeseen else [])]:
             self.kinds[complaint] += 1
-            if len(self.saved[complaint]) < _MOST_SAVED:
+            if self.out is None or len(self.saved[complaint]) < _MOST_SAVED:
                 self.saved[complaint].append(self._save(case))
 
     def _save(self, case: Case) -> str:
-        if self.out is None:
+        if self.out is None:  # a replay: it is saved already
             return case.what
         self.out.mkdir(exist_ok=True)
         number = sum(1 for _ in self.out.iterdir())
