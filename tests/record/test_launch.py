@@ -111,13 +111,11 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
         by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
         found = step_log(run, rank)
         assert len(found) == len(by_hand) == 24
-        # Not where the hand timers also saw the profiler start or stop, between two steps.
         steady = [i for i, line in enumerate(found) if i >= 3 and line["phase"] == "before"]
         for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
-            shares = [_region_ns(found[i], name) / by_hand[i][name] for i in steady]
-            assert statistics.median(shares) == pytest.approx(1.0, abs=0.05), (rank, name)
+            assert_between(found, by_hand, steady, name)
         waits = [found[i]["regions"]["gradient_sync"]["ns"] for i in steady]
-        assert 0 < statistics.median(waits) < statistics.median(by_hand[i]["backward_pass"] for i in steady)
+        assert all(0 < wait < by_hand[i]["backward_pass"][1] for i, wait in zip(steady, waits, strict=True))
     description = json.loads((run / RUN_JSON).read_text())
     assert description["world_size"] == 2
     assert (description["samples_per_step"], description["tokens_per_step"]) == (2 * 8, 2 * 8 * 64)
@@ -128,7 +126,7 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
 
 
 def test_region_times_of_steps_that_are_only_timed_agree_too(tmp_path: Path) -> None:
-    job = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "256", "0.5"]
+    job = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "64", "0.1"]
     done = record("--light", "--out", "run", "--", *job, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):
@@ -136,13 +134,11 @@ def test_region_times_of_steps_that_are_only_timed_agree_too(tmp_path: Path) -> 
         found = step_log(tmp_path / "run", rank)
         assert [line["step"] for line in found] == list(range(150))
         gaps_ns = [b["start_ns"] - a["end_ns"] for a, b in itertools.pairwise(found)]
-        assert statistics.median(map(abs, gaps_ns)) < 1e6
+        assert statistics.median(map(abs, gaps_ns)) < statistics.median(line["dur_ns"] for line in found) / 5
         only_timed = [i for i, line in enumerate(found) if "memory" not in line]
         assert len(only_timed) > 20
         for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
-            off_ns = statistics.median(abs(found[i]["regions"][name]["ns"] - by_hand[i][name]) for i in only_timed)
-            within_ns = 0.05 * statistics.median(by_hand[i][name] for i in only_timed)
-            assert off_ns < within_ns + 50_000, (rank, name)  # and what torch does around its hooks
+            assert_between(found, by_hand, only_timed, name)
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -223,6 +219,13 @@ def test_a_script_that_never_steps_is_told_so(tmp_path: Path) -> None:
     assert "no training step was recorded: no optimizer stepped" in done.stderr
 
 
+def assert_between(found: list[Any], by_hand: list[Any], steps: list[int], name: str) -> None:
+    """Every one of these steps spent at least the time inside the region and at most that around it."""
+    for i in steps:
+        inside_ns, outside_ns = by_hand[i][name]
+        assert 0 < inside_ns <= _region_ns(found[i], name) <= outside_ns, (i, name)
+
+
 def _region_ns(line: dict[str, Any], name: str) -> int:
     inside = ("gradient_sync",) if name == "backward_pass" else ()
-    return sum(line["regions"][n]["ns"] for n in (name, *inside))
+    return sum(line["regions"][n]["ns"] for n in (name, *inside) if n in line["regions"])
