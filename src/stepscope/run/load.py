@@ -1,7 +1,6 @@
 """Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,9 +16,10 @@ from stepscope.run.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
-from stepscope.run.step_log import StepLog, UnprofiledStep, step_logs, unprofiled_step
+from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.table import Table
 from stepscope.run_folder import RUN_JSON, rank_file
+from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
@@ -92,14 +92,15 @@ def load(
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks.sort(key=lambda r: r.rank)
     description, damaged = _description(folder)
+    logs, lost = readable_step_logs(folder) if folder else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
         description=description,
-        logs=step_logs(folder) if folder else (),
+        logs=logs,
         unreadable=tuple(unreadable),
     )
-    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged])
+    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged, *lost])
 
 
 def _reader(
@@ -207,16 +208,20 @@ def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
 
 def _description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Return `run.json` of a run folder, empty where there is none, and a line where it cannot be used."""
-    path = folder / RUN_JSON if folder else None
-    if path is None or not path.is_file():
+    if folder is None:
         return {}, []
+    why = "damaged"
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, OSError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found, []
-    return {}, [f"{RUN_JSON} is damaged: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
+        parsed = read_side_json(folder / RUN_JSON)
+        if isinstance(parsed.value, dict):
+            return parsed.value, unusable_fields(parsed, RUN_JSON)
+    except FileNotFoundError:
+        return {}, []
+    except OSError as error:
+        why = f"unreadable ({error.strerror})"
+    except ValueError:
+        pass
+    return {}, [f"{RUN_JSON} is {why}: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
 
 
 def incomplete(run: Run) -> list[str]:
