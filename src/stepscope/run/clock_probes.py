@@ -121,9 +121,7 @@ def _is_id(found: Any) -> bool:
 
 def _is_probe(probe: Any) -> bool:
     keys = ("at_ns", "offset_ns", "uncertainty_ns")
-    within = isinstance(probe, dict) and all(
-        type(probe.get(k)) is int and abs(probe[k]) <= MAX_PROBE_NS for k in keys
-    )
+    within = isinstance(probe, dict) and all(type(probe.get(k)) is int and abs(probe[k]) <= MAX_PROBE_NS for k in keys)
     return within and probe["uncertainty_ns"] >= 0
 
 

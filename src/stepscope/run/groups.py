@@ -1,9 +1,9 @@
 """Which process groups does a rank take part in, and which ranks belong to each?"""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.side_file import parsed_json
 from stepscope.trace.table import Trace
 
 _MOST_RANKS = 1 << 20
@@ -68,8 +68,8 @@ def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None
 
 def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
     try:
-        return _rank_tuple(json.loads(text)) if text else None
-    except (ValueError, RecursionError):
+        return _rank_tuple(parsed_json(text).value) if text else None
+    except ValueError:
         return None
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +21,13 @@ from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, 
 from stepscope.run.table import Table
 from stepscope.run_folder import RUN_JSON, rank_file
 from stepscope.side_file import read_side_json, unusable_fields
+from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
+BYTES_PER_RANK = 1 << 16
+"""of memory that a rank takes however small its trace is"""
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 
@@ -107,7 +111,9 @@ def _reader(
     sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
 ) -> Callable[[Source], Trace | tuple[Source, StepscopeError]]:
     """Return a function that reads one source, or gives back why it could not."""
-    total = sum(s.path.stat().st_size for s in sources if s.path.is_file())
+    total = sum(map(_size_on_disk, sources))
+    budget = Budget(total)
+    _refuse_too_many(len(sources), budget)
     threads = max(1, jobs // len(sources))
     done: dict[Path, int] = {}
 
@@ -118,11 +124,37 @@ def _reader(
                 progress(sum(done.values()), total)
 
         try:
-            return read_cached(source.path, cache_folder=cache_folder, enabled=cache, threads=threads, progress=report)
+            return read_cached(
+                source.path,
+                cache_folder=cache_folder,
+                enabled=cache,
+                threads=threads,
+                progress=report,
+                budget=budget,
+            )
         except StepscopeError as error:
             return source, error
 
     return read
+
+
+def _size_on_disk(source: Source) -> int:
+    """Return the bytes that a file takes, those of a sparse one without its holes."""
+    try:
+        status = source.path.stat()
+    except OSError:  # said when it is read
+        return 0
+    return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
+
+
+def _refuse_too_many(num_files: int, budget: Budget) -> None:
+    """Raise where so many files of next to nothing would take more memory than their size accounts for."""
+    most = budget.limit_bytes // BYTES_PER_RANK
+    if num_files > most:
+        raise InputError(
+            f"expected traces of ranks, found {num_files:,} files too small to be any; at most {most:,} of "
+            "this size are read at once: pass some of them, by glob"
+        )
 
 
 def _sort_out(

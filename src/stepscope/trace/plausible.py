@@ -63,7 +63,10 @@ def plausible(columns: Columns, args: dict[str, Sparse], *, base_ns: int) -> Pla
     near, jump_ns = _near_the_rest(columns)
     columns, args = _only(columns, args, near)
     if jump_ns:
-        notes = (*notes, f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set, or it is two traces")
+        notes = (
+            *notes,
+            f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
+        )
     args, bad_args, named = _in_range(args)
     return Plausible(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
 

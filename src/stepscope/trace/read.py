@@ -11,11 +11,11 @@ from typing import Any
 
 from stepscope.errors import TraceError
 from stepscope.trace.assemble import Columns, Strings
-from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.blocks import Events, parse_ahead, parse_serially
+from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
-from stepscope.trace.scanner import Buffer, Exhausted
 from stepscope.trace.plausible import plausible
+from stepscope.trace.scanner import Buffer, Exhausted
 from stepscope.trace.several import refuse_archive, watched
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
@@ -55,9 +55,7 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     columns = Columns(stream.expected_raw_bytes(), share)
     events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
     following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
-    following = watched(
-        following, stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed
-    )
+    following = watched(following, stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
     del data
 
     def done() -> None:

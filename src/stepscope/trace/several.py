@@ -81,6 +81,6 @@ def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
     read = f"gzip -dc {name} | " if packed else ""
     source = "" if packed else f" {name}"
     return (
-        f"{path}: expected one trace, found two or more one after the other, the second from byte {at:,} on; split them: "
+        f"{path}: expected one trace, found several one after the other, the second from byte {at:,} on; split them: "
         f"{read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
     )
