@@ -126,6 +126,12 @@ def unusable_fields(parsed: Parsed, name: str) -> list[str]:
     return [f"{name}: {', '.join(fields[:MAX_NAMED])}{more} out of range or no finite number; taken as unknown"]
 
 
+def usable(value: Any) -> Parsed:
+    """Return values of parsed JSON with None for each number that 64 bits or a float cannot hold."""
+    unusable: list[str] = []
+    return Parsed(_without_unusable(value, "", unusable), tuple(unusable))
+
+
 class _Unusable:
     """Marks a number while its field's name is still to be found."""
 
@@ -145,7 +151,7 @@ def _float(text: str) -> float | _Unusable:
 
 
 def _without_unusable(value: Any, path: str, unusable: list[str]) -> Any:
-    if value is _UNUSABLE:
+    if _is_unusable(value):
         unusable.append(path or "the value")
         return None
     if isinstance(value, dict):
@@ -153,6 +159,12 @@ def _without_unusable(value: Any, path: str, unusable: list[str]) -> Any:
     if isinstance(value, list):
         return [_without_unusable(v, f"{path}.{i}" if path else str(i), unusable) for i, v in enumerate(value)]
     return value
+
+
+def _is_unusable(value: object) -> bool:
+    if isinstance(value, int):
+        return value not in _INT64
+    return value is _UNUSABLE if not isinstance(value, float) else not math.isfinite(value)
 
 
 def is_number(value: object, *, low: float = -1e300, high: float = 1e300) -> bool:

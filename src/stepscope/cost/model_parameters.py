@@ -3,15 +3,18 @@
 Linear layers are counted without biases, which are below a thousandth of the whole.
 """
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stepscope.cost.model_flops import Experts, LatentAttention, Transformer
 from stepscope.cost.parallel_layout import Layout
 from stepscope.errors import InputError, UsageError
+from stepscope.side_file import read_side_json
+
+MAX_LAYERS = 100_000
+MAX_SIZE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,11 @@ def checked(model: Transformer) -> Transformer:
     for name in ("layers", "d_model", "heads", "vocab"):
         if getattr(model, name) < 1:
             raise UsageError(f"expected {name} of at least 1, found {getattr(model, name)}")
+    for part in (model, model.latent, model.experts):
+        for field in fields(part) if part is not None else ():
+            size, most = getattr(part, field.name), MAX_LAYERS if field.name == "layers" else MAX_SIZE
+            if isinstance(size, int | float) and not abs(size) <= most:
+                raise UsageError(f"expected {field.name} of at most {most:,}, found {size:.3g}")
     if model.head_width is None and model.latent is None and model.d_model % model.heads:
         raise UsageError(f"expected d_model to be a multiple of heads, found {model.d_model} and {model.heads}")
     if model.kv_heads and model.heads % model.kv_heads:
@@ -123,11 +131,13 @@ def on_rank(listed: Iterable[Weight], layout: Layout, *, layers: int) -> list[We
 def transformer_from_config(path: str | Path) -> Transformer:
     """Return the shape in a `config.json` of the Transformers library (GPT-2, Llama, Mixtral, DeepSeek styles)."""
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = read_side_json(path).value
+        if not isinstance(config, dict):
+            raise ValueError(f"{type(config).__name__} instead of an object")
         return checked(_from_config(config))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a readable config.json, found: {error}") from error
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ArithmeticError) as error:
         raise InputError(
             f"{path}: expected a transformer's config.json, found no {error}; give the shape by flags"
         ) from error

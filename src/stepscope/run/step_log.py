@@ -102,8 +102,18 @@ class UnprofiledStep:
 
 def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
     """Return the step logs of a run folder by rank; none where it has none."""
-    found = sorted(p for p in Path(folder).glob(f"*{ENDING}") if rank_of(p.name) is not None and p.is_file())
-    return tuple(read_step_log(p) for p in found)
+    return readable_step_logs(folder)[0]
+
+
+def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[str]]:
+    """Return the step logs of a run folder that can be read, and a line for each loss."""
+    logs, lines = [], []
+    for path in sorted(p for p in Path(folder).glob(f"*{ENDING}") if rank_of(p.name) is not None):
+        try:
+            logs.append(read_step_log(path))
+        except InputError as error:
+            lines.append(f"left out: {error}")
+    return tuple(logs), [*lines, *step_log_warnings(logs)]
 
 
 def read_step_log(path: str | Path) -> StepLog:
