@@ -97,7 +97,8 @@ def test_what_one_input_asks_for_in_particular_is_looked_at():
 
 
 def test_a_hang_a_crash_and_a_dead_process_are_outcomes_and_the_rest_goes_on(tmp_path, monkeypatch):
-    def played(case, scratch, *, in_process):
+    def played(case, scratch, *, in_process, begun):
+        begun()
         acts = {"hang": lambda: time.sleep(60), "crash": lambda: os.kill(os.getpid(), 9), "leave": lambda: os._exit(7)}
         acts.get(case.argv[0], lambda: None)()
         return Outcome(0)

@@ -66,10 +66,12 @@ class _Worker:
             self.pipe.send(job)
         return job is not None
 
-    def answer(self) -> Outcome:
-        """Return what the process says, or how it died."""
+    def answer(self) -> Outcome | None:
+        """Return what the process says, or how it died; None where it only says that the command starts now."""
         try:
-            return self.pipe.recv()
+            outcome = self.pipe.recv()
+            self.since = time.monotonic()
+            return outcome
         except (EOFError, ConnectionResetError):
             self.process.join()
             code = self.process.exitcode or 0
@@ -116,4 +118,4 @@ def _work(pipe: Connection, scratch: Path) -> None:
             case, in_process = pipe.recv()
         except EOFError:
             os._exit(0)
-        pipe.send(run_case(case, scratch, in_process=in_process))
+        pipe.send(run_case(case, scratch, in_process=in_process, begun=lambda: pipe.send(None)))

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,14 +46,17 @@ def prepare_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def run_case(case: Case, scratch: Path, *, in_process: bool = True) -> Outcome:
-    """Return what the command did."""
+def run_case(
+    case: Case, scratch: Path, *, in_process: bool = True, begun: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Return what the command did; `begun` is called when all is made and the command starts."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
     try:
         (folder / _CANARY).parent.mkdir(parents=True)
         (folder / _CANARY).write_text("keep")
         size = make_files(case, folder / "work")
         before = _fingerprints(folder)
+        begun()
         started = time.monotonic()
         call = _called if in_process and case.stdout == "file" else _started
         found = call(case, folder)

@@ -11,6 +11,7 @@ from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_text
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_DEPTH = 50
 MAX_ALIASES = 64
 """in a YAML file: aliases of aliases multiply"""
 
@@ -88,7 +89,7 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
             f"{path}: reading YAML needs PyYAML, which is not installed here; pip install pyyaml, or write it as TOML"
         ) from e
     try:
-        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader))
+        aliases = _aliases(yaml, text, path)
         if aliases > MAX_ALIASES:
             raise InputError(f"{path}: expected at most {MAX_ALIASES} aliases, found {aliases}; write them out")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -98,6 +99,21 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
     except (yaml.YAMLError, ValueError) as e:  # also numbers and dates that are none
         raise InputError(f"{path}: expected YAML, found an error: {' '.join(str(e).split())}") from e
     return ({} if values is None else values), dict(_yaml_lines(root, ""))
+
+
+def _aliases(yaml: Any, text: str, path: str) -> int:
+    """Return how many aliases a document has; an `InputError` at the first value that lies too deep.
+
+    The parser's own time grows with the square of the depth, so nothing below it is looked at.
+    """
+    aliases = depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            where = f"{path}, line {event.start_mark.line + 1}"
+            raise InputError(f"{where}: expected at most {MAX_DEPTH} levels of settings, found more; write it flatter")
+    return aliases
 
 
 def _expanded(root: Any) -> int:
