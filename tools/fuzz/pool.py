@@ -16,6 +16,11 @@ _FORK = multiprocessing.get_context("fork")
 _MOST_CASES = 400
 """of one process: what a command leaves behind in it must not decide over too many others"""
 _KILL_BYTES = 4_000_000_000
+_PATIENCE = 6
+"""times the limit that a busy machine may take"""
+_WAITS_SHARE = 0.01
+"""of a processor: who uses less for that long waits for something that does not come"""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 Job = tuple[Case, bool]
 """a case, and whether it runs inside the worker"""
@@ -61,7 +66,7 @@ class _Worker:
 
     def take(self, job: Job | None) -> bool:
         """Send a case to the process; False where there is none."""
-        self.job, self.since = job, time.monotonic()
+        self.job, self.since, self.worked_s = job, time.monotonic(), self._cpu_s()
         if job is not None:
             self.pipe.send(job)
         return job is not None
@@ -70,7 +75,7 @@ class _Worker:
         """Return what the process says, or how it died; None where it only says that the command starts now."""
         try:
             outcome = self.pipe.recv()
-            self.since = time.monotonic()
+            self.since, self.worked_s = time.monotonic(), self._cpu_s()
             return outcome
         except (EOFError, ConnectionResetError):
             self.process.join()
@@ -79,16 +84,29 @@ class _Worker:
 
     def overdue(self) -> Outcome | None:
         """Return an outcome, after killing the process, where the case takes too long or too much memory."""
-        assert self.job is not None
         took = time.monotonic() - self.since
-        limit = MOST_SECONDS if self.job[1] and self.job[0].stdout == "file" else 3 * MOST_SECONDS
-        if took > limit:
+        if took > MOST_SECONDS and self._hangs(took):
             return self._killed(f"hang over {MOST_SECONDS} s", took)
         try:
             resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE
         except (OSError, IndexError):
             return None
         return self._killed(f"memory over {_KILL_BYTES / 1e9:.0f} GB", took) if resident > _KILL_BYTES else None
+
+    def _hangs(self, took: float) -> bool:
+        """Return whether the command is to blame for its time, and not a machine that is busy with others."""
+        assert self.job is not None
+        if not self.job[1] or self.job[0].stdout != "file":  # a process of its own, which has a limit of its own
+            return took > _PATIENCE * MOST_SECONDS
+        worked = self._cpu_s() - self.worked_s
+        return worked > MOST_SECONDS or worked < _WAITS_SHARE * took or took > _PATIENCE * MOST_SECONDS
+
+    def _cpu_s(self) -> float:
+        try:
+            fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return 0.0
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
     def _killed(self, why: str, took: float) -> Outcome:
         self.process.kill()
