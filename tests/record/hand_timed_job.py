@@ -1,4 +1,4 @@
-"""An ordinary DDP script that times its own regions by hand and leaves, per step, `{region: [inside, outside]}` as JSON.
+"""An ordinary DDP script that times its own regions by hand and leaves `{region: [inside, outside]}` per step as JSON.
 
 Every region is timed twice: outside, around the call, and inside, in what the call calls. A recorder that times the
 call itself lies between the two, on any machine, however loaded:

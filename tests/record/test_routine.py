@@ -143,3 +143,10 @@ def test_a_step_repeats_only_where_all_of_it_was_regular() -> None:
             repeats.break_off()
         found.append(repeats.next_step())
     assert found == [False, False, True, False, False, True]  # before the first step ended nothing is known to be whole
+
+
+def test_a_region_that_ends_after_the_one_around_it_has_ended_with_it() -> None:
+    edges = [("begin", "backward"), ("begin", "optimizer"), ("end", "backward"), ("end", "optimizer")]
+    pattern = Pattern([Event(token, edge, lambda _: None) for token, edge in enumerate(edges)])
+    times = pattern.region_times([0, 10, 30, 70], 0)
+    assert {name: region["ns"] for name, region in times.items()} == {"backward": 10, "optimizer": 20}

@@ -1,5 +1,6 @@
 """A run folder belongs to one run: claims, siblings, leftovers."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -14,7 +15,6 @@ from stepscope.errors import UsageError
 from stepscope.record.agreement import agreed_folder, id_without_store
 from stepscope.record.claim import claimed_folder, folders_of_launch
 from stepscope.record.config import RecordConfig
-from stepscope.record.open_run import make_scratch
 from stepscope.record.rank import Place
 from stepscope.record.side_channel import SideChannel
 from stepscope.record.trace_file import sweep, temporary_for
@@ -118,13 +118,16 @@ def test_T8_leftovers_of_a_killed_writer_are_swept_and_others_kept(tmp_path: Pat
     assert mine.exists() and users.exists()
 
 
-def test_T8_scratch_of_a_killed_job_is_swept(tmp_path: Path) -> None:
-    left = tmp_path / f"stepscope-{dead_pid()}-abc"
-    left.mkdir()
-    (left / "window0.json.tmp").touch()
-    kept = make_scratch(str(tmp_path))
-    assert not left.exists() and kept.is_dir()
-    assert make_scratch(str(tmp_path)).is_dir() and kept.is_dir()
+def test_T8_leftover_of_a_writer_that_lives_elsewhere_is_kept(tmp_path: Path) -> None:
+    mine = temporary_for(tmp_path / "run.json")
+    elsewhere = mine.with_name(mine.name.replace(f"-{os.getpid()}.", f"-{dead_pid()}."))  # its number is not ours
+    impossible = mine.with_name(mine.name.replace(f"-{os.getpid()}.", "-12345678901234567890."))
+    impossible.touch()
+    with elsewhere.open("wb") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        assert sweep(tmp_path) == []
+    assert sweep(tmp_path) == [elsewhere.name]
+    assert impossible.exists()
 
 
 def test_T22_odd_host_names_make_plain_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

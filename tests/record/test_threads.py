@@ -48,3 +48,31 @@ def test_steps_in_several_threads_do_not_crash_the_job(words: list[str], expecte
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
+
+
+AT_ONCE = """
+import threading, torch
+torch.set_num_threads(1)
+def train():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(300):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+threads = [threading.Thread(target=train) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print("trained", flush=True)
+"""
+
+
+def test_two_threads_that_train_at_once_are_one_run_without_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(AT_ONCE)
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--out", "run"]
+    done = subprocess.run([*record, "--", sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "no longer followed" not in done.stderr and "recording stopped" not in done.stderr, done.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["run"]

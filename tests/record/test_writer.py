@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from stepscope.record.outbox import Outbox
+from stepscope.record.scratch import make_scratch, remove_scratch
 from stepscope.record.step_statistics import StepStatistics
 from stepscope.record.writer import Writer
 
 
 def settings(scratch: Path, *, rank: int = 0, world_size: int = 1, **more: Any) -> dict[str, Any]:
-    scratch.mkdir(exist_ok=True)
+    made = make_scratch(str(scratch.parent))
+    remove_scratch(scratch)
+    made.rename(scratch)
     patience = {"other_ranks_wait_s": 0.3, "write_timeout_s": 60.0}
     return {"rank": rank, "world_size": world_size, "scratch": str(scratch), **patience, **more}
 

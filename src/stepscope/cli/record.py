@@ -121,7 +121,7 @@ def last_words(launched: Launched, config: RecordConfig) -> list[str]:
     outputs = _words_about_outputs(launched, config)
     if not runs:
         return [*outputs, f"no training step was recorded: {_why_nothing(launched, config)}"]
-    return [*outputs, *(line for r in runs for line in _words_about(r, config))]
+    return [*outputs, *(line for r in runs for line in _words_about(r, launched, config))]
 
 
 def _words_about_outputs(launched: Launched, config: RecordConfig) -> list[str]:
@@ -133,13 +133,17 @@ def _words_about_outputs(launched: Launched, config: RecordConfig) -> list[str]:
     return [f"{tool} wrote {', '.join(shown(path) for path in launched.outputs)}"]
 
 
-def _words_about(recorded: Recorded, config: RecordConfig) -> list[str]:
+def _words_about(recorded: Recorded, launched: Launched, config: RecordConfig) -> list[str]:
     what = f"recorded {recorded.steps} steps of {_ranks(len(recorded.ranks))}"
     if recorded.window:
         what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
     lines = [f"{what}, in {shown(recorded.folder)}"]
+    if not recorded.described:
+        lines.append("run.json is not there: the helper process that writes it is still at work, or was killed")
+    if recorded.not_written:
+        lines.append(recorded.not_written)
     if not recorded.window and not config.light and config.outside_tool is None:
-        lines.append(_why_no_window(recorded, config))
+        lines.append(_why_no_window(recorded, launched, config))
     return [*lines, f"next: stepscope report {shown(recorded.folder)}"]
 
 
@@ -147,15 +151,20 @@ def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
-def _why_no_window(recorded: Recorded, config: RecordConfig) -> str:
+def _why_no_window(recorded: Recorded, launched: Launched, config: RecordConfig) -> str:
     if config.ranks is not None and not set(config.ranks) & set(recorded.ranks):
         wanted, last = ",".join(map(str, config.ranks)), max(recorded.ranks, default=0)
         return f"no trace: --ranks {wanted} names none of this job's ranks, 0 to {last}; give one of them, or all"
-    first = config.wait + config.warmup
-    if recorded.steps <= first:
-        last = recorded.steps
+    if recorded.trouble:
+        return f"no trace: {recorded.trouble}"
+    first, last = config.wait + config.warmup, recorded.steps_ended
+    if recorded.described and last <= first:
         return f"no trace: the profiled steps begin at {first}; for this job give --steps {max(0, last - 3)}:{last}"
-    return f"no trace: {recorded.trouble or 'see the lines above'}"
+    if launched.said:
+        return "no trace: see the lines above"
+    if launched.exit_code:
+        return f"no trace: the job ended with {_ending(launched.exit_code)} before the profiled steps were written"
+    return "no trace: no rank left word of what became of the profiled steps"
 
 
 def _why_nothing(launched: Launched, config: RecordConfig) -> str:

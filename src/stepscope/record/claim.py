@@ -15,6 +15,7 @@ from typing import Any
 
 from stepscope.errors import UsageError
 from stepscope.output_path import why_no_folder
+from stepscope.record.patience import FULL
 from stepscope.run_folder import RUN_JSON, json_object_in, rank_of
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
@@ -87,13 +88,15 @@ def _read_claim(folder: Path) -> dict[str, Any]:
 def _create_whole(path: Path, text: str) -> bool:
     """Create the file with its content in one move; False where somebody was first."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
-    temporary.write_text(text, encoding="utf-8")
     try:
+        temporary.write_text(text, encoding="utf-8")
         os.link(temporary, path)
     except FileExistsError:
         return False
-    except OSError:  # a file system without hard links
-        return _create_exclusively(path, text)
+    except OSError as e:
+        if e.errno in FULL:
+            raise
+        return _create_exclusively(path, text)  # a file system without hard links
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -102,8 +105,14 @@ def _create_whole(path: Path, text: str) -> bool:
 
 def _create_exclusively(path: Path, text: str) -> bool:
     try:
-        with path.open("x", encoding="utf-8") as f:
-            f.write(text)
+        f = path.open("x", encoding="utf-8")
     except FileExistsError:
         return False
+    try:
+        with f:
+            f.write(text)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()  # an empty claim would keep everybody out
+        raise
     return True

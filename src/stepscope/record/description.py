@@ -33,11 +33,29 @@ _OF_THE_JOB = (
     "ddp",
 )
 # Facts of a rank that run.json repeats.
-_OF_A_RANK = ("host", "pid", "local_rank", "device", "boot_id", "ended", "clock_probes", "warnings")
+_OF_A_RANK = (
+    "host",
+    "pid",
+    "local_rank",
+    "device",
+    "boot_id",
+    "ended",
+    "clock_probes",
+    "warnings",
+    "lines_dropped",  # before they reached the helper
+    "writing",  # what the helper could not write, at once or at all
+)
 
 
 def rank_facts(
-    facts: Facts, *, rank: int, world_size: int, files: list[Facts], steps: StepStatistics, ended: str
+    facts: Facts,
+    *,
+    rank: int,
+    world_size: int,
+    files: list[Facts],
+    steps: StepStatistics,
+    ended: str,
+    writing: Facts | None = None,
 ) -> Facts:
     """Return the content of one rank's facts file."""
     return {
@@ -48,6 +66,7 @@ def rank_facts(
         "files": files,
         "steps": steps.summary(),
         "ended": ended,
+        "writing": writing,
         "written_ns": time.time_ns(),
     }
 

@@ -9,7 +9,6 @@ Standard library only: torch is needed by the job, not here.
 import ctypes
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +22,10 @@ from stepscope.output_path import why_no_folder
 from stepscope.record.claim import folders_of_launch
 from stepscope.record.config import RecordConfig
 from stepscope.record.nccl_log import debug_environment
-from stepscope.record.open_run import make_scratch
 from stepscope.record.outside_tool import UNDER_TOOL, is_one_process, keep_outputs, under_tool
 from stepscope.record.pass_signals import signals_passed_on
-from stepscope.record.seen import FOLDERS, SEEN_VARIABLE
+from stepscope.record.scratch import make_scratch, remove_scratch
+from stepscope.record.seen import FOLDERS, SAID, SEEN_VARIABLE
 
 INJECT = Path(__file__).parent / "inject"
 _QUIET = {"KINETO_LOG_LEVEL": "99"}  # else the profiler announces its start and stop on the job's stderr
@@ -45,6 +44,7 @@ class Launched:
     folders: tuple[Path, ...]
     python_seen: bool  # a Python process found our `sitecustomize`
     torch_seen: bool
+    said: bool = False  # a process wrote a line of ours to the job's stderr
     outputs: tuple[Path, ...] = ()  # of an outside tool
 
 
@@ -53,23 +53,33 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
     config = replace(
         config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
     )
-    seen = make_scratch(None)
+    seen = _seen_folder()
     try:
         config = _with_outside_folder(config)
         env = job_environment(config, os.environ if environ is None else environ)
         if config.outside_tool is not None and is_one_process(command, env):
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
-        exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)})
+        exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
         folders = _folders(config, seen)
         return Launched(
             exit_code,
             folders=folders,
-            python_seen=(seen / "python").exists(),
-            torch_seen=(seen / "torch").exists(),
+            python_seen=seen is None or (seen / "python").exists(),
+            torch_seen=seen is None or (seen / "torch").exists(),
+            said=seen is not None and any(seen.glob(f"{SAID}*")),
             outputs=tuple(keep_outputs(config, folders)) if config.outside_tool is not None else (),
         )
     finally:
-        shutil.rmtree(seen, ignore_errors=True)
+        if seen is not None:
+            remove_scratch(seen)
+
+
+def _seen_folder() -> Path | None:
+    """Return a folder in which processes leave word, None where there is no room for one: the job runs all the same."""
+    try:
+        return make_scratch(None)
+    except OSError:
+        return None
 
 
 def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -137,9 +147,10 @@ def _end_with_launcher() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _folders(config: RecordConfig, seen: Path) -> tuple[Path, ...]:
+def _folders(config: RecordConfig, seen: Path | None) -> tuple[Path, ...]:
     """Return the run folders: told by processes on this machine, else found by the launch's id on shared storage."""
     assert config.run_id is not None
-    told = [Path(line) for file in seen.glob(f"{FOLDERS}*") for line in file.read_text().splitlines()]
+    files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
+    told = [Path(line) for file in files for line in file.read_text().splitlines()]
     found = [*told, *folders_of_launch(config.out, config.run_id)]
     return tuple(sorted(set(found)))

@@ -3,12 +3,8 @@
 Everything slow happens on one background thread or in the helper; the training thread only puts messages.
 """
 
-import contextlib
 import itertools
-import os
 import queue
-import shutil
-import tempfile
 import threading
 import time
 from functools import partial
@@ -20,11 +16,10 @@ from stepscope.record.agreement import agreed_folder
 from stepscope.record.config import RecordConfig
 from stepscope.record.outbox import Outbox
 from stepscope.record.rank import Place
+from stepscope.record.scratch import make_scratch
 from stepscope.record.side_channel import ChannelClosed, SideChannel, open_side_channel
-from stepscope.record.trace_file import is_alive
 from stepscope.record.undisturbed import explain, say
 
-_SCRATCH = "stepscope-"
 _CLAIM_S = 30.0
 _LATE_ASKERS_S = 10.0
 _LOOK_S = 0.1
@@ -74,6 +69,8 @@ class OpenRun:
             self._channel.close()
         self.outbox.put({"do": "close"})
         self.outbox.finish(own_wait_s=self.config.close_wait_s, grace_s=self.config.others_grace_s)
+        if self.outbox.helper_gone:
+            say(f"rank {self.place.rank}: the helper process that writes the run was killed, so the run is cut short")
 
     def forget(self) -> None:
         """Let go of everything in a forked child."""
@@ -141,15 +138,3 @@ class OpenRun:
         """Return, after a moment, whether nothing else is to be done until then."""
         time.sleep(_LOOK_S)
         return self._probes.empty() and time.monotonic() < until
-
-
-def make_scratch(given: str | None) -> Path:
-    """Return a new folder for plain exports, on local disk unless told otherwise; clear those of dead processes."""
-    parent = Path(given or tempfile.gettempdir())
-    with contextlib.suppress(OSError):
-        parent.mkdir(parents=True, exist_ok=True)
-        for left in parent.glob(f"{_SCRATCH}*-*"):
-            pid = left.name.removeprefix(_SCRATCH).partition("-")[0]
-            if pid.isdigit() and not is_alive(int(pid)):
-                shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{_SCRATCH}{os.getpid()}-", dir=parent))

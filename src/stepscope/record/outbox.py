@@ -31,6 +31,7 @@ class Outbox:
 
     def __init__(self, *, on_reply: Callable[[dict[str, Any]], None], settings: dict[str, Any]) -> None:
         self.dropped = 0
+        self.helper_gone = False  # while there was still something to write
         self._held = b""
         self._lock = threading.Lock()
         self._own_files_done = threading.Event()
@@ -86,7 +87,8 @@ class Outbox:
                 sent = os.write(self._pipe, data)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # the helper is gone
+            except OSError:
+                self.helper_gone = True
                 self.dropped += 1
                 self._held = b""
                 return

@@ -3,14 +3,17 @@
 python         a Python process found our `sitecustomize`        (written there, in its own words)
 torch          a process imported torch
 folders.PID    the run folder that a process wrote to
+said.HASH      a line of ours that a process wrote to stderr
 """
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
 SEEN_VARIABLE = "STEPSCOPE_SEEN"
 FOLDERS = "folders."
+SAID = "said."
 
 
 def leave_word(name: str, text: str = "") -> None:
@@ -19,3 +22,22 @@ def leave_word(name: str, text: str = "") -> None:
     if folder:
         with contextlib.suppress(OSError), Path(folder, name).open("a", encoding="utf-8") as f:
             f.write(text)
+
+
+def is_news(text: str) -> bool:
+    """Return whether no process of this job on this machine has said that yet; from now on one has.
+
+    Ranks of one machine have the same to say; once is enough. An attempt after an elastic restart may say it again.
+    """
+    folder = os.environ.get(SEEN_VARIABLE)
+    if not folder:
+        return True
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    name = SAID + hashlib.sha256(f"{attempt} {text}".encode(errors="replace")).hexdigest()[:16]
+    try:
+        Path(folder, name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True

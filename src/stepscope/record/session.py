@@ -74,6 +74,7 @@ class Recorder:
         self._window: Window | None = None
         self._log: StepLog | None = None
         self._run: OpenRun | None = None
+        self._opening = threading.Lock()  # two threads that train at once open one run
 
     @classmethod
     def start(cls, config: RecordConfig, *, on_trace_ready: Callable[[Any], Any] | None = None) -> "Recorder":
@@ -224,6 +225,11 @@ class Recorder:
         self._step_start_ns = perf_counter_ns()
 
     def _open_run(self) -> None:
+        with self._opening:
+            if self._window is None:
+                self._open_run_now()
+
+    def _open_run_now(self) -> None:
         place = place_of_process()
         config = self.config
         chosen = config.ranks is None or place.rank in config.ranks
@@ -251,7 +257,7 @@ class Recorder:
     def _step_end(self, at_ns: int | None = None) -> None:
         now_ns = perf_counter_ns()
         end_ns = now_ns if at_ns is None else at_ns
-        if self._run is None:
+        if self._window is None:
             self._open_run()
         assert self._run is not None and self._window is not None and self._log is not None
         if self._run.failed:

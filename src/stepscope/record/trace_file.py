@@ -2,7 +2,8 @@
 
 The export returns normally on a full disk or a missing folder, so nothing is believed before its head and tail have
 been read back. Temporary files carry their host and process in the name, so that the next run can tell those that
-a killed writer left behind.
+a killed writer left behind; and a writer that lives holds a lock on its own, because a process of another container
+may have a name and a number that mean nothing here.
 """
 
 import contextlib
@@ -14,6 +15,11 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
+
+try:
+    import fcntl
+except ImportError:  # no POSIX
+    fcntl = None  # type: ignore[assignment]
 
 _TAIL_BYTES = 256
 _LEVEL = 5
@@ -59,6 +65,7 @@ def _placed_whole(target: Path) -> Iterator[IO[bytes]]:
     temporary = temporary_for(target)
     try:
         with temporary.open("wb") as f:
+            _lock(f)
             yield f
             f.flush()
             os.fsync(f.fileno())
@@ -84,10 +91,22 @@ def sweep(folder: Path) -> list[str]:
     for name in names:
         found = _TEMPORARY.match(name)
         if found and found["host"] == _host() and not is_alive(int(found["pid"])):
-            with contextlib.suppress(OSError):
-                (folder / name).unlink()
-                removed.append(name)
+            with contextlib.suppress(OSError), (folder / name).open("rb+") as f:
+                if _lock(f):
+                    (folder / name).unlink()
+                    removed.append(name)
     return removed
+
+
+def _lock(f: IO[bytes]) -> bool:
+    """Return whether this process now is the only one at work on the file; True where there are no locks."""
+    try:
+        fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (OSError, AttributeError):
+        return True
+    return True
 
 
 def is_alive(pid: int) -> bool:
@@ -96,7 +115,7 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):  # somebody else's; or no number that a process can have
         return True
     return True
 

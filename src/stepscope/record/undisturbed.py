@@ -3,11 +3,15 @@
 import sys
 import traceback
 
+from stepscope.record.seen import is_news
+
 _PREFIX = "stepscope:"
 
 
 def say(text: str) -> None:
-    """Write one line to stderr; a closed stderr is no reason to fail."""
+    """Write one line to stderr, once per machine and job; a closed stderr is no reason to fail."""
+    if not is_news(text):
+        return
     try:
         sys.stderr.write(f"{_PREFIX} {text}\n")
         sys.stderr.flush()

@@ -2,7 +2,8 @@
 
 It needs the standard library only and never talks to torch. One runs beside every rank, at low priority. When its
 pipe ends without a `close` the training process was killed: it then finishes the folder with what it has, so that
-even a run that died has a step log, its traces and a `run.json`.
+even a run that died has a step log, its traces and a `run.json`. Where storage fails (a full disk) it goes on: what
+was not written is tried again, and what never was is counted and told in `run.json`.
 
 Messages, one JSON object per line after the letter `m` (lines after `s` go to the step log as they are):
 
@@ -20,19 +21,22 @@ import json
 import os
 import queue
 import select
-import shutil
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.record.claim import claimed_folder
 from stepscope.record.description import rank_facts, run_description
-from stepscope.record.groups import flight_lines
+from stepscope.record.growing_log import GrowingLog
+from stepscope.record.patience import Patience, may_pass
+from stepscope.record.scratch import hold_scratch, remove_scratch
 from stepscope.record.step_statistics import StepStatistics
-from stepscope.record.trace_file import compress_into, place_whole, sweep, trouble_with_export
+from stepscope.record.take_over import taken_over
+from stepscope.record.trace_file import place_whole, sweep
 from stepscope.run_folder import RUN_JSON, json_object_in, rank_file, steps_file
 
 FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
@@ -42,6 +46,8 @@ _NAP_PER_RANK_S = 0.002  # thousands of ranks on shared storage are asked for le
 _WATCH_S = 2.0
 _NICE = 10
 _MOST_EARLY_LINES = 100_000
+_CLAIM_S = 20.0  # for a folder on storage that fails; the training process asks for 30
+_LAST_TRIES_S = 60.0  # for all that is left when training is over
 
 
 def main() -> None:
@@ -71,11 +77,13 @@ class Writer:
         self.closed = False
         self.ending = False
         self.early: list[bytes] = []
-        self.log: Any = None
+        self.log: GrowingLog | None = None
+        self.patience = Patience(settings["write_timeout_s"])
         self.facts: dict[str, Any] = {}
         self.files: list[dict[str, Any]] = []
         self.steps = StepStatistics()
         self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        hold_scratch(Path(settings["scratch"]))  # it outlives the process that made it
         self.packer = threading.Thread(target=self._pack_all, daemon=True)
         self.packer.start()
 
@@ -86,6 +94,7 @@ class Writer:
             if not select.select([pipe], [], [], _WATCH_S)[0]:
                 if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
                     return
+                self._flush_log()
                 continue
             data = os.read(pipe, _READ_BYTES)
             if not data:
@@ -110,28 +119,31 @@ class Writer:
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
         self.ending = True
+        self.patience.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
         self.packer.join()
         if self.folder is None:
             return
-        if self.log is not None:
-            self.log.close()
-        self._write_facts(over=True)
+        self._close_log()
+        with contextlib.suppress(OSError):  # nobody is left to hear of it; run.json then lacks this rank
+            self.patience.until_done(partial(self._write_facts, over=True))
         _reply({"own_files": "done"})
         if self.rank == 0:
-            self._write_run_json(over=True)
+            found = self._facts_of_all(over=True)
+            self.patience.end_within(_LAST_TRIES_S)
+            self.patience.until_done(partial(self._write_run_json, found, over=True))
 
     def remove_scratch(self) -> None:
         """Remove the folder in which the training process exported its traces."""
-        shutil.rmtree(self.settings["scratch"], ignore_errors=True)
+        remove_scratch(Path(self.settings["scratch"]))
 
     def _message(self, message: dict[str, Any]) -> None:
         do = message.pop("do")
         if do == "claim":
             self._claim(message)
         elif do == "run":
-            trouble = self._open(Path(message["folder"]))
+            trouble = self._opened(Path(message["folder"]))
             if trouble is not None:
                 _reply({"error": trouble})
         elif do in ("trace", "file", "flight"):
@@ -145,19 +157,20 @@ class Writer:
 
     def _claim(self, message: dict[str, Any]) -> None:
         try:
-            folder = claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+            folder = self.patience.until_done(partial(_claimed, message), within_s=_CLAIM_S)
         except StepscopeError as e:
             _reply({"error": str(e)})
             return
-        trouble = self._open(folder)
+        except OSError as e:
+            _reply({"error": f"{message['out']}: {e.strerror} for {_CLAIM_S:g} s; make room, or give --out"})
+            return
+        trouble = self._opened(folder)
         _reply({"folder": str(folder)} if trouble is None else {"error": trouble})
 
-    def _open(self, folder: Path) -> str | None:
+    def _opened(self, folder: Path) -> str | None:
         """Start writing into `folder`; return why that is not possible, None where it is."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            sweep(folder)
-            self.log = (folder / steps_file(self.rank)).open("xb")
+            self.log = self.patience.until_done(partial(self._open, folder), within_s=_CLAIM_S)
         except FileExistsError:
             return f"{folder}: another process has written as rank {self.rank} of this run; this one does not"
         except OSError as e:
@@ -165,20 +178,36 @@ class Writer:
         self.folder = folder
         self.has_folder.set()
         for line in self.early:
-            self.log.write(line + b"\n")
+            self.log.add(line)
         self.early = []
         return None
 
+    def _open(self, folder: Path) -> GrowingLog:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder)
+        return GrowingLog(folder / steps_file(self.rank))
+
     def _step(self, line: bytes) -> None:
         if self.log is not None:
-            self.log.write(line + b"\n")
+            self.log.add(line)
         elif len(self.early) < _MOST_EARLY_LINES:
             self.early.append(line)
         self.steps.add(json.loads(line))
 
     def _flush_log(self) -> None:
         if self.log is not None:
-            self.log.flush()
+            try:
+                self.log.flush()
+            except OSError as e:
+                self.patience.failed(e)  # the lines wait for the next time
+
+    def _close_log(self) -> None:
+        if self.log is None:
+            return
+        with contextlib.suppress(OSError):  # counted
+            self.patience.until_done(self.log.flush)
+        with contextlib.suppress(OSError):
+            self.patience.lost_lines = self.log.close()
 
     def _pack_all(self) -> None:
         self.has_folder.wait()
@@ -186,11 +215,31 @@ class Writer:
             if self.folder is None:
                 continue
             if job["do"] == "report":
-                self._write_facts(over=False)
-                if self.rank == 0:
-                    self._write_run_json(over=False)
+                self._report()
             else:
-                self.files.append(_packed(job, self.folder, self.rank))
+                self.files.append(self._packed(job, self.folder))
+
+    def _report(self) -> None:
+        """Write down what is known by now; where that fails it is written at the end."""
+        try:
+            self._write_facts(over=False)
+            if self.rank == 0:
+                self._write_run_json(self._facts_of_all(over=False), over=False)
+        except OSError as e:
+            self.patience.failed(e)
+
+    def _packed(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Return what became of one file: its name and size, or the reason why it is missing."""
+        plain = Path(job["plain"])
+        about = {"name": job["name"], **job.get("about", {})}
+        try:
+            return {**about, **self.patience.until_done(partial(taken_over, job, folder, self.rank))}
+        except (OSError, ValueError) as e:
+            self.patience.lost_files.append(job["name"])
+            return {**about, "status": "failed", "reason": f"{job['name']}: {getattr(e, 'strerror', None) or e}"}
+        finally:
+            with contextlib.suppress(OSError):
+                plain.unlink()
 
     def _write_facts(self, *, over: bool) -> None:
         assert self.folder is not None
@@ -202,12 +251,12 @@ class Writer:
             files=self.files,
             steps=self.steps,
             ended=ended,
+            writing=self.patience.summary(),
         )
         place_whole(json.dumps(text).encode() + b"\n", self.folder / rank_file(self.rank, FACTS))
 
-    def _write_run_json(self, *, over: bool) -> None:
+    def _write_run_json(self, found: list[dict[str, Any]], *, over: bool) -> None:
         assert self.folder is not None
-        found = self._facts_of_all(over=over)
         text = run_description(found, world_size=self.world_size, finished=over)
         place_whole(json.dumps(text, indent=1).encode() + b"\n", self.folder / RUN_JSON)
 
@@ -235,27 +284,13 @@ def _reply(message: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def _packed(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
-    """Return what became of one file: its name and size, or the reason why it is missing."""
-    plain, target = Path(job["plain"]), folder / job["name"]
-    about = {"name": job["name"], **job.get("about", {})}
+def _claimed(message: dict[str, Any]) -> Path:
     try:
-        target.parent.mkdir(exist_ok=True)
-        if job["do"] == "file":
-            place_whole(plain.read_bytes(), target)
-            return {**about, "status": "written", "bytes": target.stat().st_size}
-        if job["do"] == "flight":
-            place_whole(flight_lines(plain.read_bytes(), rank=rank, groups=job["process_groups"]), target)
-            return {**about, "kind": "flight", "status": "written", "bytes": target.stat().st_size}
-        trouble = trouble_with_export(plain)
-        if trouble:
-            return {**about, "status": "failed", "reason": trouble}
-        return {**about, "status": "written", "bytes": compress_into(plain, target)}
-    except (OSError, ValueError) as e:
-        return {**about, "status": "failed", "reason": f"{target.name}: {getattr(e, 'strerror', None) or e}"}
-    finally:
-        with contextlib.suppress(OSError):
-            plain.unlink()
+        return claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+    except StepscopeError as e:
+        if isinstance(e.__cause__, OSError) and may_pass(e.__cause__):
+            raise e.__cause__ from None
+        raise
 
 
 def _end_after(timeout_s: float, last: Any) -> None:

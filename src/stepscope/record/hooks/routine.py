@@ -58,6 +58,8 @@ class Pattern:
             elif edge[0] == "begin":
                 open_regions.append(edge[1])
                 acts.append(partial(nvtx.range_push, edge[1]))
+            elif edge[1] not in open_regions:
+                acts.append(_nothing)
             else:
                 closed = len(open_regions) - _last_index(open_regions, edge[1])
                 del open_regions[-closed:]
@@ -198,7 +200,7 @@ def _own_time(edges: Sequence[tuple[str, str] | None]) -> dict[str, tuple[int, l
             open_regions.append(name)
             number, spans = found.get(name, (0, []))
             found[name] = (number + 1, spans)
-        else:
+        elif name in open_regions:  # else it was closed together with one around it: two threads that train at once
             while open_regions.pop() != name:
                 pass
     return found

@@ -1,0 +1,251 @@
+"""T32, T5: storage that is full for a while costs nothing; what could never be written is counted and told."""
+
+import contextlib
+import errno
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.record import last_words
+from stepscope.record import growing_log, writer
+from stepscope.record.claim import claimed_folder
+from stepscope.record.config import RecordConfig
+from stepscope.record.growing_log import GrowingLog
+from stepscope.record.launch import Launched
+from stepscope.record.patience import Patience, may_pass
+from stepscope.record.recorded import recorded_in
+from stepscope.record.scratch import make_scratch
+from stepscope.record.writer import Writer
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Disk:
+    """Lets writes through, or fails them as a full disk does: after some bytes, then altogether."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room_bytes: int | None = None
+        self._write, self._fsync = os.write, os.fsync
+        monkeypatch.setattr(growing_log.os, "write", self.write)
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def write(self, fd: int, data: bytes) -> int:
+        if self.room_bytes is None:
+            return self._write(fd, data)
+        if not self.room_bytes:
+            raise FULL
+        done = self._write(fd, data[: self.room_bytes])
+        self.room_bytes -= done
+        return done
+
+    def fsync(self, fd: int) -> None:
+        if self.room_bytes is not None:
+            raise FULL
+        self._fsync(fd)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def test_lines_wait_for_room_and_come_in_order(disk: Disk, tmp_path: Path) -> None:
+    log = GrowingLog(tmp_path / "log")
+    for number in range(6):
+        disk.room_bytes = {0: None, 1: 3, 2: 0, 4: None}.get(number, disk.room_bytes)
+        assert log.add(b"line %d" % number)
+        with contextlib.suppress(OSError):
+            log.flush()
+    assert log.close() == 0
+    assert (tmp_path / "log").read_bytes() == b"".join(b"line %d\n" % number for number in range(6))
+
+
+def test_a_line_cut_by_the_full_disk_is_taken_back(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing_log, "MAX_WAITING_BYTES", 40)
+    log = GrowingLog(tmp_path / "log")
+    log.add(b"whole")
+    log.flush()
+    disk.room_bytes = 4
+    kept = [log.add(b"line %d" % number) for number in range(9)]
+    with pytest.raises(OSError, match="No space"):
+        log.flush()
+    assert log.close() == 9 and not all(kept)
+    assert (tmp_path / "log").read_bytes() == b"whole\n"
+
+
+def a_writer(tmp_path: Path) -> Writer:
+    scratch = make_scratch(str(tmp_path))
+    settings = {"rank": 0, "world_size": 1, "scratch": str(scratch), "other_ranks_wait_s": 1, "write_timeout_s": 60}
+    return Writer(settings)
+
+
+def message(**said: Any) -> bytes:
+    return b"m" + json.dumps(said).encode()
+
+
+def step(number: int) -> bytes:
+    return b"s" + json.dumps({"step": number, "dur_ns": 5, "phase": "before", "profiled": False}).encode()
+
+
+def test_T32_helper_goes_on_when_there_is_room_again(disk: Disk, tmp_path: Path) -> None:
+    helper = a_writer(tmp_path)
+    helper.take(message(do="claim", out=str(tmp_path / "run"), run_id="a"))
+    plain = Path(helper.settings["scratch"], "window0.json")
+    plain.write_text('{"traceEvents": []}')
+    name = "rank00000.pt.trace.json.gz"
+    disk.room_bytes = 30
+    for number in range(20):
+        helper.take(step(number))
+        helper._flush_log()
+        if number == 5:
+            about = {"kind": "trace", "window": 0}
+            helper.take(message(do="trace", plain=str(plain), name=name, about=about))
+            helper.take(message(do="facts", window_complete=True))
+    assert helper.patience.failed_writes > 10
+    threading.Timer(0.5, lambda: setattr(disk, "room_bytes", None)).start()
+    helper.finish()
+    helper.remove_scratch()
+    run = tmp_path / "run"
+    assert len((run / "rank00000.steps.jsonl").read_text().splitlines()) == 20
+    assert (run / name).exists() and not list(run.rglob("*.tmp"))
+    writing = json.loads((run / "run.json").read_text())["ranks"]["0"]["writing"]
+    assert (writing["lost_lines"], writing["lost_files"], writing["reason"]) == (0, [], "No space left on device")
+    assert "nothing was lost" in str(recorded_in(run).not_written)
+
+
+def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "_LAST_TRIES_S", 0.3)
+    helper = a_writer(tmp_path)
+    helper.take(message(do="claim", out=str(tmp_path / "run"), run_id="a"))
+    plain = Path(helper.settings["scratch"], "window0.json")
+    plain.write_text('{"traceEvents": []}')
+    disk.room_bytes = len(step(0)) + 10
+    for number in range(20):
+        helper.take(step(number))
+    helper.take(message(do="trace", plain=str(plain), name="rank00000.pt.trace.json.gz", about={"kind": "trace"}))
+
+    def write_facts(*, over: bool) -> None:  # only its last files find room
+        disk.room_bytes = None
+        Writer._write_facts(helper, over=over)
+
+    monkeypatch.setattr(helper, "_write_facts", write_facts)
+    helper.finish()
+    helper.remove_scratch()
+    run = tmp_path / "run"
+    assert len((run / "rank00000.steps.jsonl").read_text().splitlines()) == 1
+    assert not list(run.rglob("*.tmp"))
+    rank = json.loads((run / "run.json").read_text())["ranks"]["0"]
+    assert rank["steps"]["count"] == 20
+    assert (rank["writing"]["lost_lines"], rank["writing"]["lost_files"]) == (19, ["rank00000.pt.trace.json.gz"])
+    assert "lost: 19 lines of the step logs, rank00000.pt.trace.json.gz" in str(recorded_in(run).not_written)
+
+
+def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "write_text", lambda *a, **k: (_ for _ in ()).throw(FULL))
+    with pytest.raises(Exception, match="No space"):
+        claimed_folder(tmp_path / "run", run_id="a")
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_what_cannot_pass_is_not_tried_again() -> None:
+    tried: list[int] = []
+
+    def act() -> None:
+        tried.append(1)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with pytest.raises(PermissionError):
+        Patience(while_running_s=60).until_done(act)
+    assert len(tried) == 1 and may_pass(FULL) and not may_pass(ValueError())
+
+
+def words(folder: Path, exit_code: int = 0, *, said: bool = False) -> str:
+    launched = Launched(exit_code, folders=(folder,), python_seen=True, torch_seen=True, said=said)
+    return "\n".join(last_words(launched, RecordConfig()))
+
+
+def a_log(folder: Path, steps: int) -> None:
+    folder.mkdir()
+    (folder / "rank00000.steps.jsonl").write_text('{"schema": 1}\n' + '{"step": 0}\n' * steps)
+
+
+def test_last_words_name_lines_above_only_where_there_are_some(tmp_path: Path) -> None:
+    a_log(tmp_path / "run", 17)
+    assert "see the lines above" not in words(tmp_path / "run")
+    assert "run.json is not there" in words(tmp_path / "run")
+    assert "no trace: see the lines above" in words(tmp_path / "run", said=True)
+    assert "no trace: the job ended with signal 9" in words(tmp_path / "run", -9)
+
+
+def test_steps_that_could_not_be_written_are_no_reason_for_another_window(tmp_path: Path) -> None:
+    a_log(tmp_path / "run", 5)
+    said = words(tmp_path / "run")
+    assert "--steps" not in said  # whether the job was so short is not known
+    ranks = {"0": {"steps": {"count": 80}, "writing": None}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"ranks": ranks, "windows": []}))
+    assert "--steps" not in words(tmp_path / "run")
+
+
+JOB = """
+import ctypes, os, sys, time, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+folder = sys.argv[1]
+for step in range(80):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.02)
+    if step == 15:
+        with open(folder + "/ballast", "wb", buffering=0) as f:
+            try:
+                while True:
+                    f.write(bytes(1 << 12))
+            except OSError:
+                pass
+    if step == 70:
+        os.unlink(folder + "/ballast")
+print("trained")
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        subprocess.run(mount, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("needs the right to mount a small file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.job
+def test_T32_recording_survives_a_real_disk_that_is_full_for_a_while(small_disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    record = [
+        sys.executable,
+        "-m",
+        "stepscope.cli.main",
+        "record",
+        "--steps",
+        "20:22",
+        "--out",
+        str(small_disk / "run"),
+    ]
+    job = [*record, "--", sys.executable, "job.py", str(small_disk)]
+    done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
+    assert "recorded 80 steps of 1 rank, profiled steps 20-21 of 1 rank" in done.stderr, done.stderr
+    assert "No space left on device) and was tried again; nothing was lost" in done.stderr
+    assert not list(small_disk.rglob("*.tmp"))
+    assert json.loads((small_disk / "run" / "run.json").read_text())["ranks"]["0"]["writing"]["failed_writes"] > 0
