@@ -94,7 +94,7 @@ def test_link_as_output_is_not_followed(folder: Path, tmp_path: Path, capsys: py
     precious.write_text("keep")
     link.symlink_to(precious)
     assert main(["report", str(folder), "--no-cache", "--json", str(link)]) == 2
-    assert main(["report", str(folder), "--no-cache", "--json", str(link), "--force"]) == 0
+    assert main(["report", str(folder), "--no-cache", "--json", str(link), "--force"]) == 2
     assert precious.read_text() == "keep"
     capsys.readouterr()
 

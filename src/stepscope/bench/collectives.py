@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from stepscope.bench.ending import ended
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 from stepscope.run_folder import SCHEMA, written_whole
@@ -248,4 +249,4 @@ def _rank_main(rank: int, settings: Settings, out: str, init_method: str, world_
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("stepscope.bench.collectives", main))

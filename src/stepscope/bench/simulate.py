@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from stepscope.bench.ending import ended
 from stepscope.bench.simulate_model import Shape, Transformer
 from stepscope.bench.simulate_parallel import DdpBuckets, Mesh, parallel_mesh, parallelized
 from stepscope.bench.simulate_recorder import CollectiveRecorder, MemoryRecorder, local_tensors
@@ -226,4 +227,4 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Job, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ended("stepscope.bench.simulate", main))

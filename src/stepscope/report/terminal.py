@@ -26,8 +26,8 @@ class PlainConsole(Console):
         raise BrokenPipeError
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return text that is taken as it stands: no markup, no emoji, no highlighting."""
-        return super().render_str(text, **{**options, "markup": False, "emoji": False, "highlight": False})
+        """Return text that is taken as it stands, on one line: no markup, no emoji, no highlighting."""
+        return super().render_str(escaped(text), **{**options, "markup": False, "emoji": False, "highlight": False})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield what is printed, with everything that would steer the terminal as escapes."""
