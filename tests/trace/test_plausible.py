@@ -102,7 +102,7 @@ def test_base_time_that_is_none_is_said(tmp_path: Path, base: Any) -> None:
     "key, column, value",
     [
         ("Device Id", "alloc_device", 2**63 - 1),
-        ("Device Id", "alloc_device", -(2**63)),
+        ("Device Id", "alloc_device", -(2**62)),
         ("Bytes", "alloc_bytes", 2**62),
         ("Group size", "group_size", 2**40),
         ("Dst Rank", "dst_rank", 2**31),
