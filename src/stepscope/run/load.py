@@ -135,9 +135,15 @@ def _reader(
                 budget=budget,
             )
         except StepscopeError as error:
-            return source, error
+            return source, _without_frames(error)
 
     return read
+
+
+def _without_frames(error: StepscopeError) -> StepscopeError:
+    """Return the error without what was read until then: the frames of its traceback would keep the tables alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _size_on_disk(source: Source) -> int:

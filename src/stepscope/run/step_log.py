@@ -125,7 +125,7 @@ def read_step_log(path: str | Path) -> StepLog:
         raise InputError(f"expected a step log, found {e.strerror} at {path}; check the path") from e
     rank = header.get("rank")
     named = rank_of(path.name)
-    known = rank if is_count(rank) and rank <= MAX_RANK else named if named is not None else 0
+    known = rank if isinstance(rank, int) and is_count(rank) and rank <= MAX_RANK else named if named is not None else 0
     return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
 
 

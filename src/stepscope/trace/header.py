@@ -11,8 +11,9 @@ from typing import Any
 
 from stepscope.side_file import Parsed, unusable_fields, usable
 
-MAX_HEADER_BYTES = 24 << 20
-MAX_TAIL_BYTES = 24 << 20
+MAX_HEADER_BYTES = 4 << 20
+MAX_TAIL_BYTES = 4 << 20
+"""The groups of 1,024 ranks take a tenth of that."""
 _MAX_CANDIDATES = 16
 
 _BOM = b"\xef\xbb\xbf"

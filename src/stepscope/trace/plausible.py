@@ -115,6 +115,7 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
     low, high = int(moment[first]), int(moment[last])
     few = members <= max(2 * MAX_STRAY_EVENTS, MAX_STRAY_SHARE * len(moment))
+    few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
     begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
     away = np.maximum(begins - high, low - ends)
     far = away > max(MIN_GAP_NS, high - low)
