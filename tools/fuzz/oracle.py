@@ -16,6 +16,8 @@ _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
 _NAMED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)(:|$)")
 _FRAME = re.compile(r'File "(?:[^"]*/)?(stepscope/[^"]*)", line (\d+)')
+STARTS_NO_JOBS = "the fuzzer starts no jobs"
+"""said where a command was about to; the lines of progress before it are no fault of the command's"""
 UNFORESEEN = "please report it"
 """in the one line for an error that no command foresaw"""
 
@@ -77,7 +79,7 @@ def _ending(case: Case, outcome: Outcome) -> list[str]:
     if _TRACEBACK.search(outcome.stderr):
         found.append(f"traceback {place_of(outcome.stderr)}")
     lines = outcome.stderr.strip("\n").count("\n") + 1 if outcome.stderr.strip() else 0
-    if outcome.exit_code == 2 and lines != 1:
+    if outcome.exit_code == 2 and lines != 1 and STARTS_NO_JOBS not in outcome.stderr:
         found.append(f"{lines} lines on stderr with exit code 2")
     return found
 

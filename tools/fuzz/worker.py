@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.fuzz.case import Case, make_files
-from tools.fuzz.oracle import MOST_SECONDS, UNFORESEEN, Outcome, place_of
+from tools.fuzz.oracle import MOST_SECONDS, STARTS_NO_JOBS, UNFORESEEN, Outcome, place_of
 
 from stepscope.cli.main import main
 from stepscope.errors import StepscopeError
@@ -39,7 +39,7 @@ def prepare_process() -> None:
     def guarded(self: Any, args: Any, *rest: Any, **options: Any) -> None:
         command = args if isinstance(args, str) else list(args)[-1]
         if command not in _QUIET_COMMANDS:
-            raise StepscopeError("the fuzzer starts no jobs")
+            raise StepscopeError(STARTS_NO_JOBS)
         start(self, args, *rest, **options)
 
     subprocess.Popen.__init__ = guarded  # type: ignore[method-assign]
