@@ -93,7 +93,7 @@ def test_reader_that_leaves_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=240) == 0
     assert b"Traceback" not in errors
 
 

@@ -51,7 +51,7 @@ def viewed(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def got(url: str) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=30) as answer:
+    with opener.open(url, timeout=120) as answer:
         return bytes(answer.read())
 
 
@@ -64,7 +64,7 @@ def test_address_answers_until_ctrl_c(viewed: tuple[subprocess.Popen[str], str])
     assert all(json.loads(got(f"{url}tables/{name}.json?limit=3"))["columns"] for name in names)
     assert len(got(url + "timeline")) > 100
     job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=20)
+    _, said = job.communicate(timeout=120)
     assert (job.returncode, said) == (0, "")
 
 

@@ -87,7 +87,7 @@ def run_all(work: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def description(folder: Path, *, within_s: float = 60.0) -> dict[str, Any]:
+def description(folder: Path, *, within_s: float = 240.0) -> dict[str, Any]:
     """Return a finished run's run.json, waiting for a helper that outlived its job."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

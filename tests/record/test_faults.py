@@ -286,7 +286,7 @@ def test_T25_torch_without_kineto_still_times_steps(results: Results, work: Path
 
 
 def test_nothing_is_left_behind(results: Results, work: Path) -> None:
-    for _ in range(100):
+    for _ in range(1200):
         left = list((work / "tmp").glob("stepscope-*"))
         if not left:
             break

@@ -29,7 +29,7 @@ def job(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     return folder
 

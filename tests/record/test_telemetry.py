@@ -146,7 +146,7 @@ def test_without_cuda_no_thread_is_started(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def wait_until(true, timeout_s=20):
+def wait_until(true, timeout_s=120):
     deadline = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline

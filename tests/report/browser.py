@@ -75,7 +75,7 @@ class Browser:
         params = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": params})
 
-    def open(self, path: Path, *, within_s: float = 60) -> None:
+    def open(self, path: Path, *, within_s: float = 240) -> None:
         """Open a report and wait until it has drawn itself."""
         self.go(path.resolve().as_uri())
         until = time.monotonic() + within_s
@@ -100,7 +100,7 @@ class Browser:
         )
         return float(self.waited("document.querySelector('#timeline canvas').dataset.drawMs"))
 
-    def waited(self, expression: str, *, within_s: float = 20) -> Any:
+    def waited(self, expression: str, *, within_s: float = 120) -> Any:
         """Return the value of an expression once it is true."""
         until = time.monotonic() + within_s
         while not (value := self.run(f"return {expression}")):

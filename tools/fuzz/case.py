@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import zstandard
+from tools.fuzz.forged_cache import forge_cache
 
 SEEDS = Path(__file__).parents[2] / "tests" / "data"
 _PLACE = "@@value@@"
@@ -70,7 +71,7 @@ def text(content: str, *edits: list[Any]) -> Recipe:
 
 
 def node(kind: str, value: Any = None) -> Recipe:
-    """Return something that is no regular file: fifo, device, link, folder, unreadable; or a sparse file."""
+    """Return something that is no regular file: fifo, device, link, folder, unreadable; or a sparse file, a cache."""
     return {"node": kind} if value is None else {"node": kind, "value": value}
 
 
@@ -198,4 +199,5 @@ _NODES: dict[str, Callable[[Path, Any], None]] = {
     "device": _device,
     "sparse": _sparse,
     "unreadable": _unreadable,
+    "forged_cache": forge_cache,
 }

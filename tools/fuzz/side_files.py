@@ -9,6 +9,7 @@ from typing import Any
 
 from tools.fuzz.case import Case, Recipe, node, seed, text
 from tools.fuzz.fields import json_paths
+from tools.fuzz.forged_cache import any_forgery
 from tools.fuzz.seeds import OUTPUTS, any_command, run_files, seed_json, seed_text
 from tools.fuzz.values import VALUES, WORDS
 
@@ -131,6 +132,9 @@ def side_files(rng: Random) -> Iterator[Case]:
 
 
 def _hostile(rng: Random, side: Side) -> tuple[Recipe, str]:
+    if side.place.endswith(".columns") and rng.random() < 0.8:
+        forgery = any_forgery(rng)
+        return node("forged_cache", forgery), f"forged {forgery}"
     change = rng.random()
     if change < 0.12:
         chosen = rng.choice(_NODES)

@@ -114,11 +114,9 @@ def _open_marker(folder: Path) -> int | None:
 
 def _lock(marker: int, *, exclusive: bool) -> bool:
     """Return whether the lock was to be had at once."""
-    if fcntl is None:
-        return False
     try:
         fcntl.flock(marker, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except OSError:
+    except (OSError, AttributeError):  # taken; or there are no locks here
         return False
     return True
 
