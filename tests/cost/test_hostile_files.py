@@ -57,7 +57,8 @@ def test_pipe_device_and_sparse_file_are_refused_at_once(tmp_path: Path, reader:
     "change",
     [
         {"knots": []}, {"knots": [[0, 1]]}, {"knots": [[0, 1], [0, 2]]}, {"knots": [[5, 1], [0, 2]]},
-        {"knots": [[[0], 1], [1, 2]]}, {"knots": 5}, {"world_size": 10**30}, {"world_size": 0}, {"points": [[10**400, 1]]},
+        {"knots": [[[0], 1], [1, 2]]}, {"knots": 5}, {"world_size": 10**30}, {"world_size": 0},
+        {"points": [[10**400, 1]]},
         {"knots": [[0, 1], [1, float("inf")]]}, {"left_out": [[1]]}, {"r2": None},
     ],
     ids=str,
