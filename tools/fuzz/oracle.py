@@ -55,7 +55,8 @@ def complaints(case: Case, outcome: Outcome) -> list[str]:
     found += _terminal(case, outcome)
     if outcome.exit_code in (0, 1, 3):
         found += [line for text in _documents(case, outcome) for line in json_complaints(text)]
-        if any("<script>fuzzed" in text or "<img src=x" in text for text in outcome.written.values()):
+        pages = [text for name, text in outcome.written.items() if name.endswith((".html", ".svg"))]
+        if any("<script>fuzzed" in text or "<img src=x" in text for text in pages):
             found.append("script in a page")
     return [*found, *_expected(case, outcome)]
 

@@ -232,7 +232,7 @@ def _changed(case: Case, folder: Path, before: dict[str, tuple[Any, ...]]) -> It
 
 def _written(folder: Path, before: dict[str, tuple[Any, ...]]) -> dict[str, str]:
     """Return the texts that the command wrote: pages and JSON."""
-    new = [p for p in folder.rglob("*") if p.suffix in (".html", ".json", ".txt") and p.is_file()]
+    new = [p for p in folder.rglob("*") if p.suffix in (".html", ".svg", ".json") and p.is_file()]
     return {p.name: _text(p) for p in new if f"work/{p.relative_to(folder)}" not in before}
 
 
