@@ -105,7 +105,8 @@ def _terminal(case: Case, outcome: Outcome) -> list[str]:
 def _documents(case: Case, outcome: Outcome) -> list[str]:
     """Return the JSON texts that the command was asked for."""
     to_stdout = any(a == "--json" and b == "-" for a, b in zip(case.argv, case.argv[1:], strict=False))
-    written = [text for name, text in outcome.written.items() if name.endswith(".json")]
+    named = () if "--csv" in case.argv else outcome.written.items()  # a table may have any name
+    written = [text for name, text in named if name.endswith(".json")]
     return [*([outcome.stdout] if to_stdout and case.stdout == "file" else []), *written]
 
 

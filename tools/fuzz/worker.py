@@ -26,7 +26,6 @@ _CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
 """a user's folder that looks like scratch of ours: nobody may touch it"""
 _MOST_READ = 20_000_000
 _MOST_WRITTEN = 2 << 30
-_QUIET_COMMANDS = ("true",)
 
 
 def prepare_process() -> None:
@@ -37,8 +36,7 @@ def prepare_process() -> None:
     start = subprocess.Popen.__init__
 
     def guarded(self: Any, args: Any, *rest: Any, **options: Any) -> None:
-        command = args if isinstance(args, str) else list(args)[-1]
-        if command not in _QUIET_COMMANDS:
+        if list(args) != ["true"]:
             raise StepscopeError(STARTS_NO_JOBS)
         start(self, args, *rest, **options)
 
