@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "src" / "stepscope"
 DESK = ["trace", "run", "cost", "analyze", "predict", "diagnose", "report", "cli"]  # lowest first
 JOB = ["record", "bench", "integrations"]
 # Standard library only: both sides stand on it.
-GROUND = {"errors", "event_records", "json_text", "output_path", "run_folder", "units"}
+GROUND = {"errors", "event_records", "json_text", "output_path", "run_folder", "side_file", "units"}
 SMALL = GROUND | {"intervals", "stats", "stats_bootstrap", "student_t"}
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}
 MODULES = sorted(ROOT.rglob("*.py"))

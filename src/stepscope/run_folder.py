@@ -8,7 +8,6 @@
 Standard library only: the job side imports it.
 """
 
-import json
 import os
 import re
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.output_path import refuse_output
+from stepscope.side_file import parsed_json, read_side_file
 
 SCHEMA = 1
 RUN_JSON = "run.json"
@@ -52,8 +52,8 @@ def rank_of(name: str) -> int | None:
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a text is, None where it is damaged or anything else."""
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        found = parsed_json(text).value
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None
 
@@ -61,7 +61,7 @@ def json_object(text: bytes) -> dict[str, Any] | None:
 def json_object_in(path: Path) -> dict[str, Any]:
     """Return the JSON object that a file holds, an empty one where the file is missing, damaged or anything else."""
     try:
-        return json_object(path.read_bytes()) or {}
+        return json_object(read_side_file(path)) or {}
     except OSError:
         return {}
 

@@ -160,3 +160,9 @@ def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsy
     said = capsys.readouterr().err
     assert "line 2: workload.d_modell: no such setting, did you mean d_model?" in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("deep", ["a: " + "[" * 20_000, "- " * 20_000 + "a", "? " * 5_000])
+def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
+    pytest.importorskip("yaml")
+    assert "expected at most 50 levels" in refusal(tmp_path, deep, name="deep.yaml")

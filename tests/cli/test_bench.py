@@ -177,3 +177,12 @@ def test_collectives_give_time_and_bandwidth_of_what_was_asked_for(tmp_path: Pat
         gb_per_s = row["config"]["bytes"] / row["summary"]["median_us"] / 1000
         assert row["summary"]["algbw_gb_per_s"] == pytest.approx(gb_per_s)
         assert row["summary"]["busbw_gb_per_s"] == pytest.approx(gb_per_s / 2)
+
+
+def test_collectives_take_the_one_world_size_of_a_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text("[ranks]\nworld_size = 1\n")
+    out = str(tmp_path / "out")
+    assert main(["bench", "collectives", "--config", str(tmp_path / "job.toml"), "--out", out]) == 2
+    assert "expected world sizes of 2 or more, found 1" in capsys.readouterr().err

@@ -1,5 +1,8 @@
 """FLOPs per token from a model's shape, against PyTorch's counter on small models of that shape."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +19,8 @@ from stepscope.cost.model_flops import (
     training_flops_per_token,
     utilisation,
 )
+from stepscope.cost.model_parameters import transformer_from_config
+from stepscope.errors import StepscopeError
 
 SEQ, BATCH = 16, 2
 
@@ -205,3 +210,13 @@ def test_utilisation_of_the_peak():
     assert utilisation(flops_per_step=450e12, step_s=1.0, peak_flops_per_s=989e12) == pytest.approx(0.455, abs=0.001)
     assert utilisation(flops_per_step=8e12, step_s=0.5, peak_flops_per_s=4e12, devices=8) == 0.5
     assert utilisation(flops_per_step=1e12, step_s=1.0, peak_flops_per_s=None) is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("v_head_dim", "2"), ("n_routed_experts", "x"), ("q_lora_rank", [5]), ("hidden_size", -1)]
+)
+def test_a_model_whose_sizes_are_no_numbers_is_refused_by_name(tmp_path, field, value):
+    honest = json.loads((Path(__file__).parents[1] / "data" / "side_files" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**honest, field: value}))
+    with pytest.raises(StepscopeError, match=r"expected .* (whole number|at least)"):
+        transformer_from_config(tmp_path / "config.json")

@@ -9,6 +9,7 @@ cost is no loss of the job.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from stepscope.analyze.kernel_costs import KernelCosts
 from stepscope.cost.hardware import Lookup, Peak, mfu_peak
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
+from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S
 
 ATTENTION_COUNTED = "attention counted in full, not halved for causality"
@@ -163,4 +165,4 @@ def _first(said: float | None, described: object) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(cast(float, value)) if is_number(value, low=0) else None

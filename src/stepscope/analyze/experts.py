@@ -9,7 +9,6 @@ An all-to-all that dispatches tokens is uneven where it receives, the one that b
 The imbalance is the largest load against the mean: all ranks wait for the fullest one.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +21,7 @@ from stepscope.analyze.traffic import num_steps, over_ranks, rank_traffic
 from stepscope.run.aligned import Aligned
 from stepscope.run.collective_names import OP_CODE
 from stepscope.run.rank import Rank
+from stepscope.side_file import is_number, parsed_json
 from stepscope.stats import Spread
 from stepscope.trace.table import Int64s
 
@@ -140,10 +140,10 @@ def _routing_imbalance(rank: Rank, rows: Int64s) -> float | None:
 def _amounts(text: str | None) -> list[float] | None:
     """Return a recorded list of amounts; a shortened one (`[1, 2, ...]`) is no list."""
     try:
-        found = json.loads(text or "[]")
+        found = parsed_json(text or "[]").value
     except ValueError:
         return None
-    return found if isinstance(found, list) and found and all(isinstance(x, int | float) for x in found) else None
+    return found if isinstance(found, list) and found and all(is_number(x, low=0) for x in found) else None
 
 
 def _per_step(sizes: Int64s, steps: int) -> float | None:

@@ -68,8 +68,8 @@ def memory_events(rank: Rank) -> MemoryEvents | None:
         return None
     kind = trace.arg("alloc_device_type").at(rows, missing=_HOST)
     ordinal = np.where(kind == _HOST, -1, trace.arg("alloc_device").at(rows, missing=0))
-    on_device = ordinal[ordinal >= 0]
-    device = int(np.bincount(on_device).argmax()) if len(on_device) else -1
+    devices, events = np.unique(ordinal[ordinal >= 0], return_counts=True)
+    device = int(devices[events.argmax()]) if len(devices) else -1
     rows = rows[ordinal == device]
     number = trace.arg("ev_idx").at(rows, missing=0)  # tells the order of events of one moment
     return _events(rank, rows[np.lexsort((number, trace["ts_ns"][rows]))], device)

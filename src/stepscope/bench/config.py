@@ -151,7 +151,7 @@ def value_of(text: str) -> Any:
     """
     try:
         return tomllib.loads(f"v = {text}")["v"] if "\n" not in text else text
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, thousands of digits, thousands of brackets
         return text
 
 

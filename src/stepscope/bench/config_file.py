@@ -8,6 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError, UsageError
+from stepscope.side_file import read_side_text
+
+MAX_CONFIG_BYTES = 1 << 20
+MAX_DEPTH = 50
+MAX_ALIASES = 64
+"""in a YAML file: aliases of aliases multiply"""
 
 _TOML_TABLE = re.compile(r"^\s*\[\s*([\w.\-\s]+?)\s*\]")
 _TOML_KEY = re.compile(r"^\s*([\w\-]+(?:\s*\.\s*[\w\-]+)*)\s*=")
@@ -40,11 +46,14 @@ def read_config(path: str | Path) -> ConfigFile:
     if reader is None:
         raise UsageError(f"{path}: expected a configuration named *.toml, *.yaml or *.yml, found {file.name!r}")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_side_text(file, max_bytes=MAX_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
         raise InputError(f"{path}: expected a configuration file, found: {reason}") from e
-    values, lines = reader(text, str(path))
+    try:
+        values, lines = reader(text, str(path))
+    except RecursionError as e:
+        raise InputError(f"{path}: expected sections with settings, found values nested too deeply") from e
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected sections such as train and workload, found {values!r}")
     return ConfigFile(str(path), values, lines)
@@ -53,7 +62,7 @@ def read_config(path: str | Path) -> ConfigFile:
 def _toml(text: str, path: str) -> tuple[Any, dict[str, int]]:
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except ValueError as e:  # also a number of thousands of digits
         raise InputError(f"{path}: expected TOML, found an error: {e}") from e
     return values, _toml_lines(text)
 
@@ -80,11 +89,49 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
             f"{path}: reading YAML needs PyYAML, which is not installed here; pip install pyyaml, or write it as TOML"
         ) from e
     try:
-        values = yaml.safe_load(text)
+        aliases = _aliases(yaml, text, path)
+        if aliases > MAX_ALIASES:
+            raise InputError(f"{path}: expected at most {MAX_ALIASES} aliases, found {aliases}; write them out")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as e:
+        if aliases and _expanded(root) > MAX_CONFIG_BYTES:
+            raise InputError(f"{path}: its aliases multiply to more than {MAX_CONFIG_BYTES:,} values; write them out")
+        values = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as e:  # also numbers and dates that are none
         raise InputError(f"{path}: expected YAML, found an error: {' '.join(str(e).split())}") from e
     return ({} if values is None else values), dict(_yaml_lines(root, ""))
+
+
+def _aliases(yaml: Any, text: str, path: str) -> int:
+    """Return how many aliases a document has; an `InputError` at the first value that lies too deep.
+
+    The parser's own time grows with the square of the depth, so nothing below it is looked at.
+    """
+    aliases = depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        aliases += isinstance(event, yaml.AliasEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            where = f"{path}, line {event.start_mark.line + 1}"
+            raise InputError(f"{where}: expected at most {MAX_DEPTH} levels of settings, found more; write it flatter")
+    return aliases
+
+
+def _expanded(root: Any) -> int:
+    """Return how many values a document has once its aliases are written out; those that hold themselves never end."""
+    counts: dict[int, int] = {}
+    inside: set[int] = set()
+
+    def count(node: Any) -> int:
+        if id(node) in inside:
+            return MAX_CONFIG_BYTES + 1
+        if id(node) not in counts:
+            inside.add(id(node))
+            below = [n for pair in node.value for n in pair] if node.id == "mapping" else node.value
+            counts[id(node)] = 1 + (sum(map(count, below)) if node.id != "scalar" else 0)
+            inside.discard(id(node))
+        return counts[id(node)]
+
+    return count(root) if root is not None else 0
 
 
 def _yaml_lines(node: Any, prefix: str) -> list[tuple[str, int]]:

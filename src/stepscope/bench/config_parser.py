@@ -19,6 +19,7 @@ class ConfiguredParser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         """Return what argparse returns, after a first look for the configuration."""
         look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        look.error = self.error  # type: ignore[method-assign]  # which says it in one line
         add_arguments(look)
         given, _ = look.parse_known_args(args)
         if given.config is not None or given.overrides:

@@ -105,7 +105,8 @@ def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
 
 def measured_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tuple[list[Point], dict[str, Any]]:
     """Return what processes started for the purpose measured, of every operation or of `ops`."""
-    worlds = args.world_size or [2]
+    given = args.world_size or [2]
+    worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
     if min(worlds) < 2:
         raise UsageError(f"expected world sizes of 2 or more, found {min(worlds)}; one rank has nobody to talk to")
     if find_spec("torch") is None:

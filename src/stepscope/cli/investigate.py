@@ -10,7 +10,6 @@ later investigations are added to them. A single trace or a glob has no run fold
 """
 
 import argparse
-import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,6 +31,7 @@ from stepscope.record.config import RecordConfig, default_out
 from stepscope.report.investigation_text import investigation_json, investigation_text, print_step
 from stepscope.report.terminal import console
 from stepscope.run_folder import SCHEMA, written_whole
+from stepscope.side_file import read_side_json, read_side_text
 
 RECORD = "investigation.json"
 TEXT = "investigation.txt"
@@ -107,7 +107,7 @@ def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
         kept = _kept_so_far(folder / RECORD)
         whole = {"schema": SCHEMA, "investigations": [*kept, record]}
         _write(folder / RECORD, json_text(whole, indent=1) + "\n")
-        before = (folder / TEXT).read_text(encoding="utf-8") if kept and (folder / TEXT).is_file() else ""
+        before = read_side_text(folder / TEXT) if kept and (folder / TEXT).is_file() else ""
         text = investigation_text(steps, run=record["run"], fixed=record["fixed"], date=record["date"])
         _write(folder / TEXT, before + text)
     except (OSError, ValueError) as error:
@@ -128,10 +128,11 @@ def _check_run_folder(given: list[str]) -> None:
 
 def _kept_so_far(path: Path) -> list[Any]:
     """Return the investigations in a record; a `ValueError` for a file that is none, which is left alone."""
-    if not path.exists():
+    try:
+        found, unusable = read_side_json(path)
+    except FileNotFoundError:
         return []
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict) or not isinstance(found.get("investigations"), list):
+    if unusable or not isinstance(found, dict) or not isinstance(found.get("investigations"), list):
         raise ValueError(f"{path.name} is there already and is no record of ours")
     return list(found["investigations"])
 

@@ -24,7 +24,7 @@ from stepscope.report.steps_text import print_steps
 from stepscope.report.terminal import console
 from stepscope.report.text import print_summary
 from stepscope.run.sources import has_steps_only
-from stepscope.run.step_log import step_logs
+from stepscope.run.step_log import readable_step_logs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,10 @@ def _report_steps(args: argparse.Namespace) -> int:
             f"expected traces for --json and --html, found step logs only in {folder}; stepscope report {folder} shows "
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
-    print_steps(folder, step_logs(folder), console(sys.stdout))
+    logs, warnings = readable_step_logs(folder)
+    if not logs:
+        raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")
+    print_steps(folder, logs, console(sys.stdout), warnings=warnings)
     return 0
 
 

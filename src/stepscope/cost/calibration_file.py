@@ -1,6 +1,6 @@
 """A calibration as `calibration.json`: what was measured, where, and the curves through it."""
 
-import json
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from stepscope.cost.alpha_beta_pieces import LeftOut, Pieces
 from stepscope.cost.calibration import Calibration, Curve
 from stepscope.errors import InputError
 from stepscope.run_folder import SCHEMA
+from stepscope.side_file import is_number, read_side_json
 from stepscope.units import NS_PER_US
 
 KIND = "stepscope calibration"
@@ -29,7 +30,7 @@ def calibration_json(calibration: Calibration) -> dict[str, Any]:
 def load_calibration(path: str | Path) -> Calibration:
     """Return the calibration in a file that `stepscope calibrate` wrote."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = read_side_json(path).value
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path}: expected a calibration.json, found: {error}; `stepscope calibrate` makes one"
@@ -40,7 +41,7 @@ def load_calibration(path: str | Path) -> Calibration:
         raise InputError(f"{path}: expected schema {SCHEMA}, found {document.get('schema')!r}; calibrate again")
     try:
         curves = tuple(_curve(c) for c in document["curves"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise InputError(f"{path}: a curve is incomplete ({error!r}); calibrate again") from error
     about = {k: v for k, v in document.items() if k not in ("schema", "kind", "curves")}
     return Calibration(curves, about)
@@ -71,12 +72,20 @@ def _curve_json(curve: Curve) -> dict[str, Any]:
     }
 
 
+MAX_WORLD_SIZE = 1 << 20
+_MAX_BYTES = 1e18
+_MAX_TIME_US = 1e15
+
+
 def _curve(data: dict[str, Any]) -> Curve:
     knots, left_out = data["knots"], data["left_out"]
+    world_size = int(data["world_size"])
+    if not 0 < world_size <= MAX_WORLD_SIZE:
+        raise ValueError(f"world_size of {world_size}")
     return Curve(
         op=str(data["op"]),
-        world_size=int(data["world_size"]),
-        pieces=Pieces(tuple(float(b) for b, _ in knots), tuple(float(t) * NS_PER_US for _, t in knots)),
+        world_size=world_size,
+        pieces=_pieces(knots),
         left_out=LeftOut(
             np.array([b for b, _ in left_out], float),
             np.array([math.nan if r is None else r for _, r in left_out], float),
@@ -86,3 +95,14 @@ def _curve(data: dict[str, Any]) -> Curve:
         max_error=float(data["max_error"]),
         points=tuple((int(b), float(t) * NS_PER_US) for b, t in data["points"]),
     )
+
+
+def _pieces(knots: list[list[float]]) -> Pieces:
+    """Return joined lines; their sizes have to rise, or the slope between two would be none."""
+    sizes, times = [b for b, _ in knots], [t for _, t in knots]
+    rising = all(a < b for a, b in itertools.pairwise(sizes))
+    sound = all(is_number(b, low=0, high=_MAX_BYTES) for b in sizes)
+    sound = sound and all(is_number(t, low=0, high=_MAX_TIME_US) for t in times)
+    if len(knots) < 2 or not sound or not rising:
+        raise ValueError("knots should be two or more pairs of rising bytes and times in us")
+    return Pieces(tuple(map(float, sizes)), tuple(float(t) * NS_PER_US for t in times))

@@ -4,7 +4,6 @@ Bytes are the full buffer of the operation: what a gather receives, what a scatt
 """
 
 import csv
-import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,9 +11,13 @@ from typing import Any, NamedTuple
 
 from stepscope.errors import InputError
 from stepscope.run.collective_names import op_name
+from stepscope.side_file import MAX_BYTES, parsed_json, read_side_json, read_side_text, side_file_lines
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv")
 """operations that can be calibrated and predicted"""
+MAX_WORLD_SIZE = 1 << 20
+MAX_SIZE_BYTES = 1 << 60
+_MAX_SHOWN = 200
 _COLUMNS = ("op", "world_size", "bytes", "median_us")
 _RANK_LINE = re.compile(r"^#\s+Rank\s+\d+\s")
 _NCCL_ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+\w+\s+-?\d+\s+([\d.eE+]+)\s")
@@ -32,17 +35,15 @@ class Point(NamedTuple):
 def points_from_csv(path: str | Path) -> list[Point]:
     """Return the rows of a CSV with at least the columns op, world_size, bytes and median_us."""
     try:
-        with Path(path).open(newline="", encoding="utf-8") as f:
-            reader = csv.DictReader(f)
-            missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
-            if missing:
-                found = ", ".join(reader.fieldnames or ()) or "nothing"
-                raise InputError(
-                    f"{path}: expected columns {', '.join(_COLUMNS)}, found {found}; see docs/commands/calibrate.md"
-                )
-            return checked(
-                [(row["op"], row["world_size"], row["bytes"], row["median_us"]) for row in reader], where=str(path)
+        reader = csv.DictReader(line.decode("utf-8") for line in side_file_lines(path, max_bytes=MAX_BYTES))
+        missing = [c for c in _COLUMNS if c not in (reader.fieldnames or ())]
+        if missing:
+            found = ", ".join(reader.fieldnames or ())[:_MAX_SHOWN] or "nothing"
+            raise InputError(
+                f"{path}: expected columns {', '.join(_COLUMNS)}, found {found}; see docs/commands/calibrate.md"
             )
+        rows = ((row["op"], row["world_size"], row["bytes"], row["median_us"]) for row in reader)
+        return checked(rows, where=str(path))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: expected a readable CSV of collective times, found: {error}") from error
 
@@ -53,7 +54,7 @@ def points_from_nccl_tests(path: str | Path, *, op: str | None = None) -> list[P
     The operation is taken from the output, else from the file's name, unless given.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_side_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected readable nccl-tests output, found: {error}") from error
     if text.lstrip().startswith("{"):
@@ -64,11 +65,11 @@ def points_from_nccl_tests(path: str | Path, *, op: str | None = None) -> list[P
 def points_from_bench(path: str | Path) -> tuple[list[Point], dict[str, Any]]:
     """Return what `stepscope.bench.collectives` measured, and on which machine and software."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = read_side_json(path).value
         columns = [document["columns"].index(name) for name in _COLUMNS]
         rows = [[row[c] for c in columns] for row in document["rows"]]
         about = {key: document[key] for key in ("backend", "machine", "software")}
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise InputError(f"{path}: expected times from stepscope.bench.collectives, found: {error!r}") from error
     return checked(rows, where=str(path)), about
 
@@ -79,21 +80,27 @@ def checked(rows: Iterable[Sequence[Any]], *, where: str) -> list[Point]:
     for number, row in enumerate(rows, start=1):
         try:
             op, world, size, time_us = op_name(str(row[0])), int(row[1]), int(float(row[2])), float(row[3])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(
-                f"{where}, row {number}: expected an operation and three numbers, found {row!r}"
+                f"{where}, row {number}: expected an operation and three numbers, found {_short(row)}"
             ) from error
         op = "send_recv" if op in ("send", "recv") else op
         if op not in OPERATIONS:
-            raise InputError(f"{where}, row {number}: expected one of {', '.join(OPERATIONS)}, found {row[0]!r}")
-        if world < 2 or size < 1 or not 0 < time_us < 1e12:
+            raise InputError(f"{where}, row {number}: expected one of {', '.join(OPERATIONS)}, found {_short(row[0])}")
+        if not 2 <= world <= MAX_WORLD_SIZE or not 1 <= size <= MAX_SIZE_BYTES or not 0 < time_us < 1e12:
             raise InputError(
-                f"{where}, row {number}: expected a world size of 2 or more and bytes and time above 0, found {row!r}"
+                f"{where}, row {number}: expected a world size of 2 or more and bytes and time above 0, found "
+                f"{_short(row)}"
             )
         points.append(Point(op, world, size, time_us * 1e3))
     if not points:
         raise InputError(f"{where}: expected measured collectives, found no row; measure some or give another file")
     return points
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _from_text(text: str, path: str | Path, op: str | None) -> list[Point]:
@@ -109,7 +116,7 @@ def _from_text(text: str, path: str | Path, op: str | None) -> list[Point]:
 
 def _from_json(text: str, path: str | Path, op: str | None) -> list[Point]:
     try:
-        document = json.loads(text)
+        document = parsed_json(text).value
         config = document["config"]
         devices = config.get("devices") or document.get("devices") or []
         program = op or _program((document.get("args") or [""])[0], path)

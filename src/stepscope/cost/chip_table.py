@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError
+from stepscope.side_file import read_side_text
 
 PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+_MAX_TABLE_BYTES = 1 << 20
 _NUMBERS = ("memory_gib", "memory_gb_per_s", "link_gb_per_s")
 _FIELDS = ("name", "match", "tflops", "link", "source", *_NUMBERS)
 
@@ -65,10 +67,12 @@ def shared_names() -> tuple[SharedName, ...]:
 def load_chips(path: str | Path) -> tuple[Chip, ...]:
     """Return the rows of a user's TOML file: one `[[chip]]` table each, fields as in docs/hardware.md."""
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(read_side_text(path, max_bytes=_MAX_TABLE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: expected a readable TOML file of chips, found: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise InputError(f"{path}: expected a table of chips, found values nested too deeply") from error
+    except ValueError as error:  # also a number of thousands of digits
         raise InputError(f"{path}: expected TOML, found: {error}; see docs/hardware.md") from error
     rows = table.get("chip")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):

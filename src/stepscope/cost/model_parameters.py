@@ -3,15 +3,21 @@
 Linear layers are counted without biases, which are below a thousandth of the whole.
 """
 
-import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from stepscope.cost.model_flops import Experts, LatentAttention, Transformer
 from stepscope.cost.parallel_layout import Layout
 from stepscope.errors import InputError, UsageError
+from stepscope.side_file import read_side_json
+from stepscope.units import printable
+
+MAX_LAYERS = 100_000
+MAX_SIZE = 1 << 40
+_AT_LEAST_ONE = frozenset(("layers", "d_model", "heads", "vocab"))
+_MAY_BE_UNKNOWN = frozenset(("kv_heads", "head_width", "latent", "experts", "query_rank"))
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,9 @@ class Parameters:
 
 def checked(model: Transformer) -> Transformer:
     """Return the model where its numbers can be a transformer's, else say which cannot."""
-    for name in ("layers", "d_model", "heads", "vocab"):
-        if getattr(model, name) < 1:
-            raise UsageError(f"expected {name} of at least 1, found {getattr(model, name)}")
+    for part in (model, model.latent, model.experts):
+        for field in fields(part) if part is not None else ():
+            _check_size(field.name, getattr(part, field.name))
     if model.head_width is None and model.latent is None and model.d_model % model.heads:
         raise UsageError(f"expected d_model to be a multiple of heads, found {model.d_model} and {model.heads}")
     if model.kv_heads and model.heads % model.kv_heads:
@@ -64,6 +70,19 @@ def checked(model: Transformer) -> Transformer:
     if model.experts is None and model.mlp_width < 1:
         raise UsageError(f"expected an MLP width of at least 1, found {model.mlp_width}")
     return model
+
+
+def _check_size(name: str, size: Any) -> None:
+    """Raise where a number of a model's shape, which may come from anybody's file, is none."""
+    if isinstance(size, LatentAttention | Experts) or (size is None and name in _MAY_BE_UNKNOWN):
+        return
+    if not isinstance(size, int):
+        raise UsageError(f"expected {name} to be a whole number, found {printable(repr(size), width=60)}")
+    least, most = int(name in _AT_LEAST_ONE), MAX_LAYERS if name == "layers" else MAX_SIZE
+    if size < least:
+        raise UsageError(f"expected {name} of at least {least}, found {size}")
+    if size > most:
+        raise UsageError(f"expected {name} of at most {most:,}, found {size:.3g}")
 
 
 def parameters(model: Transformer) -> Parameters:
@@ -123,11 +142,13 @@ def on_rank(listed: Iterable[Weight], layout: Layout, *, layers: int) -> list[We
 def transformer_from_config(path: str | Path) -> Transformer:
     """Return the shape in a `config.json` of the Transformers library (GPT-2, Llama, Mixtral, DeepSeek styles)."""
     try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = read_side_json(path).value
+        if not isinstance(config, dict):
+            raise ValueError(f"{type(config).__name__} instead of an object")
         return checked(_from_config(config))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: expected a readable config.json, found: {error}") from error
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ArithmeticError) as error:
         raise InputError(
             f"{path}: expected a transformer's config.json, found no {error}; give the shape by flags"
         ) from error

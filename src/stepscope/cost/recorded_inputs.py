@@ -9,9 +9,10 @@
 The profiler writes lists of more than 30 tensors as an empty list: their size is then unknown, not zero.
 """
 
-import json
 import math
 from dataclasses import dataclass
+
+from stepscope.side_file import parsed_json
 
 Shape = tuple[int, ...]
 
@@ -41,6 +42,9 @@ _TYPES = {
     "c10::complex<float>": ("complex64", 8),
     "c10::complex<double>": ("complex128", 16),
 }
+MAX_DIMS = 64
+MAX_ELEMENTS = 1 << 50
+"""a tensor of more than a petabyte is no tensor"""
 _FP8 = "c10::Float8_"
 _SCALAR_TYPE_BYTES = {0: 1, 1: 1, 2: 2, 3: 4, 4: 8, 5: 2, 6: 4, 7: 8, 11: 1, 15: 2, 23: 1, 24: 1, 25: 1, 26: 1}
 """Element size by c10::ScalarType, as a recorded `dtype` argument gives it (6 is float, 15 is bfloat16)."""
@@ -157,7 +161,7 @@ def _input(shape: object, kind: object) -> Input:
 def _shape(value: object) -> Shape | None:
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         return None
-    return tuple(value)
+    return tuple(value) if len(value) <= MAX_DIMS and math.prod(value) <= MAX_ELEMENTS else None
 
 
 def _shapes(value: object) -> tuple[Shape, ...] | None:
@@ -169,14 +173,15 @@ def _shapes(value: object) -> tuple[Shape, ...] | None:
 
 def _json_list(text: str | None) -> list[object] | None:
     try:
-        value = json.loads(text) if text else None
-    except (ValueError, RecursionError):
+        value = parsed_json(text).value if text else None
+    except ValueError:
         return None
     return value if isinstance(value, list) else None
 
 
 def _integers(text: str) -> Shape | None:
     try:
-        return tuple(int(word) for word in text.strip("[]").split(","))
+        values = tuple(int(word) for word in text.strip("[]").split(","))
     except ValueError:
         return None
+    return values if all(abs(value) <= MAX_ELEMENTS for value in values) else None

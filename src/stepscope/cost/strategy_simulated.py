@@ -1,11 +1,11 @@
 """A simulated step as `stepscope.bench.simulate` wrote it: its traffic and its memory."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cost.strategy_cost import Traffic
 from stepscope.errors import InputError
+from stepscope.side_file import read_side_json
 
 _KIND = "stepscope simulated step"
 
@@ -27,7 +27,7 @@ class SimulatedStep:
 def load_simulated(path: str | Path) -> SimulatedStep:
     """Return the step in a file of `stepscope.bench.simulate`."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        document = read_side_json(path).value
         if document["kind"] != _KIND:
             raise ValueError(f"kind {document['kind']!r}")
         memory = document["memory"]
@@ -43,5 +43,5 @@ def load_simulated(path: str | Path) -> SimulatedStep:
             peak_parts={str(k): int(v) for k, v in memory["parts"].items()},
             took_s=float(document["took_s"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
         raise InputError(f"{path}: expected a step written by stepscope.bench.simulate, found: {error!r}") from error

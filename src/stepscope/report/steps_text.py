@@ -17,7 +17,7 @@ _FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "opt
 _MOST_RANKS = 32
 
 
-def print_steps(folder: Path, logs: Sequence[StepLog], out: Console) -> None:
+def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings: Sequence[str] = ()) -> None:
     """Print step and region times by rank, late ranks first, and how to see more."""
     step = unprofiled_step(logs)
     ranks = "1 rank" if len(logs) == 1 else f"{len(logs)} ranks"
@@ -34,6 +34,8 @@ def print_steps(folder: Path, logs: Sequence[StepLog], out: Console) -> None:
     for one in late:
         out.print(f"straggler: rank {one.rank} is {one.late_ms:.2f} ms late per step ({one.slowdown:.2f} x the others)")
     out.print("medians in ms, of steps without the profiler; ?: not seen on that rank")
+    for line in warnings:
+        out.print(name_text(f"warning: {line}"))
     out.print(
         "\nWhat happens inside the steps is in a trace: record without --light, with --steps that the job reaches"
     )

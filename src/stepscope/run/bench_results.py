@@ -1,6 +1,5 @@
 """What does a benchmark's results folder hold: series of step times by name, each of one or several runs?"""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +8,11 @@ from typing import Any
 from stepscope.errors import InputError
 from stepscope.run.sources import RESULTS_JSON
 from stepscope.run_folder import SCHEMA, json_object_in
+from stepscope.side_file import is_number
 
 KIND = "bench"
+MAX_TIME_MS = 1e12
+"""thirty years"""
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,8 @@ def _series(row: Any, path: Path) -> BenchSeries:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return is_number(value)
 
 
 def _is_time(value: object) -> bool:
-    return _is_number(value) and isinstance(value, int | float) and value > 0
+    return is_number(value, high=MAX_TIME_MS) and isinstance(value, int | float) and value > 0

@@ -19,6 +19,8 @@ from stepscope.run.machines import machine_of_rank
 
 _FASTEST_DRIFT = 100e-6
 """what the clock of a computer drifts at most: for times outside the probes"""
+MAX_PROBE_NS = 1 << 61
+"""differences of two stay within 64 bits; a time of the year 2043 is as far as that"""
 _NAN = float("nan")
 
 Probe = dict[str, int]
@@ -119,7 +121,8 @@ def _is_id(found: Any) -> bool:
 
 def _is_probe(probe: Any) -> bool:
     keys = ("at_ns", "offset_ns", "uncertainty_ns")
-    return isinstance(probe, dict) and all(type(probe.get(k)) is int for k in keys) and probe["uncertainty_ns"] >= 0
+    within = isinstance(probe, dict) and all(type(probe.get(k)) is int and abs(probe[k]) <= MAX_PROBE_NS for k in keys)
+    return within and probe["uncertainty_ns"] >= 0
 
 
 def _at(probes: list[Probe] | None, at_ns: int) -> Tie | None:

@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 from stepscope.run.collective_names import OP_CODE, element_bytes, op_name
-from stepscope.run.groups import UNKNOWN_GROUP, Group
+from stepscope.run.groups import MAX_RANK, UNKNOWN_GROUP, Group
 from stepscope.run.shapes import UNKNOWN, shape_elements
 from stepscope.run_folder import json_object
+from stepscope.side_file import side_file_lines
 from stepscope.trace.table import Int64s
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
 _MOST_CALLS = 20_000
 """torch keeps 2,000 unless told otherwise"""
-_LONGEST_LINE = 1_000_000
+MAX_FILE_BYTES = 64 << 20
+"""of which each call takes a few hundred"""
+_MAX_TIME_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,16 @@ class FlightCall:
 
 def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged."""
+    calls = []
     try:
-        with path.open("rb") as f:
-            read = islice(iter(lambda: f.readline(_LONGEST_LINE), b""), _MOST_CALLS)
-            lines = [json_object(line) or {} for line in read]
+        lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=MAX_FILE_BYTES))
+        groups = _groups(next(lines, {}))
+        for line in islice(lines, _MOST_CALLS):
+            call = _call(line, groups)
+            if call is not None:
+                calls.append(call)
     except OSError:
         return ()
-    groups = _groups(lines[0]) if lines else {}
-    calls = [call for line in lines[1:] if (call := _call(line, groups)) is not None]
     return tuple(sorted(calls, key=lambda call: call.created_ns))
 
 
@@ -99,7 +104,7 @@ def _groups(header: dict[str, Any]) -> dict[str, Group]:
     groups = {}
     for entry in listed if isinstance(listed, list) else []:
         ranks = entry.get("ranks") if isinstance(entry, dict) else None
-        if isinstance(ranks, list) and ranks and all(type(rank) is int for rank in ranks):
+        if isinstance(ranks, list) and ranks and all(type(rank) is int and 0 <= rank <= MAX_RANK for rank in ranks):
             name = str(entry.get("name", "?"))
             groups[name] = Group(name, str(entry.get("desc") or ""), tuple(ranks), len(ranks))
     return groups
@@ -107,7 +112,7 @@ def _groups(header: dict[str, Any]) -> dict[str, Group]:
 
 def _call(line: dict[str, Any], groups: dict[str, Group]) -> FlightCall | None:
     created, named, group = line.get("time_created_ns"), line.get("profiling_name"), line.get("process_group")
-    if type(created) is not int or not isinstance(named, str):
+    if type(created) is not int or not 0 <= created < _MAX_TIME_NS or not isinstance(named, str):
         return None
     name = str(group[0]) if isinstance(group, list) and group else "?"
     return FlightCall(op_name(named), created, _input_bytes(line), groups.get(name, UNKNOWN_GROUP))

@@ -1,13 +1,14 @@
 """Which process groups does a rank take part in, and which ranks belong to each?"""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
+from stepscope.side_file import parsed_json
 from stepscope.trace.table import Trace
 
 _MOST_RANKS = 1 << 20
 """a group said to be larger is not written out"""
+MAX_RANK = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def header_groups(header: dict[str, Any]) -> dict[str, Group]:
                 name=name,
                 desc=str(entry.get("pg_desc", "")),
                 ranks=_rank_tuple(ranks),
-                size=entry.get("pg_size") if isinstance(entry.get("pg_size"), int) else None,
+                size=_size(entry.get("pg_size")),
             )
     return groups
 
@@ -49,7 +50,7 @@ def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group
     name = trace.text(record["group_name"]) or "?"
     listed = known.get(name)
     desc = trace.text(record["group_desc"]) or (listed.desc if listed else "")
-    size = record["group_size"] if record["group_size"] > 0 else (listed.size if listed else None)
+    size = record["group_size"] if 0 < record["group_size"] <= _MOST_RANKS else (listed.size if listed else None)
     ranks = _parse_ranks(trace.text(record["group_ranks"]))
     if ranks is None or (size is not None and len(ranks) != size):
         ranks = listed.ranks if listed and listed.ranks else _regular(record, size)
@@ -60,19 +61,27 @@ def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group
 
 def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None:
     start, stride = record["group_start"], record["group_stride"]
-    if size is None or not 0 < size <= _MOST_RANKS or start < 0 or stride <= 0:
+    if size is None or not 0 < size <= _MOST_RANKS or not 0 <= start <= MAX_RANK or not 0 < stride <= MAX_RANK:
         return None
     return tuple(range(start, start + stride * size, stride))
 
 
 def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
     try:
-        return _rank_tuple(json.loads(text)) if text else None
-    except (ValueError, RecursionError):
+        return _rank_tuple(parsed_json(text).value) if text else None
+    except ValueError:
         return None
 
 
 def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
-    if isinstance(ranks, list) and ranks and all(isinstance(r, int) for r in ranks):
+    if isinstance(ranks, list) and 0 < len(ranks) <= _MOST_RANKS and all(_is_rank(r) for r in ranks):
         return tuple(ranks)
     return None
+
+
+def _is_rank(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RANK
+
+
+def _size(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_RANKS else None

@@ -1,8 +1,8 @@
 """Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
 
 import hashlib
-import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +17,17 @@ from stepscope.run.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
-from stepscope.run.step_log import StepLog, UnprofiledStep, step_logs, unprofiled_step
+from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.table import Table
 from stepscope.run_folder import RUN_JSON, rank_file
+from stepscope.side_file import read_side_json, unusable_fields
+from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
+BYTES_PER_RANK = 1 << 16
+"""of memory that a rank takes however small its trace is"""
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 MAX_JOBS = 256
@@ -94,21 +98,24 @@ def load(
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks.sort(key=lambda r: r.rank)
     description, damaged = _description(folder)
+    logs, lost = readable_step_logs(folder) if folder else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
         description=description,
-        logs=step_logs(folder) if folder else (),
+        logs=logs,
         unreadable=tuple(unreadable),
     )
-    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged])
+    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged, *lost])
 
 
 def _reader(
     sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
 ) -> Callable[[Source], Trace | tuple[Source, StepscopeError]]:
     """Return a function that reads one source, or gives back why it could not."""
-    total = sum(s.path.stat().st_size for s in sources if s.path.is_file())
+    total = sum(map(_size_on_disk, sources))
+    budget = Budget(total)
+    _refuse_too_many(len(sources), budget)
     threads = max(1, jobs // len(sources))
     done: dict[Path, int] = {}
 
@@ -119,11 +126,43 @@ def _reader(
                 progress(sum(done.values()), total)
 
         try:
-            return read_cached(source.path, cache_folder=cache_folder, enabled=cache, threads=threads, progress=report)
+            return read_cached(
+                source.path,
+                cache_folder=cache_folder,
+                enabled=cache,
+                threads=threads,
+                progress=report,
+                budget=budget,
+            )
         except StepscopeError as error:
-            return source, error
+            return source, _without_frames(error)
 
     return read
+
+
+def _without_frames(error: StepscopeError) -> StepscopeError:
+    """Return the error without what was read until then: the frames of its traceback would keep the tables alive."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def _size_on_disk(source: Source) -> int:
+    """Return the bytes that a file takes, those of a sparse one without its holes."""
+    try:
+        status = source.path.stat()
+    except OSError:  # said when it is read
+        return 0
+    return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
+
+
+def _refuse_too_many(num_files: int, budget: Budget) -> None:
+    """Raise where so many files of next to nothing would take more memory than their size accounts for."""
+    most = budget.limit_bytes // BYTES_PER_RANK
+    if num_files > most:
+        raise InputError(
+            f"expected traces of ranks, found {num_files:,} files too small to be any; at most {most:,} of "
+            "this size are read at once: pass some of them, by glob"
+        )
 
 
 def _sort_out(
@@ -209,16 +248,20 @@ def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
 
 def _description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Return `run.json` of a run folder, empty where there is none, and a line where it cannot be used."""
-    path = folder / RUN_JSON if folder else None
-    if path is None or not path.is_file():
+    if folder is None:
         return {}, []
+    why = "damaged"
     try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, OSError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found, []
-    return {}, [f"{RUN_JSON} is damaged: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
+        parsed = read_side_json(folder / RUN_JSON)
+        if isinstance(parsed.value, dict):
+            return parsed.value, unusable_fields(parsed, RUN_JSON)
+    except FileNotFoundError:
+        return {}, []
+    except OSError as error:
+        why = f"unreadable ({error.strerror})"
+    except ValueError:
+        pass
+    return {}, [f"{RUN_JSON} is {why}: what it says of the run (FLOPs, unprofiled steps, configuration) is unknown"]
 
 
 def incomplete(run: Run) -> list[str]:

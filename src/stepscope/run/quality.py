@@ -10,10 +10,14 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
     (lambda r: r.trace.quality.malformed, "events that are no valid JSON are lost"),
     (lambda r: r.trace.quality.bad_time, "events dropped for a time that is missing or no finite number"),
     (lambda r: r.trace.quality.negative_duration, "events dropped for a negative duration"),
+    (
+        lambda r: r.trace.quality.far_times,
+        "events left out for a time that overflows or lies far outside the window of all others",
+    ),
     (lambda r: r.trace.quality.mended, "events with bad JSON were mended"),
     (lambda r: r.trace.quality.bad_text, "names with invalid characters, replaced"),
     (lambda r: r.trace.quality.shortened, "names longer than the limit, shortened"),
-    (lambda r: r.trace.quality.bad_args, "argument values of the wrong type, left out"),
+    (lambda r: r.trace.quality.bad_args, "argument values of the wrong type or out of range, left out"),
     (
         lambda r: r.joins.without_launch,
         "device operations without a launch in the trace (launched before the window): "

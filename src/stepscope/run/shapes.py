@@ -3,15 +3,16 @@
 They come from a file that anybody may have written: what is no shape is unknown, never an error.
 """
 
-import json
 import math
 from functools import lru_cache
 from typing import Any
 
 from stepscope.run.collective_names import element_bytes
+from stepscope.side_file import parsed_json
 
 _MOST_ELEMENTS = 1 << 50
 """a tensor of more than a petabyte is no tensor"""
+_MOST_DIMENSIONS = 64
 UNKNOWN = -1
 
 
@@ -45,15 +46,17 @@ def element_counts(dims: str | None) -> frozenset[int]:
 
 def _listed(text: str | None) -> list[Any]:
     try:
-        found = json.loads(text or "[]")
-    except (ValueError, RecursionError):
+        found = parsed_json(text or "[]").value
+    except ValueError:
         return []
     return found if isinstance(found, list) else []
 
 
 def shape_elements(shape: Any) -> int | None:
     """Return the number of elements of one shape, None where it is none (an empty one stands for no tensor)."""
-    if not isinstance(shape, list) or not shape or not all(isinstance(n, int) and n >= 0 for n in shape):
+    if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS:
+        return None
+    if not all(type(n) is int and n >= 0 for n in shape):
         return None
     elements = math.prod(shape)
     return elements if elements <= _MOST_ELEMENTS else None

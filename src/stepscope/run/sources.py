@@ -77,10 +77,15 @@ def runs_in(given: str) -> list[Path]:
     Such a folder is a set of runs: each folder in it with traces, or with the results of a benchmark, is one.
     """
     folder = Path(given)
-    if not folder.is_dir() or _in_folder(folder) or (folder / RESULTS_JSON).is_file():
-        return [folder]
-    below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
-    return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file()] or [folder]
+    try:
+        if not folder.is_dir() or _in_folder(folder) or (folder / RESULTS_JSON).is_file():
+            return [folder]
+        below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
+        return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file()] or [folder]
+    except (OSError, ValueError) as error:
+        # A run that cannot be looked into would be missing from its set without a word.
+        reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
+        raise InputError(f"cannot look for runs in {_shown([given])}: {printable(reason)}; check the path") from error
 
 
 def has_steps_only(given: Sequence[str | Path]) -> bool:
@@ -105,7 +110,7 @@ def _below(given: Sequence[str | Path]) -> str:
     """Return where the traces are instead: folders are runs, and one holding several runs is none."""
     try:
         runs = [run for one in given for run in runs_in(str(one)) if run != Path(one)]
-    except OSError:  # what cannot be read is none to name
+    except InputError:  # what cannot be read is none to name
         runs = []
     if not runs:
         return "; give the folder that holds them"

@@ -6,8 +6,7 @@ A log grows while the job runs and its writer may be killed: a last line that is
 any other line that is no step is counted.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import InputError
+from stepscope.run.step_columns import MISSING as MISSING
+from stepscope.run.step_columns import StepColumns, is_count
 from stepscope.run_folder import json_object, rank_of
+from stepscope.side_file import side_file_lines
 from stepscope.stats import Spread, mad_sigma, recurring_long, slow_start, spread
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
 ENDING = ".steps.jsonl"
-MISSING = -1
 SETTLING_STEPS = 1
 """unprofiled steps after a profiled one that do not count: ranks still wait for each other's export"""
 _PROFILER_WARM_UP = "warmup"
-_LONGEST_LINE = 1_000_000
+MAX_RANK = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,10 @@ class StepLog:
     """every other number by its path (`regions.forward_pass.ns`, `memory.allocated_bytes`); NaN where there is none"""
     lost_lines: int = 0
     """lines in the middle that are no steps; a cut last line is not among them"""
+    repeated_lines: int = 0
+    """lines of a step that came before"""
+    left_out_values: int = 0
+    """numbers under more names than steps can fill"""
 
     def __len__(self) -> int:
         return len(self.step)
@@ -97,40 +102,71 @@ class UnprofiledStep:
 
 def step_logs(folder: str | Path) -> tuple[StepLog, ...]:
     """Return the step logs of a run folder by rank; none where it has none."""
-    found = sorted(p for p in Path(folder).glob(f"*{ENDING}") if rank_of(p.name) is not None and p.is_file())
-    return tuple(read_step_log(p) for p in found)
+    return readable_step_logs(folder)[0]
+
+
+def readable_step_logs(folder: str | Path) -> tuple[tuple[StepLog, ...], list[str]]:
+    """Return the step logs of a run folder that can be read, and a line for each loss."""
+    logs, lines = [], []
+    for path in sorted(p for p in Path(folder).glob(f"*{ENDING}") if rank_of(p.name) is not None):
+        try:
+            logs.append(read_step_log(path))
+        except InputError as error:
+            lines.append(f"left out: {error}")
+    return tuple(logs), [*lines, *step_log_warnings(logs)]
 
 
 def read_step_log(path: str | Path) -> StepLog:
     """Return one rank's log; an `InputError` where the file cannot be opened."""
     path = Path(path)
     try:
-        with path.open("rb") as f:
-            header, lines, lost = _parsed(f)
+        header, columns, lost = _parsed(side_file_lines(path))
     except OSError as e:
         raise InputError(f"expected a step log, found {e.strerror} at {path}; check the path") from e
     rank = header.get("rank")
     named = rank_of(path.name)
-    known = rank if _is_count(rank) else named if named is not None else 0
-    return step_log_of(lines, rank=int(known or 0), header=header, lost_lines=lost)
+    known = rank if isinstance(rank, int) and is_count(rank) and rank <= MAX_RANK else named if named is not None else 0
+    return _log(columns, rank=int(known or 0), header=header, lost_lines=lost)
 
 
 def step_log_of(
-    lines: Sequence[dict[str, Any]], *, rank: int, header: dict[str, Any] | None = None, lost_lines: int = 0
+    lines: Iterable[dict[str, Any]], *, rank: int, header: dict[str, Any] | None = None, lost_lines: int = 0
 ) -> StepLog:
     """Return the columns of these lines."""
+    columns = StepColumns()
+    for line in lines:
+        columns.add(line)
+    return _log(columns, rank=rank, header=header or {}, lost_lines=lost_lines)
+
+
+def step_log_warnings(logs: Iterable[StepLog]) -> list[str]:
+    """Return a line for every kind of loss in a log."""
+    kinds = (
+        ("lost_lines", "lines of the step log that are no steps are left out"),
+        ("repeated_lines", "lines of the step log repeat a step; its first line counts"),
+        ("left_out_values", "numbers of the step log are left out: more names than steps can fill"),
+    )
+    return [
+        f"rank {log.rank}: {count:,} {what}" for log in logs for name, what in kinds if (count := getattr(log, name))
+    ]
+
+
+def _log(columns: StepColumns, *, rank: int, header: dict[str, Any], lost_lines: int) -> StepLog:
+    numbers = columns.numbers()
     return StepLog(
         rank=rank,
-        header=header or {},
-        step=_ints(lines, "step"),
-        start_ns=_ints(lines, "start_ns"),
-        end_ns=_ints(lines, "end_ns"),
-        dur_ns=_ints(lines, "dur_ns"),
-        device_ns=_ints(lines, "device_ns"),
-        profiled=np.array([bool(line.get("profiled")) for line in lines], bool),
-        phase=tuple(str(line.get("phase") or "") for line in lines),
-        numbers=_numbers(lines),
+        header=header,
+        step=columns.counts("step"),
+        start_ns=columns.counts("start_ns"),
+        end_ns=columns.counts("end_ns"),
+        dur_ns=columns.counts("dur_ns"),
+        device_ns=columns.counts("device_ns"),
+        profiled=columns.profiled(),
+        phase=columns.phases(),
+        numbers=numbers,
         lost_lines=lost_lines,
+        repeated_lines=columns.repeated_lines,
+        left_out_values=columns.left_out_values,
     )
 
 
@@ -161,61 +197,22 @@ def _settled(log: StepLog) -> tuple[Int64s, int]:
     return undisturbed[first:], first
 
 
-def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
+def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:
     """Return the header, the steps, and how many lines were neither."""
     header: dict[str, Any] = {}
-    steps: list[dict[str, Any]] = []
+    steps = StepColumns()
     lost = 0
     torn = False
     for line in lines:
         lost += torn  # what looked torn was not the last line
         torn = False
-        found = _object(line)
+        found = json_object(line)
         if found is None:
             torn = bool(line.strip())
-        elif _is_step(found):
-            steps.append(found)
-        elif not steps and not header:
+        elif steps.add(found):
+            continue
+        elif not len(steps) and not header:
             header = found
         else:
             lost += 1
     return header, steps, lost
-
-
-def _object(line: bytes) -> dict[str, Any] | None:
-    return json_object(line) if len(line) <= _LONGEST_LINE else None
-
-
-def _is_step(line: dict[str, Any]) -> bool:
-    return all(_is_count(line.get(name)) for name in ("step", "start_ns", "end_ns", "dur_ns"))
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _ints(lines: Sequence[dict[str, Any]], name: str) -> Int64s:
-    values = (line.get(name) for line in lines)
-    return np.array([v if isinstance(v, int) and _is_count(v) else MISSING for v in values], np.int64)
-
-
-_OWN_COLUMNS = frozenset(("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled", "phase"))
-
-
-def _numbers(lines: Sequence[dict[str, Any]]) -> dict[str, npt.NDArray[np.float64]]:
-    columns: dict[str, npt.NDArray[np.float64]] = {}
-    for i, line in enumerate(lines):
-        for path, value in _leaves({k: v for k, v in line.items() if k not in _OWN_COLUMNS}):
-            if path not in columns:
-                columns[path] = np.full(len(lines), np.nan)
-            columns[path][i] = value
-    return columns
-
-
-def _leaves(value: Any, path: str = "") -> Iterable[tuple[str, float]]:
-    """Yield every finite number below `value` with its dotted path."""
-    if isinstance(value, dict):
-        for name, below in value.items():
-            yield from _leaves(below, f"{path}.{name}" if path else str(name))
-    elif isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300 and math.isfinite(value):
-        yield path, float(value)

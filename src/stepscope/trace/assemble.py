@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.trace.budget import BYTES_PER_TEXT, Share
 from stepscope.trace.scanner import Rows, Scanner
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
 from stepscope.trace.table import Sparse
@@ -18,6 +19,7 @@ from stepscope.trace.texts import decode_all
 Ids = npt.NDArray[np.int64]
 _FIRST_CAPACITY = 1 << 14
 _TYPICAL_EVENT_BYTES = 200
+_COPIED_BYTES = 1 << 20
 _OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
@@ -43,6 +45,8 @@ class _Growing:
         self.length = end
 
     def array(self) -> npt.NDArray[Any]:
+        if self._room.nbytes <= _COPIED_BYTES:  # room that is left over would stay as long as the values
+            return self._room[: self.length].copy()
         return self._room[: self.length]
 
 
@@ -57,17 +61,19 @@ class _Segment(NamedTuple):
 class Columns:
     """The columns of a file as its blocks fill them, string numbers still those of the scanner they came from."""
 
-    def __init__(self, raw_bytes: int) -> None:
-        """Make room for the events of a file of about `raw_bytes`."""
-        capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, _FIRST_CAPACITY)
+    def __init__(self, raw_bytes: int, share: Share) -> None:
+        """Make room for the events of a file of about `raw_bytes`; what they fill is taken from the file's share."""
+        self._share = share
+        capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
         self._dense = [_Growing(column.dtype, capacity) for column in DENSE]
-        some = max(capacity // 8, _FIRST_CAPACITY)
+        some = max(capacity // 8, min(_FIRST_CAPACITY, raw_bytes))
         self._sparse = [(_Growing("int32", some), _Growing("int64", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
         """Add rows of a block that starts at byte `offset` of the file."""
         first_row = self._dense[0].length
+        self._share.take(rows.nbytes)
         for number, values in enumerate(rows.columns):
             self._dense[number].extend(values, plus=offset if number == _OFFSET else 0)
         for number, (where, values) in rows.args.items():
@@ -115,12 +121,13 @@ class Columns:
 class Strings:
     """One table of strings for all scanners: `of[scanner]` gives each scanner's numbers in it, None if equal."""
 
-    def __init__(self, scanners: Sequence[Scanner]) -> None:
+    def __init__(self, scanners: Sequence[Scanner], share: Share) -> None:
         ids: dict[str, int] = {}
         bad: set[str] = set()
         short: set[str] = set()
         self.of: list[Ids | None] = []
         for scanner in scanners:
+            share.take(BYTES_PER_TEXT * scanner.num_texts())
             decoded = decode_all(scanner.texts())
             numbers = np.fromiter((ids.setdefault(d.text, len(ids)) for d in decoded), np.int64, len(decoded))
             self.of.append(None if np.array_equal(numbers, np.arange(len(numbers))) else numbers)

@@ -2,32 +2,43 @@
 
     magic, length of the description | description (JSON) | strings (JSON) | columns, each at a multiple of 64 bytes
 
-The description holds the key (size and time of the trace, version of the parser and of the schema), where each column
-lies, and a checksum of everything behind it. A cache that does not fit, is cut, damaged or unreadable is no cache:
-the trace is read again. The file appears at once or not at all.
+The description holds the key (size, times and sampled content of the trace, version of the parser and of the schema),
+where each column lies, and a checksum of everything behind it. A cache that does not fit, is cut, damaged or unreadable
+is no cache: the trace is read again. So is one whose columns no parser could have made (an id beyond the strings, rows
+that do not ascend): anybody can compute a checksum. The file appears at once or not at all.
 """
 
 import hashlib
 import json
+import os
+import stat
 import struct
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from stepscope.run_folder import CACHE_FOLDER, written_whole
+from stepscope.side_file import opened_side_file
 from stepscope.trace import schema
+from stepscope.trace.budget import Budget
+from stepscope.trace.cache_columns import is_sound, sound_quality
 from stepscope.trace.read import read
 from stepscope.trace.scanner import version
 from stepscope.trace.table import Quality, Sparse, Trace
 
 MIN_RAW_BYTES = 32 << 20
 """Smaller traces are parsed faster than a cache is worth."""
+MAX_TRACE_BYTES = 1 << 42
+MAX_CACHE_BYTES = 1 << 42
+"""it is mapped, not read"""
+SAMPLE_BYTES = 1 << 16
+NUM_SAMPLES = 32
 
 _MAGIC = b"stepscope columns 1\n"
 _ALIGNMENT = 64
@@ -41,6 +52,7 @@ def read_cached(
     enabled: bool = True,
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
+    budget: Budget | None = None,
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
@@ -53,7 +65,7 @@ def read_cached(
     cached = _load(target, trace_path, key) if key else None
     if cached:
         return cached
-    trace = read(trace_path, threads=threads, progress=progress)
+    trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     if key and trace.raw_bytes >= MIN_RAW_BYTES and key == _key(trace_path):
         _try_to_store(target, trace, key)
     return trace
@@ -76,11 +88,28 @@ def _parser_version() -> str:
 
 
 def _key(path: Path) -> dict[str, Any] | None:
+    """Return what tells this trace from another: one of the same size may have its time set back.
+
+    The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart.
+    """
     try:
-        status = path.stat()
+        with opened_side_file(path, max_bytes=MAX_TRACE_BYTES) as f:
+            status = os.fstat(f.fileno())
+            content = _sampled(f, status.st_size)
     except OSError:
         return None
-    return {"size": status.st_size, "mtime_ns": status.st_mtime_ns, "parser": _parser_version()}
+    times = {"mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
+    return {"size": status.st_size, **times, "content": content, "parser": _parser_version()}
+
+
+def _sampled(f: IO[bytes], size: int) -> str:
+    """Return a digest of the head, the tail and blocks between them, all of it where the file is small."""
+    digest = hashlib.blake2b(digest_size=16)
+    last = max(size - SAMPLE_BYTES, 0)
+    for at in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
+        f.seek(at)
+        digest.update(f.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
@@ -88,6 +117,8 @@ def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
         if _kept_from_writing(target.parent.parent):
             return
         target.parent.mkdir(parents=True, exist_ok=True)
+        if target.parent.name == CACHE_FOLDER and _is_foreign(target.parent):
+            return
         _store(target, trace, key)
     except OSError:
         return
@@ -96,6 +127,12 @@ def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
 def _kept_from_writing(folder: Path) -> bool:
     """Return whether nobody may write there: the mode says so, which the superuser's writes would ignore."""
     return folder.is_dir() and not folder.stat().st_mode & 0o222
+
+
+def _is_foreign(folder: Path) -> bool:
+    """Return whether a folder is a link, or somebody else's: writing there is not what the user asked for."""
+    status = folder.lstat()
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), folder.parent.stat().st_uid)
 
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
@@ -147,7 +184,8 @@ def _arrays(trace: Trace) -> dict[str, _Array]:
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
     """Return the cached table, or None where the file is not exactly what was stored for this key."""
     try:
-        data: _Array = np.memmap(target, np.uint8, mode="r")
+        with opened_side_file(target, max_bytes=MAX_CACHE_BYTES) as f:
+            data: _Array = np.memmap(f, np.uint8, mode="r")
         magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes()
         if magic != _MAGIC or len(text) != length or zlib_ng.crc32(text) != checksum:
@@ -157,7 +195,7 @@ def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
         if description["key"] != key or len(content) != description["content_bytes"]:
             return None
         return _mapped(content, description, path)
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, struct.error):
         return None
 
 
@@ -169,24 +207,24 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
         checksum = zlib_ng.crc32(array, checksum)
     if checksum != description["checksum"]:
         return None
-    quality = description["quality"] | {"notes": tuple(description["quality"]["notes"])}
-    return Trace(
-        path=str(path),
-        raw_bytes=description["raw_bytes"],
-        header=description["header"],
-        strings=json.loads(text),
-        columns={c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE},
-        args={
-            c.name: Sparse(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
-            for c in schema.ARGS
-            if f"rows/{c.name}" in arrays
-        },
-        quality=Quality(**quality),
-        from_cache=True,
-    )
+    strings = json.loads(text)
+    columns = {c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE}
+    args = {
+        c.name: Sparse(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
+        for c in schema.ARGS
+        if f"rows/{c.name}" in arrays
+    }
+    header, raw_bytes = description["header"], description["raw_bytes"]
+    sound = isinstance(header, dict) and isinstance(raw_bytes, int) and is_sound(strings, columns, args)
+    quality = sound_quality(description["quality"])
+    if not sound or quality is None:
+        return None
+    return Trace(str(path), raw_bytes, header, strings, columns, args, quality, from_cache=True)
 
 
 def _column(content: _Array, where: dict[str, Any]) -> _Array:
     dtype = np.dtype(where["dtype"])
     end = where["at"] + where["count"] * dtype.itemsize
+    if not 0 <= where["at"] <= end <= len(content):
+        raise ValueError("a column outside the file")
     return content[where["at"] : end].view(np.ndarray).view(dtype)

@@ -9,8 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-MAX_HEADER_BYTES = 24 << 20
-MAX_TAIL_BYTES = 24 << 20
+from stepscope.side_file import Parsed, unusable_fields, usable
+
+MAX_HEADER_BYTES = 4 << 20
+MAX_TAIL_BYTES = 4 << 20
+"""The groups of 1,024 ranks take a tenth of that."""
 _MAX_CANDIDATES = 16
 
 _BOM = b"\xef\xbb\xbf"
@@ -41,9 +44,9 @@ def read_head(data: bytes, *, complete: bool) -> Head | None:
         return Head({}, text_at + 1, True, notes)
     candidates = []
     for found in _EVENTS.finditer(data):
-        fields = _object(data[text_at : found.start()])
-        if fields is not None:
-            return Head(fields, found.end(), False, notes)
+        parsed = _object(data[text_at : found.start()])
+        if parsed is not None:
+            return Head(parsed.value, found.end(), False, (*notes, *unusable_fields(parsed, "header")))
         candidates.append(found)
         if len(candidates) == _MAX_CANDIDATES:
             break
@@ -59,29 +62,33 @@ def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tu
     if top_array:
         return {}, True, ("bytes after the events are ignored",) if text else ()
     try:
-        fields, end = json.JSONDecoder(strict=False).raw_decode("{" + text.removeprefix(","))
+        found, end = json.JSONDecoder(strict=False).raw_decode("{" + text.removeprefix(","))
+        parsed = usable(found)
     except (ValueError, RecursionError):
         return _salvaged(data), False, ()
+    fields = parsed.value
     fields.pop("traceEvents", None)
     garbage = len("{" + text.removeprefix(",")) > end
-    return fields, True, ("bytes after the end of the JSON are ignored",) if garbage else ()
+    notes = ("bytes after the end of the JSON are ignored",) if garbage else ()
+    return fields, True, (*notes, *unusable_fields(parsed, "header"))
 
 
-def _object(data: bytes) -> dict[str, Any] | None:
+def _object(data: bytes) -> Parsed | None:
     """Return the object that is still open at the end of `data`, or None if it is no object."""
     try:
-        fields = json.loads(data.rstrip().removesuffix(b",").decode(errors="replace") + "}", strict=False)
+        text = data.rstrip().removesuffix(b",").decode(errors="replace") + "}"
+        parsed = usable(json.loads(text, strict=False))
     except (ValueError, RecursionError):
         return None
-    return fields if isinstance(fields, dict) else None
+    return parsed if isinstance(parsed.value, dict) else None
 
 
 def _salvaged(data: bytes) -> dict[str, Any]:
     text = data.decode(errors="replace")
-    fields: dict[str, Any] = {name: int(number) for name, number in _SALVAGED_NUMBER.findall(text)}
+    fields: dict[str, Any] = usable({name: int(number) for name, number in _SALVAGED_NUMBER.findall(text)}).value
     for found in _SALVAGED_OBJECT.finditer(text):
         try:
-            fields[found.group(1)] = json.JSONDecoder(strict=False).raw_decode(text, found.end())[0]
+            fields[found.group(1)] = usable(json.JSONDecoder(strict=False).raw_decode(text, found.end())[0]).value
         except (ValueError, RecursionError):
             continue
     return fields

@@ -48,7 +48,16 @@ class ArgColumn:
     kind: ArgKind
     unit: str
     meaning: str
+    low: int = -(2**63)
+    high: int = 2**63 - 1
+    """what a value can be; one outside is left out and counted. Ids may be anything: no array is indexed by them"""
 
+
+MAX_SIZE = 1 << 48
+"""bytes or elements: no device, and no machine, holds as much"""
+MAX_RANK = 1 << 30
+MAX_GROUP_SIZE = 1 << 20
+MAX_DEVICE = 1 << 16
 
 DENSE = (
     DenseColumn("ph", "uint8", "ASCII", "phase: X complete, i instant, s/t/f flow, M metadata, C counter"),
@@ -73,9 +82,9 @@ ARGS = (
         "joins a runtime call or device event to its host operator",
     ),
     ArgColumn("stream", ("stream",), _INT, "id", "device stream"),
-    ArgColumn("device", ("device",), _INT, "id", "device ordinal"),
+    ArgColumn("device", ("device",), _INT, "id", "device ordinal", low=-1, high=MAX_DEVICE),
     ArgColumn("context", ("context",), _INT, "id", "device context"),
-    ArgColumn("bytes", ("bytes", "size"), _INT, "bytes", "size of a copy or set"),
+    ArgColumn("bytes", ("bytes", "size"), _INT, "bytes", "size of a copy or set", low=-1, high=MAX_SIZE),
     ArgColumn("cbid", ("cbid", "cid"), _INT, "id", "runtime or driver function number"),
     ArgColumn("ev_idx", ("Ev Idx", "Profiler Event Index"), _INT, "index", "host event's number in the profiler"),
     ArgColumn("python_id", ("Python id",), _INT, "id", "python frame"),
@@ -84,12 +93,28 @@ ARGS = (
     ArgColumn("sequence", ("Sequence number",), _INT, "number", "autograd sequence number: joins backward to forward"),
     ArgColumn("fwd_thread", ("Fwd thread id",), _INT, "id", "thread of the forward operator"),
     ArgColumn("collective", ("Collective name",), _TEXT, "string id", "collective of a record_param_comms"),
-    ArgColumn("in_elems", ("In msg nelems", "In msg size"), _INT, "elements", "elements sent by this rank"),
-    ArgColumn("out_elems", ("Out msg nelems", "Out msg size"), _INT, "elements", "elements received by this rank"),
+    ArgColumn(
+        "in_elems",
+        ("In msg nelems", "In msg size"),
+        _INT,
+        "elements",
+        "elements sent by this rank",
+        low=-1,
+        high=MAX_SIZE,
+    ),
+    ArgColumn(
+        "out_elems",
+        ("Out msg nelems", "Out msg size"),
+        _INT,
+        "elements",
+        "elements received by this rank",
+        low=-1,
+        high=MAX_SIZE,
+    ),
     ArgColumn("in_split", ("In split size",), _TEXT, "string id", "elements per peer sent (all-to-all)"),
     ArgColumn("out_split", ("Out split size",), _TEXT, "string id", "elements per peer received (all-to-all)"),
     ArgColumn("dtype", ("dtype",), _TEXT, "string id", "element type of the collective"),
-    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group"),
+    ArgColumn("group_size", ("Group size",), _INT, "ranks", "ranks in the process group", low=-1, high=MAX_GROUP_SIZE),
     ArgColumn("group_name", ("Process Group Name",), _TEXT, "string id", "process group"),
     ArgColumn(
         "group_desc", ("Process Group Description",), _TEXT, "string id", "what the group is for (default_pg, mesh_dp)"
@@ -101,10 +126,20 @@ ARGS = (
         "string id",
         "ranks of the group; long lists are shortened by the profiler",
     ),
-    ArgColumn("group_start", ("Global rank start",), _INT, "rank", "first rank of a regular group"),
-    ArgColumn("group_stride", ("Global rank stride",), _INT, "ranks", "distance between the ranks of a regular group"),
-    ArgColumn("src_rank", ("Src Rank",), _INT, "rank", "sender of a point-to-point operation"),
-    ArgColumn("dst_rank", ("Dst Rank",), _INT, "rank", "receiver of a point-to-point operation"),
+    ArgColumn(
+        "group_start", ("Global rank start",), _INT, "rank", "first rank of a regular group", low=-1, high=MAX_RANK
+    ),
+    ArgColumn(
+        "group_stride",
+        ("Global rank stride",),
+        _INT,
+        "ranks",
+        "distance between the ranks of a regular group",
+        low=-1,
+        high=MAX_RANK,
+    ),
+    ArgColumn("src_rank", ("Src Rank",), _INT, "rank", "sender of a point-to-point operation", low=-1, high=MAX_RANK),
+    ArgColumn("dst_rank", ("Dst Rank",), _INT, "rank", "receiver of a point-to-point operation", low=-1, high=MAX_RANK),
     ArgColumn("comm_seq", ("Seq", "seq"), _INT, "number", "collective's number in its group, where recorded"),
     ArgColumn(
         "is_async",
@@ -121,8 +156,8 @@ ARGS = (
     ),
     ArgColumn("grid", ("grid",), _TEXT, "string id", "kernel grid"),
     ArgColumn("block", ("block",), _TEXT, "string id", "kernel block"),
-    ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread"),
-    ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block"),
+    ArgColumn("registers", ("registers per thread",), _INT, "registers", "registers per thread", low=-1, high=1 << 20),
+    ArgColumn("shared_bytes", ("shared memory",), _INT, "bytes", "shared memory per block", low=-1, high=MAX_SIZE),
     ArgColumn("occupancy_pct", ("est. achieved occupancy %",), _FLOAT, "%", "estimated occupancy"),
     ArgColumn("graph_node", ("graph node id",), _INT, "id", "CUDA graph node, where recorded"),
     ArgColumn("wait_stream", ("wait_on_stream",), _INT, "id", "stream that a stream-wait waits for"),
@@ -136,12 +171,36 @@ ARGS = (
     ArgColumn("wait_event_id", ("wait_on_cuda_event_id",), _INT, "id", "event that a stream-wait waits for"),
     ArgColumn("kernel", ("kernel",), _TEXT, "string id", "kernel named by a HIP launch"),
     ArgColumn("copy_kind", ("kind",), _TEXT, "string id", "kind of a HIP copy"),
-    ArgColumn("total_allocated", ("Total Allocated",), _INT, "bytes", "device memory allocated after a memory event"),
-    ArgColumn("total_reserved", ("Total Reserved",), _INT, "bytes", "device memory reserved after a memory event"),
-    ArgColumn("alloc_bytes", ("Bytes",), _INT, "bytes", "size of a memory event; negative when freed"),
+    ArgColumn(
+        "total_allocated",
+        ("Total Allocated",),
+        _INT,
+        "bytes",
+        "device memory allocated after a memory event",
+        low=-1,
+        high=MAX_SIZE,
+    ),
+    ArgColumn(
+        "total_reserved",
+        ("Total Reserved",),
+        _INT,
+        "bytes",
+        "device memory reserved after a memory event",
+        low=-1,
+        high=MAX_SIZE,
+    ),
+    ArgColumn(
+        "alloc_bytes",
+        ("Bytes",),
+        _INT,
+        "bytes",
+        "size of a memory event; negative when freed",
+        low=-MAX_SIZE,
+        high=MAX_SIZE,
+    ),
     ArgColumn("alloc_addr", ("Addr",), _INT, "address", "address of a memory event"),
-    ArgColumn("alloc_device", ("Device Id",), _INT, "id", "device of a memory event; -1 host"),
-    ArgColumn("alloc_device_type", ("Device Type",), _INT, "id", "0 host, 1 CUDA or HIP"),
+    ArgColumn("alloc_device", ("Device Id",), _INT, "id", "device of a memory event; -1 host", low=-1, high=MAX_DEVICE),
+    ArgColumn("alloc_device_type", ("Device Type",), _INT, "id", "0 host, 1 CUDA or HIP", low=-1, high=255),
     ArgColumn("label", ("name", "labels"), _TEXT, "string id", "process and thread names of metadata events"),
     ArgColumn("sort_index", ("sort_index",), _INT, "number", "display order of metadata events"),
 )

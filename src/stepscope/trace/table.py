@@ -42,6 +42,8 @@ class Quality:
     bad_time: int = 0
     """events dropped for a ts or dur that is no finite number, out of range or missing where needed"""
     negative_duration: int = 0
+    far_times: int = 0
+    """events whose time cannot belong to the window that the others span, left out"""
     mended: int = 0
     """events that were read although their JSON was bad (bare quotes, control characters)"""
     bad_text: int = 0
@@ -49,7 +51,7 @@ class Quality:
     shortened: int = 0
     """distinct strings longer than the limit, shortened"""
     bad_args: int = 0
-    """argument values of the wrong type or out of range, left out"""
+    """argument values of the wrong type or out of range, left out; `notes` names those out of range"""
     first_bad_offset: int | None = None
     notes: tuple[str, ...] = ()
     """anything else worth telling: byte-order mark, trailing garbage"""

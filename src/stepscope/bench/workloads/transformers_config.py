@@ -4,9 +4,7 @@
 `options["sizes"]` is "spec" (the default); `transformers:path/config.json` takes the file's sizes as they are.
 """
 
-import json
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch import nn
 from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.loader import text_for
 from stepscope.errors import UsageError
+from stepscope.side_file import read_side_json
 
 _SIZES = {
     "hidden_size": "d_model",
@@ -54,12 +53,12 @@ def _config(spec: WorkloadSpec, argument: str) -> Any:
 
     try:
         if argument.endswith(".json"):
-            given = json.loads(Path(argument).read_text())
+            given = read_side_json(argument).value
             return AutoConfig.for_model(given.pop("model_type"), **given)
         sizes = {theirs: getattr(spec, ours) for theirs, ours in _SIZES.items()}
         sizes["intermediate_size"] = 4 * spec.d_model
         return AutoConfig.for_model(argument, **(sizes if spec.option("sizes", "spec") == "spec" else {}))
-    except (OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         what = "a config.json with model_type, or a model type such as llama"
         raise UsageError(f"expected {what}, found {argument!r}: {_first_line(error)}") from error
 

@@ -67,9 +67,11 @@ def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
 
 def _is_square(name: str, dims: str) -> bool:
     try:
-        shapes = [s for s in json.loads(dims) if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-    except ValueError:
+        found = json.loads(dims)
+    except (ValueError, RecursionError):
         return False
+    listed = found if isinstance(found, list) else []
+    shapes = [s for s in listed if isinstance(s, list) and all(isinstance(n, int) for n in s)]
     if any(len(s) >= 3 and s[-1] == s[-2] >= _SHORTEST_SEQUENCE for s in shapes):
         return True
     two = [s for s in shapes if len(s) >= 3][:2]

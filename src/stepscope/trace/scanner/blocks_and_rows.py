@@ -57,6 +57,12 @@ class Rows(NamedTuple):
     columns: list[npt.NDArray[Any]]
     args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes that the rows take in the table."""
+        of_args = sum(rows.nbytes + values.nbytes for rows, values in self.args.values())
+        return sum(column.nbytes for column in self.columns) + of_args
+
     def copy(self) -> "Rows":
         """Return the same rows in memory of their own."""
         return Rows(

@@ -72,6 +72,10 @@ class Scanner:
         rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
         return Parsed(rest, ended, bool(lost), bool(cut), totals, first_bad)
 
+    def num_texts(self) -> int:
+        """Return the number of distinct texts seen so far."""
+        return int(self._wasm.view(self._result + 44, "uint32", 1)[0])
+
     def texts(self) -> list[Text]:
         """Return all distinct texts seen so far, by their number."""
         count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()

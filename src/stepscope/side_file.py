@@ -1,0 +1,180 @@
+"""What does a file beside the traces hold? The one way in for run.json, logs, calibrations, configurations, results.
+
+Anybody may have put the file there. Only a regular file is read (a pipe would wait for ever, a device never ends), only
+up to a size that files of its kind never reach, and no number comes out of it that 64 bits or a float cannot hold:
+
+    1e999, NaN, Infinity, -Infinity, integers beyond 64 bits  -> None, with the field's name in `Parsed.unusable`
+
+Standard library only: the job side imports it.
+"""
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+MAX_BYTES = 32 << 20
+"""Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list)."""
+MAX_LOG_BYTES = 1 << 30
+"""Of a file that is read line by line."""
+MAX_LINE_BYTES = 1_000_000
+MAX_NAMED = 5
+"""fields named one by one"""
+
+# Texts in which a number may be out of range; all others are parsed without a look at each number.
+_SUSPECT = re.compile(rb"\d{20}|9[2-9]\d{17}|[eE]\+?\d{3}|NaN|Infinity")
+_INT64 = range(-(2**63), 2**63)
+_MAX_INT_CHARACTERS = 20
+
+
+class RefusedFile(OSError):
+    """A file that is not read for what it is: no regular file, or too large."""
+
+
+class Parsed(NamedTuple):
+    """A JSON text as values, and the names of the fields whose numbers could not be used."""
+
+    value: Any
+    unusable: tuple[str, ...]
+
+
+@contextmanager
+def opened_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[IO[bytes]]:
+    """Open a regular file of at most `max_bytes` for reading; a `RefusedFile` for anything else, at once."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0))
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
+            raise RefusedFile(errno.EINVAL, f"{kind} instead of a regular file", str(path))
+        if status.st_size > max_bytes:
+            raise RefusedFile(errno.EFBIG, f"{status.st_size:,} bytes where at most {max_bytes:,} are read", str(path))
+        f = os.fdopen(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+    with f:
+        yield f
+
+
+def read_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`; an `OSError` for anything else."""
+    with opened_side_file(path, max_bytes=max_bytes) as f:
+        data = f.read(max_bytes + 1)
+    if len(data) > max_bytes:  # it grew meanwhile, or its size is not told (/proc)
+        raise RefusedFile(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
+    return data
+
+
+def read_side_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> str:
+    """Return the text of a regular file; an `OSError` or `UnicodeDecodeError` for anything else."""
+    return read_side_file(path, max_bytes=max_bytes).decode("utf-8")
+
+
+def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BYTES) -> Iterator[bytes]:
+    """Yield the lines of a regular file, one longer than MAX_LINE_BYTES as an empty one that stands for it."""
+    with opened_side_file(path, max_bytes=max_bytes) as f:
+        left = max_bytes
+        while left > 0 and (line := f.readline(MAX_LINE_BYTES)):
+            left -= len(line)
+            if len(line) < MAX_LINE_BYTES or line.endswith(b"\n"):
+                yield line
+                continue
+            while (more := f.readline(MAX_LINE_BYTES)) and not more.endswith(b"\n"):
+                left -= len(more)
+            yield OVERLONG
+
+
+OVERLONG = b"..."
+"""stands for a line that is too long; it is no JSON, so it counts as damaged"""
+
+
+def read_side_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Parsed:
+    """Return the JSON in a regular file; an `OSError` or `ValueError` for anything else."""
+    return parsed_json(read_side_file(path, max_bytes=max_bytes))
+
+
+def parsed_json(text: bytes | str) -> Parsed:
+    """Return a JSON text as values that all fit 64 bits or a float; a `ValueError` where it is none.
+
+    >>> parsed_json('{"steps": 7, "flops": 1e999, "ranks": {"0": [1' + 30 * "0" + "]}}")
+    Parsed(value={'steps': 7, 'flops': None, 'ranks': {'0': [None]}}, unusable=('flops', 'ranks.0.0'))
+    """
+    data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    try:
+        if not _SUSPECT.search(data):
+            return Parsed(json.loads(data), ())
+        unusable: list[str] = []
+        found = json.loads(data, parse_int=_int, parse_float=_float, parse_constant=lambda _: _UNUSABLE)
+        return Parsed(_without_unusable(found, "", unusable), tuple(unusable))
+    except RecursionError as error:
+        raise ValueError("values nested too deeply") from error
+
+
+def unusable_fields(parsed: Parsed, name: str) -> list[str]:
+    """Return the warning that names the fields of a file that could not be used, none where all could."""
+    fields = parsed.unusable
+    if not fields:
+        return []
+    more = f" and {len(fields) - MAX_NAMED:,} more" if len(fields) > MAX_NAMED else ""
+    return [f"{name}: {', '.join(fields[:MAX_NAMED])}{more} out of range or no finite number; taken as unknown"]
+
+
+def usable(value: Any) -> Parsed:
+    """Return values of parsed JSON with None for each number that 64 bits or a float cannot hold."""
+    unusable: list[str] = []
+    return Parsed(_without_unusable(value, "", unusable), tuple(unusable))
+
+
+class _Unusable:
+    """Marks a number while its field's name is still to be found."""
+
+
+_UNUSABLE = _Unusable()
+
+
+def _int(text: str) -> int | _Unusable:
+    # The length first: Python refuses to convert thousands of digits.
+    number = int(text) if len(text) <= _MAX_INT_CHARACTERS else None
+    return number if number is not None and number in _INT64 else _UNUSABLE
+
+
+def _float(text: str) -> float | _Unusable:
+    number = float(text)
+    return number if math.isfinite(number) else _UNUSABLE
+
+
+def _without_unusable(value: Any, path: str, unusable: list[str]) -> Any:
+    if _is_unusable(value):
+        unusable.append(path or "the value")
+        return None
+    if isinstance(value, dict):
+        return {k: _without_unusable(v, f"{path}.{k}" if path else k, unusable) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_without_unusable(v, f"{path}.{i}" if path else str(i), unusable) for i, v in enumerate(value)]
+    return value
+
+
+def _is_unusable(value: object) -> bool:
+    if isinstance(value, int):
+        return value not in _INT64
+    return value is _UNUSABLE if not isinstance(value, float) else not math.isfinite(value)
+
+
+def is_number(value: object, *, low: float = -1e300, high: float = 1e300) -> bool:
+    """Return whether a value from a file is a finite number in a range, and no truth value."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_regular_file(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a regular file; False also where nobody may look."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False

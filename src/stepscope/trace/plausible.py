@@ -1,0 +1,161 @@
+"""Which values of a trace can be true? The one place where what a file says becomes a column that others compute with.
+
+Arguments have a range in the schema. Times have none that holds for every file, but all events of one file were written
+by one process within one window, so each file tells its own range:
+
+- A window leaves no gap in its middle. Whatever the job waits for, a step's range, the call that blocks and the kernel
+  it waits for go on meanwhile. So the starts and ends of events lie close together, or under two events at least.
+- A gap that at most one event spans, that is longer than a minute and longer than all that lies on its larger side,
+  separates what was recorded from what cannot belong to it: a start or a duration with a wrong digit, a clock of
+  another unit.
+- Few events behind such a gap are in quarantine: left out and counted. Many are a clock that was set while it recorded;
+  those stay, and a note says how far it jumped.
+
+Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.trace.schema import ARGS, NONE_NS, ArgKind
+from stepscope.trace.table import Int64s, Sparse
+
+MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
+"""ends and differences of times within these stay within 64 bits; the last time is in the year 2116"""
+MIN_GAP_NS = 60_000_000_000
+MAX_STRAY_SHARE = 0.02
+MAX_STRAY_EVENTS = 3
+"""stray in a file of any size"""
+_COVERED_BY = 2
+_TIMED, _METADATA = ord("X"), ord("M")
+
+Columns = dict[str, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Plausible:
+    """The columns without what cannot be true, and how much that was."""
+
+    columns: Columns
+    args: dict[str, Sparse]
+    far_times: int
+    bad_args: int
+    notes: tuple[str, ...]
+
+
+def plausible(columns: Columns, args: dict[str, Sparse], *, base_ns: int) -> Plausible:
+    """Return the table with the file's base time added, without times and arguments that cannot be true."""
+    within = _within_64_bits(columns, base_ns)
+    timed = columns["ts_ns"] != NONE_NS
+    fits = 2 * int(within[timed].sum()) >= int(timed.sum())
+    if not fits:  # the base time itself is what is wrong
+        base_ns, within = 0, _within_64_bits(columns, 0)
+    notes = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
+    before = len(within)
+    columns, args = _only(columns, args, within)
+    if base_ns:
+        known = columns["ts_ns"] != NONE_NS
+        np.add(columns["ts_ns"], base_ns, out=columns["ts_ns"], where=known)
+    near, jump_ns = _near_the_rest(columns)
+    columns, args = _only(columns, args, near)
+    if jump_ns:
+        notes = (
+            *notes,
+            f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
+        )
+    args, bad_args, named = _in_range(args)
+    return Plausible(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
+
+
+def _within_64_bits(columns: Columns, base_ns: int) -> Bools:
+    """Return which events have times that can be added and subtracted; an event without times has."""
+    ts, dur = columns["ts_ns"], columns["dur_ns"]
+    timed = (ts >= MIN_TIME_NS - base_ns) & (ts < MAX_TIME_NS - base_ns) | (ts == NONE_NS)
+    return timed & (dur < MAX_DURATION_NS)
+
+
+def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
+    """Return which events are not stray, and by how much times jump where many lie behind a gap, 0 where none do."""
+    ts, dur, ph = columns["ts_ns"], columns["dur_ns"], columns["ph"]
+    all_near = np.ones(len(ts), bool)
+    rows = np.flatnonzero(ph == _TIMED)
+    if not len(rows):
+        return all_near, 0
+    start, end = ts[rows], ts[rows] + dur[rows]
+    if int(end.max()) - int(start.min()) > MIN_GAP_NS:
+        stray, low, high, jump_ns = _stray(start, end)
+    else:
+        stray, low, high, jump_ns = np.zeros(len(rows), bool), int(start.min()), int(end.max()), 0
+    all_near[rows[stray]] = False
+    far = MIN_GAP_NS + high - low
+    # What has no duration (memory, flows) is judged by the window that the others span.
+    other = (ph != _TIMED) & (ph != _METADATA) & (ts != NONE_NS)
+    all_near[other & ((ts < low - far) | (ts > high + far))] = False
+    return all_near, jump_ns
+
+
+def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
+    """Return which intervals lie behind a gap with few others, the range of those that do not, and the longest gap
+    behind which there are many.
+    """
+    moment = np.concatenate((start, end))
+    event = np.concatenate((np.arange(len(start)), np.arange(len(end))))
+    change = np.repeat([1, -1], len(start))
+    order = np.lexsort((-change, moment))
+    moment, event, open_after = moment[order], event[order], np.cumsum(change[order])
+    gap = np.diff(moment)
+    cuts = np.flatnonzero((gap > MIN_GAP_NS) & (open_after[:-1] < _COVERED_BY))
+    cluster = np.searchsorted(cuts, np.arange(len(moment)), side="left")
+    members = np.bincount(cluster)
+    main = int(members.argmax())
+    first, last = np.searchsorted(cluster, main, side="left"), np.searchsorted(cluster, main, side="right") - 1
+    low, high = int(moment[first]), int(moment[last])
+    few = members <= max(2 * MAX_STRAY_EVENTS, MAX_STRAY_SHARE * len(moment))
+    few &= bool(not few[main] and 2 * members[main] > len(moment))  # a handful of events tells no window
+    begins, ends = moment[np.append(0, cuts + 1)], moment[np.append(cuts, len(moment) - 1)]
+    away = np.maximum(begins - high, low - ends)
+    far = away > max(MIN_GAP_NS, high - low)
+    # A clock that was set leaves whole stretches on either side, none of them few.
+    jump_ns = int(away[far & ~few].max(initial=0))
+    stray = np.zeros(len(start), bool)
+    stray[event[(few & far)[cluster]]] = True
+    kept = ~stray
+    return stray, int(start[kept].min()), int(end[kept].max()), jump_ns
+
+
+def _only(columns: Columns, args: dict[str, Sparse], keep: Bools) -> tuple[Columns, dict[str, Sparse]]:
+    """Return the rows to keep, numbered through again."""
+    if keep.all():
+        return columns, args
+    number = np.cumsum(keep) - 1
+    kept = {name: column[keep] for name, column in columns.items()}
+    sparse = {}
+    for name, arg in args.items():
+        there = keep[arg.rows]
+        if there.any():
+            sparse[name] = Sparse(number[arg.rows[there]].astype(arg.rows.dtype), arg.values[there])
+    return kept, sparse
+
+
+def _in_range(args: dict[str, Sparse]) -> tuple[dict[str, Sparse], int, list[str]]:
+    """Return the arguments within the schema's ranges, how many are not, and a line for each field that has such."""
+    out, bad, named = dict(args), 0, []
+    for column in ARGS:
+        arg = args.get(column.name)
+        if arg is None or column.kind is not ArgKind.INT or not len(arg.values):
+            continue
+        if column.low <= int(arg.values.min()) and int(arg.values.max()) <= column.high:
+            continue
+        sound = (arg.values >= column.low) & (arg.values <= column.high)
+        count = int((~sound).sum())
+        bad += count
+        named.append(f"{column.keys[0]}: {count:,} values outside {column.low:,} to {column.high:,}, taken as unknown")
+        if sound.any():
+            out[column.name] = Sparse(arg.rows[sound], arg.values[sound])
+        else:
+            del out[column.name]
+    return out, bad, named

@@ -1,0 +1,86 @@
+"""Several traces in one file are refused with how to split them; what only looks like several is read."""
+
+import gzip
+import io
+import json
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from tests.run.traces import event
+
+from stepscope.errors import TraceError
+from stepscope.trace.read import read
+
+
+def text_of(rank: int, count: int = 40) -> str:
+    events = [event("kernel", f"k{i}", 10 * i, 5) for i in range(count)]
+    devices = [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}]
+    header = {"schemaVersion": 1, "deviceProperties": devices, "distributedInfo": {"rank": rank}}
+    return json.dumps({**header, "traceEvents": events, "traceName": "x.json"}, indent=1)
+
+
+@pytest.mark.parametrize("count", [3, 40, 20_000])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(
+    tmp_path: Path, count: int, threads: int
+) -> None:
+    path = tmp_path / "both.json"
+    path.write_text(text_of(0, count) + "\n" + text_of(1, count))
+    with pytest.raises(TraceError, match="found several one after the other") as raised:
+        read(path, threads=threads)
+    subprocess.run(str(raised.value).partition("split them: ")[2], shell=True, cwd=tmp_path, check=True)
+    assert read(tmp_path / "first.json").header["distributedInfo"] == {"rank": 0}
+    assert read(tmp_path / "second.json").header["distributedInfo"] == {"rank": 1}
+
+
+def test_two_packed_traces_one_after_the_other_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "both.json.gz"
+    path.write_bytes(gzip.compress(text_of(0).encode()) + gzip.compress(text_of(1).encode()))
+    with pytest.raises(TraceError, match=r"gzip -dc both.json.gz \| head -c"):
+        read(path)
+
+
+def test_one_trace_in_two_packed_pieces_is_one(tmp_path: Path) -> None:
+    text = text_of(0).encode()
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text[:500]) + gzip.compress(text[500:]))
+    assert read(path).num_events == 40
+
+
+def test_two_arrays_of_events_are_refused(tmp_path: Path) -> None:
+    events = json.dumps([event("kernel", "k", i, 1) for i in range(30)])
+    path = tmp_path / "both.json"
+    path.write_text(events + "\n" + events)
+    with pytest.raises(TraceError, match="found several"):
+        read(path)
+
+
+@pytest.mark.parametrize("name", ['"traceEvents": [', '} {"traceEvents": [{', "}] [{"])
+def test_names_that_look_like_headers_are_names(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": [event("kernel", name, i, 1) for i in range(5)]}))
+    assert read(path).num_events == 5
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "ranks.json.gz"
+    with tarfile.open(path, "w:gz" if packed else "w") as tar:
+        for rank in range(2):
+            data = text_of(rank).encode()
+            info = tarfile.TarInfo(f"rank{rank}.json")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    with pytest.raises(TraceError, match=r"found a tar archive; unpack it \(tar -xf"):
+        read(path)
+
+
+def test_zip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.json"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("rank0.json", text_of(0))
+    with pytest.raises(TraceError, match="zip archive"):
+        read(path)

@@ -1,0 +1,148 @@
+"""Is what a command did with a hostile input within the contract? Each complaint is one line; none is a pass."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.fuzz.case import Case
+from tools.fuzz.values import MARKUP
+
+MOST_SECONDS = 20
+MOST_PEAK_BYTES = 1_500_000_000
+MOST_INPUT_BYTES = 50_000_000
+_GATED = ("compare", "health", "demo")
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
+_NAMED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)(:|$)")
+_FRAME = re.compile(r'File "(?:[^"]*/)?(stepscope/[^"]*)", line (\d+)')
+STARTS_NO_JOBS = "the fuzzer starts no jobs"
+"""said where a command was about to; the lines of progress before it are no fault of the command's"""
+UNFORESEEN = "please report it"
+"""in the one line for an error that no command foresaw"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one command did."""
+
+    exit_code: int | None
+    """None where it did not end by itself"""
+    stdout: str = ""
+    stderr: str = ""
+    raised: str = ""
+    """traceback of what left `main`"""
+    ended_by: str = ""
+    """signal, hang or memory"""
+    peak_bytes: int = 0
+    input_bytes: int = 0
+    took_s: float = 0.0
+    written: dict[str, str] = field(default_factory=dict)
+    """text of what it wrote"""
+    unforeseen: str = ""
+    """where an error came from that only the last resort turned into one sentence: no failure, but worth a look"""
+    changed: tuple[str, ...] = ()
+    """files that were there and are no longer as they were, or were left behind"""
+
+
+def complaints(case: Case, outcome: Outcome) -> list[str]:
+    """Return what is wrong, each line beginning with a kind that can be counted."""
+    if outcome.ended_by:
+        return [outcome.ended_by]
+    found = [*_ending(case, outcome), *(f"file {name}" for name in outcome.changed)]
+    if outcome.peak_bytes > MOST_PEAK_BYTES and outcome.input_bytes < MOST_INPUT_BYTES:
+        found.append(f"memory {outcome.peak_bytes / 1e9:.1f} GB for {outcome.input_bytes} bytes")
+    found += _terminal(case, outcome)
+    if outcome.exit_code in (0, 1, 3):
+        found += [line for text in _documents(case, outcome) for line in json_complaints(text)]
+        pages = [text for name, text in outcome.written.items() if name.endswith((".html", ".svg"))]
+        if any("<script>fuzzed" in text or "<img src=x" in text for text in pages):
+            found.append("script in a page")
+    return [*found, *_expected(case, outcome)]
+
+
+def _expected(case: Case, outcome: Outcome) -> list[str]:
+    """Return what this input in particular asks for and did not get."""
+    found = []
+    if outcome.exit_code not in case.expect.get("exit_code", [outcome.exit_code]):
+        found.append(f"exit code {outcome.exit_code} where {case.expect['exit_code']} is expected")
+    if not re.search(case.expect.get("says", ""), outcome.stdout + outcome.stderr):
+        found.append(f"not said: {case.expect['says']}")
+    return found
+
+
+def _ending(case: Case, outcome: Outcome) -> list[str]:
+    if outcome.raised:
+        return [f"traceback {place_of(outcome.raised)}"]
+    found = []
+    if outcome.exit_code not in (0, 2, 3) and not (outcome.exit_code == 1 and case.argv[0] in _GATED):
+        found.append(f"exit code {outcome.exit_code}")
+    if _TRACEBACK.search(outcome.stderr):
+        found.append(f"traceback {place_of(outcome.stderr)}")
+    lines = outcome.stderr.strip("\n").count("\n") + 1 if outcome.stderr.strip() else 0
+    if outcome.exit_code == 2 and lines != 1 and STARTS_NO_JOBS not in outcome.stderr:
+        found.append(f"{lines} lines on stderr with exit code 2")
+    return found
+
+
+def place_of(traceback: str) -> str:
+    """Return the exception and the last line of ours that it passed: what tells one bug from another."""
+    names = [line.split(":")[0] for line in traceback.splitlines() if _NAMED.match(line)]
+    frames = _FRAME.findall(traceback)
+    return f"{names[-1] if names else '?'} at {':'.join(frames[-1]) if frames else '?'}"
+
+
+def _terminal(case: Case, outcome: Outcome) -> list[str]:
+    if "--csv" in case.argv:  # data, as it is
+        return []
+    printed = outcome.stdout + outcome.stderr
+    found = ["escape sequence in the output"] if "\x1b" in printed else []
+    if "fuzzmark" in printed and MARKUP[:14] not in printed:
+        found.append("markup in a name was read as markup")
+    return found
+
+
+def _documents(case: Case, outcome: Outcome) -> list[str]:
+    """Return the JSON texts that the command was asked for."""
+    to_stdout = any(a == "--json" and b == "-" for a, b in zip(case.argv, case.argv[1:], strict=False))
+    named = () if "--csv" in case.argv else outcome.written.items()  # a table may have any name
+    written = [text for name, text in named if name.endswith(".json")]
+    return [*([outcome.stdout] if to_stdout and case.stdout == "file" else []), *written]
+
+
+def json_complaints(text: str) -> list[str]:
+    """Return what is wrong with a JSON text of ours."""
+
+    def refuse(name: str) -> float:
+        raise ValueError(f"bare {name}")
+
+    try:
+        document = json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        return [f"json {str(error)[:40]}"]
+    if not isinstance(document, dict):
+        return ["json of another kind than an object"] if not isinstance(document, list) else []
+    return [*_sums(document), *_negative(document)]
+
+
+def _sums(document: dict[str, Any]) -> list[str]:
+    step, waterfall = document.get("step"), document.get("waterfall")
+    found = []
+    if isinstance(step, dict) and step.get("budget"):
+        total = sum(part["ms_per_step"] for part in step["budget"])
+        whole = step["unprofiled_ms"] if step["unprofiled_ms"] is not None else step["profiled_ms"]
+        if whole is not None and not math.isclose(total, whole, rel_tol=0.005, abs_tol=0.02):
+            found.append("budget does not sum to the step")
+    if isinstance(waterfall, list) and waterfall:
+        total = sum(row["pct_of_peak"] for row in waterfall)
+        if not math.isclose(total, 100, abs_tol=0.5):
+            found.append("waterfall does not sum to 100")
+    return found
+
+
+def _negative(document: dict[str, Any]) -> list[str]:
+    ranks = document.get("ranks")
+    names = ("window_ms", "compute_ms", "comm_ms", "memory_ms", "exposed_comm_ms", "idle_ms")
+    rows = [row for row in ranks if isinstance(row, dict)] if isinstance(ranks, list) else []
+    low = {name for row in rows for name in names if (row.get(name) or 0) < 0}
+    return [f"negative {name}" for name in sorted(low)]

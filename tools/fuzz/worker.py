@@ -1,0 +1,242 @@
+"""One case in this process: its folder made, the command's `main` called, what it left looked at, all removed."""
+
+import hashlib
+import os
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tools.fuzz.case import Case, make_files
+from tools.fuzz.oracle import MOST_SECONDS, STARTS_NO_JOBS, UNFORESEEN, Outcome, place_of
+
+from stepscope.cli.main import main
+from stepscope.errors import StepscopeError
+
+DEBUG = "STEPSCOPE_DEBUG"
+_CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
+"""a user's folder that looks like scratch of ours: nobody may touch it"""
+_MOST_READ = 20_000_000
+_MOST_WRITTEN = 2 << 30
+
+
+def prepare_process() -> None:
+    """Make this process one that calls commands: no jobs are started, no server waits for Ctrl-C."""
+    from stepscope.cli import view
+
+    view._until_stopped = lambda: None
+    start = subprocess.Popen.__init__
+
+    def guarded(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        if list(args) != ["true"]:
+            raise StepscopeError(STARTS_NO_JOBS)
+        start(self, args, *rest, **options)
+
+    subprocess.Popen.__init__ = guarded  # type: ignore[method-assign]
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run_case(
+    case: Case, scratch: Path, *, in_process: bool = True, begun: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Return what the command did; `begun` is called when all is made and the command starts."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        (folder / _CANARY).parent.mkdir(parents=True)
+        (folder / _CANARY).write_text("keep")
+        size = make_files(case, folder / "work")
+        before = _fingerprints(folder)
+        begun()
+        started = time.monotonic()
+        call = _called if in_process and case.stdout == "file" else _started
+        found = call(case, folder)
+        if UNFORESEEN in found.get("stderr", "") and call is _called:
+            found["unforeseen"] = _where_from(case, scratch)
+        return Outcome(
+            **found,
+            took_s=time.monotonic() - started,
+            input_bytes=size,
+            written=_written(folder / "work", before),
+            changed=tuple(_changed(case, folder, before)),
+        )
+    finally:
+        _remove(folder)
+
+
+def _where_from(case: Case, scratch: Path) -> str:
+    """Return the place of an error that is said in one sentence, from a second call that shows the traceback."""
+    folder = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        (folder / _CANARY).parent.mkdir(parents=True)
+        make_files(case, folder / "work")
+        os.environ[DEBUG] = "1"
+        found = _called(case, folder)
+        return place_of(found["stderr"] or found["raised"])
+    finally:
+        del os.environ[DEBUG]
+        _remove(folder)
+
+
+def _called(case: Case, folder: Path) -> dict[str, Any]:
+    """Return the outcome of `main` in this process."""
+    _reset_peak()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, most))
+    raised, code = "", None
+    with _at_home(folder):
+        try:
+            code = main(list(case.argv))
+        except SystemExit as ended:
+            code = ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
+        except BaseException:  # noqa: BLE001  whatever leaves `main` is the finding
+            raised = traceback.format_exc()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    return {
+        "exit_code": code,
+        "raised": raised,
+        "stdout": _text(folder / "stdout"),
+        "stderr": _text(folder / "stderr"),
+        "peak_bytes": _peak(),
+    }
+
+
+@contextmanager
+def _at_home(folder: Path) -> Iterator[None]:
+    """Stand in the case's folder, with its own temporary folder and output."""
+    home, kept = Path.cwd(), [os.dup(n) for n in (0, 1, 2)]
+    streams = sys.stdin, sys.stdout, sys.stderr
+    environ = dict(os.environ)
+    os.chdir(folder / "work")
+    os.environ.update(_environ(folder))
+    tempfile.tempdir = None
+    for number, name in enumerate(("/dev/null", folder / "stdout", folder / "stderr")):
+        opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdin, sys.stdout, sys.stderr = (open(n, m, closefd=False) for n, m in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
+    sys.stderr.reconfigure(errors="backslashreplace")
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        sys.stdin, sys.stdout, sys.stderr = streams
+        for number, descriptor in enumerate(kept):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.environ.clear()
+        os.environ.update(environ)
+        tempfile.tempdir = None
+        os.chdir(home)
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    return {"TMPDIR": str(folder / "work" / "tmp"), "HOME": str(folder), "COLUMNS": "100"}
+
+
+def _started(case: Case, folder: Path) -> dict[str, Any]:
+    """Return the outcome of the command as a process of its own."""
+    environ = {**os.environ, **_environ(folder)}
+    if case.stdout == "ascii":
+        environ["PYTHONIOENCODING"] = "ascii"
+    out = "/dev/full" if case.stdout == "full" else folder / "stdout"
+    with Path(out).open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+        words = [sys.executable, "-m", "stepscope", *case.argv]
+        if case.stdout == "closed":
+            words = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *words]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        child = subprocess.Popen.__new__(subprocess.Popen)
+        _START(child, words, cwd=folder / "work", env=environ, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
+        try:
+            code = child.wait(MOST_SECONDS * 2)  # the start takes its time where others work
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+            return {"exit_code": None, "ended_by": f"hang over {MOST_SECONDS} s"}
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return {
+        "exit_code": code if code >= 0 else None,
+        "ended_by": f"signal {-code}" if code < 0 else "",
+        "stdout": "" if case.stdout == "full" else _text(folder / "stdout"),
+        "stderr": _text(folder / "stderr"),
+        "peak_bytes": 1024 * peak if peak > before else 0,
+    }
+
+
+_START = subprocess.Popen.__init__
+
+
+def _reset_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _peak() -> int:
+    """Return the most memory that was in use since the peak was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as f:
+        return f.read(_MOST_READ).decode(errors="replace")
+
+
+def _fingerprints(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Return what each file below `folder` is: kind, device, target or content."""
+    found = {}
+    for where, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = Path(where, name)
+            status = path.lstat()
+            kind = stat.S_IFMT(status.st_mode)
+            content: Any = None
+            if stat.S_ISREG(kind):
+                small = status.st_blocks * 512 <= _MOST_READ and status.st_size <= _MOST_READ
+                content = hashlib.sha256(path.read_bytes()).digest() if small else status.st_size
+            elif stat.S_ISLNK(kind):
+                content = path.readlink()
+            found[str(path.relative_to(folder))] = (kind, status.st_rdev, content)
+    return found
+
+
+def _changed(case: Case, folder: Path, before: dict[str, tuple[Any, ...]]) -> Iterator[str]:
+    """Yield what happened to files that were there, and temporary files that stayed."""
+    after = _fingerprints(folder)
+    allowed = tuple(f"work/{name}" for name in (*case.outputs, "run/investigation."))
+    for name, was in before.items():
+        if name.startswith(allowed):
+            continue
+        if name not in after:
+            yield f"{name} is gone"
+        elif after[name] != was:
+            yield f"{name} was changed"
+    new = [name for name in after if name not in before]
+    yield from (f"{name} was left" for name in new if name.endswith(".tmp"))
+    yield from (f"{name} was put where a link leads" for name in new if name.startswith("work/elsewhere"))
+
+
+def _written(folder: Path, before: dict[str, tuple[Any, ...]]) -> dict[str, str]:
+    """Return the texts that the command wrote: pages and JSON."""
+    new = [p for p in folder.rglob("*") if p.suffix in (".html", ".svg", ".json") and p.is_file()]
+    return {p.name: _text(p) for p in new if f"work/{p.relative_to(folder)}" not in before}
+
+
+def _remove(folder: Path) -> None:
+    for where, folders, _ in os.walk(folder):
+        for name in folders:
+            if not Path(where, name).is_symlink():
+                Path(where, name).chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)
