@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "src" / "stepscope"
 DESK = ["trace", "run", "cost", "analyze", "predict", "diagnose", "report", "cli"]  # lowest first
 JOB = ["record", "bench", "integrations"]
-GROUND = {"errors", "event_records", "run_folder", "side_file", "units"}  # standard library only: both sides stand on it
+GROUND = {"errors", "event_records", "run_folder", "side_file", "units"}  # standard library only: for both sides
 SMALL = GROUND | {"intervals", "stats", "stats_bootstrap", "student_t"}
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,17 +1,23 @@
 """The cache gives the same table, or none at all."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from tests.run.traces import event
 from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
 from stepscope.run_folder import CACHE_FOLDER
-from stepscope.trace import cache
+from stepscope.trace import cache, schema
 from stepscope.trace.cache import cache_file, read_cached
 from stepscope.trace.read import read
+from stepscope.trace.table import Sparse, Trace
 
 
 @pytest.fixture
@@ -115,3 +121,92 @@ def test_a_folder_nobody_may_write_to_stays_as_it_is(tmp_path: Path, monkeypatch
         assert [p.name for p in path.parent.iterdir()] == ["one.json"]
     finally:
         path.parent.chmod(0o755)
+
+
+# content, links and forgery
+
+
+def test_edit_of_the_same_size_with_its_times_restored_is_noticed(tmp_path: Path, trace_file: Path) -> None:
+    path = tmp_path / "rank1.json"
+    text = json.dumps({"traceEvents": [event("kernel", f"k{i:05}", 10 * i, 5) for i in range(2000)]})
+    path.write_text(text)
+    before = path.stat()
+    assert read_cached(path).quality.malformed == 0
+    path.write_text(text.replace("k01000", "K01000"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    trace = read_cached(path)
+    assert not trace.from_cache
+    assert "K01000" in trace.strings
+
+
+def test_content_is_part_of_the_key(tmp_path: Path) -> None:
+    """Also where a file system restores both of the inode's times."""
+    path = tmp_path / "trace.json"
+    path.write_bytes(b"a" * 3_000_000)
+    first = cache._key(path)
+    for at in (0, 1000, 2_999_999):
+        path.write_bytes(b"a" * at + b"b" + b"a" * (2_999_999 - at))
+        second = cache._key(path)
+        assert first is not None and second is not None
+        assert first["content"] != second["content"]
+
+
+def test_linked_cache_folder_is_not_written_through(trace_file: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (trace_file.parent / CACHE_FOLDER).symlink_to(elsewhere)
+    assert not read_cached(trace_file).from_cache
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_pipe_in_place_of_a_cache_is_no_cache(trace_file: Path) -> None:
+    target = cache_file(trace_file)
+    target.parent.mkdir()
+    os.mkfifo(target)
+    assert not read_cached(trace_file).from_cache
+
+
+def _set(name: str, value: int) -> Callable[[Trace], Trace]:
+    def forge(trace: Trace) -> Trace:
+        column = trace[name].copy()
+        column[len(column) // 2] = value
+        return replace(trace, columns=trace.columns | {name: column})
+
+    return forge
+
+
+def _rows(change: Callable[[Any], Any]) -> Callable[[Trace], Trace]:
+    def forge(trace: Trace) -> Trace:
+        arg = trace.args["correlation"]
+        return replace(trace, args=trace.args | {"correlation": Sparse(change(arg.rows), arg.values)})
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        _set("name", 2**31 - 1),
+        _set("cat", -2),
+        _set("tid", schema.STRING_ID_BASE + 10**9),
+        _set("ts_ns", 2**63 - 1),
+        _set("dur_ns", -5),
+        _rows(lambda rows: rows[::-1].copy()),
+        _rows(lambda rows: rows + 10**6),
+        _rows(lambda rows: rows[:-1].copy()),
+        lambda trace: replace(trace, columns=trace.columns | {"ph": trace["ph"].astype(np.int64)}),
+        lambda trace: replace(trace, strings=trace.strings[:3]),
+        lambda trace: replace(trace, header=[]),
+        lambda trace: replace(trace, quality=replace(trace.quality, malformed="many")),
+    ],
+)
+def test_forged_columns_are_no_cache(trace_file: Path, forge: Callable[[Trace], Trace]) -> None:
+    trace = read(trace_file)
+    key = cache._key(trace_file)
+    target = cache_file(trace_file)
+    target.parent.mkdir()
+    assert key is not None
+    cache._store(target, trace, key)
+    assert read_cached(trace_file).from_cache
+    cache._store(target, forge(trace), key)
+    assert not read_cached(trace_file).from_cache

@@ -77,7 +77,11 @@ def test_clock_set_inside_the_window_keeps_both_sides_and_is_said(tmp_path: Path
 
 
 def test_memory_event_at_another_time_is_in_quarantine(tmp_path: Path) -> None:
-    events = [*window(), event("cpu_instant_event", "[memory]", HOUR_US, ph="i"), event(None, "names", -HOUR_US, ph="M")]
+    events = [
+        *window(),
+        event("cpu_instant_event", "[memory]", HOUR_US, ph="i"),
+        event(None, "names", -HOUR_US, ph="M"),
+    ]
     trace = far_of(tmp_path, events)
     assert trace.quality.far_times == 1
 

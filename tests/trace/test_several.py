@@ -39,7 +39,7 @@ def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(
 def test_two_packed_traces_one_after_the_other_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "both.json.gz"
     path.write_bytes(gzip.compress(text_of(0).encode()) + gzip.compress(text_of(1).encode()))
-    with pytest.raises(TraceError, match="gzip -dc both.json.gz | head -c"):
+    with pytest.raises(TraceError, match=r"gzip -dc both.json.gz \| head -c"):
         read(path)
 
 

@@ -26,6 +26,8 @@ from stepscope.units import NS_PER_MS
 Floats = npt.NDArray[np.float64]
 
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+MAX_CELLS = 1 << 24
+"""steps times names of a rank, in each of two tables"""
 
 
 @dataclass(frozen=True)
@@ -199,6 +201,11 @@ def _columns(rank: Rank, numbers: Int64s, calls: _Calls) -> Iterator[tuple[str, 
     keep = (step >= 0) & (at < len(numbers))
     keep[keep] = numbers[at[keep]] == number[keep]
     ids, code = np.unique(name[keep], return_inverse=True)
+    most = max(MAX_CELLS // max(len(numbers), 1), 1)
+    if len(ids) > most:  # a name for nearly every call: those that take longest are compared
+        longest = np.argsort(-np.bincount(code.reshape(-1), time[keep]), kind="stable")[:most]
+        keep[keep] = np.isin(code.reshape(-1), longest)
+        ids, code = np.unique(name[keep], return_inverse=True)
     cell = at[keep] * len(ids) + code
     shape = (len(numbers), len(ids))
     sums = np.bincount(cell, time[keep], minlength=shape[0] * shape[1]).reshape(shape)

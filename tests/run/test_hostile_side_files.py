@@ -1,0 +1,161 @@
+"""Hostile files beside good traces: the run is reported, and what was not used of them is said."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.run.together import Job
+
+from stepscope.analyze.account import account_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.errors import InputError
+from stepscope.report.json_report import report_json
+from stepscope.run.bench_results import read_bench_results
+from stepscope.run.load import Run, load
+from stepscope.run.sources import runs_in
+from stepscope.run.step_log import read_step_log
+from stepscope.run_folder import RUN_JSON, rank_file, steps_file
+
+BEGIN_NS = 1_790_857_026_000_000_000
+HUGE = "9" * 400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    Job(ranks=2, steps=3).run(tmp_path)
+    return tmp_path
+
+
+def reported(folder: Path) -> tuple[Run, dict[str, Any]]:
+    run = load(folder, jobs=1)
+    found = account_of(run)
+    report = report_json(found, diagnose(found))
+    json.dumps(report, allow_nan=False)
+    assert report["run"]["num_ranks"] == 2
+    return run, report
+
+
+def line(step: int, **more: Any) -> str:
+    times = {"start_ns": BEGIN_NS + step * 10**7, "end_ns": BEGIN_NS + (step + 1) * 10**7, "dur_ns": 10**7}
+    return json.dumps({"step": step, **times, **more})
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as f:
+        f.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("put", [fifo, sparse, Path.mkdir], ids=["fifo", "sparse", "folder"])
+def test_side_file_of_the_wrong_kind_is_left_out_and_said(folder: Path, put: Callable[[Path], None]) -> None:
+    for name in (RUN_JSON, steps_file(0), rank_file(0, "flight_recorder.jsonl")):
+        put(folder / name)
+    run, _ = reported(folder)
+    assert any(w.startswith(f"{RUN_JSON} is unreadable") for w in run.warnings)
+    assert any("step log" in w for w in run.warnings)
+
+
+@pytest.mark.parametrize("number", [HUGE, "1e999", "Infinity", "NaN", str(2**63 - 1), "-1", '"x"', "[[]]"])
+def test_number_in_run_json_that_cannot_be_used_leaves_the_rest(folder: Path, number: str) -> None:
+    probe = f'{{"when": "before", "at_ns": {number}, "offset_ns": {number}, "uncertainty_ns": {number}}}'
+    rank = f'{{"boot_id": "a", "clock_probes": [{probe}], "flops": {{"total": {number}}}}}'
+    model = f'{{"bytes": {number}, "parameters": {number}, "local_parameters": {number}}}'
+    names = ("flops_per_step", "hardware_flops_per_step", "tokens_per_step", "samples_per_step", "unprofiled_step_ms")
+    numbers = ", ".join(f'"{name}": {number}' for name in (*names, "world_size", "schema"))
+    text = f'{{{numbers}, "strategy": "ddp", "model": {model}, "ranks": {{"0": {rank}, "1": {rank}}}}}'
+    (folder / RUN_JSON).write_text(text)
+    run, _ = reported(folder)
+    assert run.description["strategy"] == "ddp"
+    if number in (HUGE, "1e999", "Infinity", "NaN"):
+        assert any(w.startswith("run.json: flops_per_step, ") for w in run.warnings)
+
+
+def test_repeated_step_lines_count_once(folder: Path) -> None:
+    lines = [line(i // 3, memory={"allocated_bytes": i}) for i in range(60)]
+    (folder / steps_file(0)).write_text("\n".join(lines) + "\n")
+    run, _ = reported(folder)
+    assert run.logs[0].step.tolist() == list(range(20))
+    assert "rank 0: 40 lines of the step log repeat a step; its first line counts" in run.warnings
+
+
+def test_one_name_per_step_takes_memory_in_proportion_to_the_log(tmp_path: Path) -> None:
+    path = tmp_path / steps_file(0)
+    path.write_text("\n".join(line(i, regions={"forward": {"ns": 5}, f"r{i}": {"ns": 1}}) for i in range(20_000)))
+    log = read_step_log(path)
+    assert sum(column.nbytes for column in log.numbers.values()) <= max(64 << 20, 8 * path.stat().st_size)
+    assert log.column("regions.forward.ns").tolist() == [5.0] * 20_000
+    assert log.left_out_values > 15_000
+
+
+@pytest.mark.parametrize("number", [HUGE, "1e999", "NaN", "-5", '"x"'])
+def test_benchmark_keeps_the_samples_that_are_times(tmp_path: Path, number: str) -> None:
+    text = f'{{"kind": "bench", "schema": 1, "series": [{{"name": "a", "samples_ms": [[1, {number}, 2]]}}]}}'
+    (tmp_path / "results.json").write_text(text)
+    assert read_bench_results(tmp_path).series["a"].samples_ms == ((1.0, 2.0),)
+
+
+@pytest.mark.parametrize("number", [HUGE, str(2**63 - 1), "-1", "1e999"])
+def test_flight_recorder_with_impossible_numbers_is_read_around(folder: Path, number: str) -> None:
+    groups = f'{{"process_groups": [{{"name": "0", "ranks": [0, {number}]}}]}}'
+    call = f'{{"time_created_ns": {number}, "profiling_name": "gloo:all_reduce", "input_sizes": [[{number}]]}}'
+    (folder / rank_file(0, "flight_recorder.jsonl")).write_text(f"{groups}\n{call}\n")
+    reported(folder)
+
+
+def test_folder_that_cannot_be_looked_into_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(InputError, match="Permission denied"):
+        runs_in(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "dims", ["5", "null", '{"a": 1}', '"x"', "[5]", f"[[{HUGE}, {HUGE}]]", "[[1e999]]", json.dumps("[" * 5000)]
+)
+def test_input_dims_that_are_none_leave_the_rest(folder: Path, dims: str) -> None:
+    path = next(folder.glob("rank*0*.json.gz"))
+    document = json.loads(gzip.decompress(path.read_bytes()))
+    for one in document["traceEvents"]:
+        one.setdefault("args", {})["Input Dims"] = "@"
+    path.write_bytes(gzip.compress(json.dumps(document).replace('"@"', dims).encode()))
+    reported(folder)
+
+
+def test_files_too_many_for_their_size_are_refused(tmp_path: Path) -> None:
+    for i in range(4200):
+        (tmp_path / f"worker{i}.json").write_text('{"traceEvents":[]}')
+    with pytest.raises(InputError, match="4,200 files too small"):
+        load(tmp_path)
+
+
+def test_packed_empty_events_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+    """Two files of 44 kB that unpack to 15 million empty events each; a gigabyte and more without a budget."""
+    code = (
+        "import gzip, resource, sys\n"
+        "from pathlib import Path\n"
+        "from stepscope.errors import InputError\n"
+        "from stepscope.run.load import load\n"
+        "try:\n"
+        "    load(sys.argv[1], jobs=2)\n"
+        "except InputError as error:\n"
+        "    print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    packed = gzip.compress(b'{"traceEvents":[' + b"{}," * 15_000_000 + b"{}]}")
+    for rank in range(4):
+        (tmp_path / f"rank{rank}.json.gz").write_bytes(packed)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    said, peak_kb = done.stdout.splitlines()
+    assert "needs more memory than its size accounts for" in said
+    assert int(peak_kb) < 1_500_000
