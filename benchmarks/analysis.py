@@ -112,7 +112,7 @@ def analysed(folder: str) -> dict[str, Any]:
     """Return what reading and analysing a run costs, in this process."""
     from stepscope.analyze.account import account_of
     from stepscope.diagnose.findings import diagnose
-    from stepscope.report.json_report import report_json
+    from stepscope.document.report import report_json
     from stepscope.run.load import load
 
     clock = [time.process_time()]
@@ -151,8 +151,8 @@ def matched(num_ranks: int, num_collectives: int, second_group: int) -> dict[str
     """Return what matching and aligning made-up ranks costs, and how well their clocks come out."""
     import numpy as np
 
-    from stepscope.run.clocks import align_clocks
-    from stepscope.run.match import match_collectives
+    from stepscope.run.clocks.offsets import align_clocks
+    from stepscope.run.matching.match import match_collectives
 
     ranks, offset_ns = made_up_ranks(num_ranks, num_collectives, second_group)
     clock = [time.process_time()]
@@ -201,9 +201,9 @@ def made_up_rank(
 ) -> Any:
     import numpy as np
 
-    from stepscope.run.collective_names import OP_CODE
-    from stepscope.run.collectives import Collectives, Messages
-    from stepscope.run.groups import Group
+    from stepscope.contract.collectives import OP_CODE
+    from stepscope.run.collectives.groups import Group
+    from stepscope.run.collectives.of_rank import Collectives, Messages
     from stepscope.run.rank import Rank
     from stepscope.run.steps import Steps
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepscope.cost.alpha_beta import fit
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.calibration_points import Point, points_from_csv
+from stepscope.cost.collectives.alpha_beta import fit
+from stepscope.cost.collectives.calibration import calibrate
+from stepscope.cost.collectives.points import Point, points_from_csv
 
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 Predictor = Callable[[Point], tuple[float, float, float]]

@@ -14,10 +14,10 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.steadiness import log_series
+from stepscope.analyze.step.steadiness import log_series
 from stepscope.run.step_log import step_logs
-from stepscope.stats import slow_start
-from stepscope.stats_bootstrap import difference
+from stepscope.stats.bootstrap import difference
+from stepscope.stats.robust import slow_start
 
 Floats = npt.NDArray[np.float64]
 Draw = Callable[[int], Floats]

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from stepscope.analyze.account import account_of
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.calibration_points import points_from_bench
+from stepscope.cost.collectives.calibration import calibrate
+from stepscope.cost.collectives.points import points_from_bench
 from stepscope.predict.scale import scaled
 from stepscope.run.load import load
 
@@ -33,7 +33,7 @@ def rank_main(rank: int, world: int, folder: str, store: str, alone: bool) -> No
     import torch.nn.functional as F
     from torch.nn.parallel import DistributedDataParallel
 
-    from stepscope.bench.simulate_model import Shape, Transformer
+    from stepscope.bench.simulate.model import Shape, Transformer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)

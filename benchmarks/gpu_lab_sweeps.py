@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes
+from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
+from stepscope.bench.sweeps.choices.sweep import Sweep, sweep_named
 from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
-from stepscope.bench.sweeps.sweep import Sweep, sweep_named
-from stepscope.run_folder import written_whole
+from stepscope.contract.run_folder import written_whole
 
 LIMIT_S = {
     "precision": 110,

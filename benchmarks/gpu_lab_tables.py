@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from stepscope.analyze.bench_times import bench_times, ratio
-from stepscope.analyze.sweep_judged import Judged
-from stepscope.analyze.sweep_verdict import sweep_verdict
-from stepscope.cli.bench_overlap import overlap_summary
+from stepscope.cli.bench.overlap import overlap_summary
+from stepscope.results.sweeps.judgement import Judged
+from stepscope.results.sweeps.verdict import sweep_verdict
+from stepscope.results.times import bench_times, ratio
 
 SWEEPS = (
     "precision",

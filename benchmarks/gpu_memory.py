@@ -87,8 +87,8 @@ def peak_bytes(case: Case, device: str) -> int:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    from stepscope.bench.simulate_model import Transformer
-    from stepscope.bench.simulate_parallel import parallelized
+    from stepscope.bench.simulate.model import Transformer
+    from stepscope.bench.simulate.parallel import parallelized
 
     gc.collect()
     shape, micro_batch = model_shape(device)
@@ -123,7 +123,7 @@ def peak_bytes(case: Case, device: str) -> int:
 @cache
 def data_mesh(device: str) -> Any:
     """Return the mesh of all ranks, made once: each one has communicators of its own."""
-    from stepscope.bench.simulate_parallel import parallel_mesh
+    from stepscope.bench.simulate.parallel import parallel_mesh
 
     return parallel_mesh(RANKS, 1, device=device)
 
@@ -141,7 +141,7 @@ def train(model: Any, optimizer: Any, tokens: Any, case: Case, device: str) -> N
 
 
 def model_shape(device: str) -> tuple[Any, int]:
-    from stepscope.bench.simulate_model import Shape
+    from stepscope.bench.simulate.model import Shape
 
     given = SHAPE if device == "cuda" else TINY
     numbers = {name.replace("-", "_"): value for name, value in given.items()}
@@ -152,10 +152,10 @@ def model_shape(device: str) -> tuple[Any, int]:
 
 
 def by_formula(case: Case, device: str) -> float:
-    from stepscope.cost.memory import training_memory
-    from stepscope.cost.memory_activations import Batch
-    from stepscope.cost.model_flops import Recompute, Transformer
-    from stepscope.cost.parallel_layout import Layout, Optimizer, Precision, Sharding
+    from stepscope.cost.models.activations import Batch
+    from stepscope.cost.models.flops import Recompute, Transformer
+    from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
+    from stepscope.cost.models.memory import training_memory
 
     shape, micro_batch = model_shape(device)
     model = Transformer(
@@ -171,8 +171,8 @@ def by_formula(case: Case, device: str) -> float:
 
 def by_simulation(case: Case, device: str, folder: Path) -> float | None:
     """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
-    from stepscope.cost.memory import WORKSPACE_BYTES
-    from stepscope.cost.strategy_simulated import load_simulated
+    from stepscope.cost.models.memory import WORKSPACE_BYTES
+    from stepscope.cost.strategies.simulated import load_simulated
 
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}.json"
     shape, micro_batch = model_shape(device)

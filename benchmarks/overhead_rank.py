@@ -164,8 +164,8 @@ class Light:
 
     def turn(self, on: bool, model: object) -> None:
         """Put every hook in, or take every one out."""
+        from stepscope.record.collectives.live import LiveCollectives
         from stepscope.record.hooks.install import install
-        from stepscope.record.live_collectives import LiveCollectives
 
         if self.hooks is not None:
             self.hooks.remove()

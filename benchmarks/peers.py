@@ -146,13 +146,13 @@ def slow_ranks(run: Path) -> list[int] | None:
 
 def stepscope() -> Tool:
     sys.path.insert(0, str(ROOT / "src"))
-    from stepscope.analyze.call_costs import call_costs
-    from stepscope.analyze.collectives import collective_rows, late_rank, rank_wait
-    from stepscope.analyze.kernel_costs import kernel_costs
-    from stepscope.analyze.kernels import kernel_table
-    from stepscope.analyze.overlap import rank_overlap
-    from stepscope.analyze.rank_account import rank_account
-    from stepscope.analyze.stragglers import find_stragglers
+    from stepscope.analyze.kernels.call_costs import call_costs
+    from stepscope.analyze.kernels.kernel_costs import kernel_costs
+    from stepscope.analyze.kernels.kernels import kernel_table
+    from stepscope.analyze.ranks.collectives import collective_rows, late_rank, rank_wait
+    from stepscope.analyze.ranks.overlap import rank_overlap
+    from stepscope.analyze.ranks.stragglers import find_stragglers
+    from stepscope.analyze.ranks.window import rank_account
     from stepscope.run.aligned import aligned
     from stepscope.run.load import load
 
@@ -218,7 +218,7 @@ def stepscope_report() -> Tool:
     sys.path.insert(0, str(ROOT / "src"))
     from stepscope.analyze.account import account_of
     from stepscope.diagnose.findings import diagnose
-    from stepscope.report.json_report import report_json
+    from stepscope.document.report import report_json
     from stepscope.run.load import load
 
     def run(files: list[str]) -> Result:

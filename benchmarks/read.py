@@ -120,8 +120,8 @@ def ours_threads() -> Reader:
 
 def ours_account() -> Reader:
     """Read a trace and make the whole first account of it."""
-    from stepscope.analyze.overlap import rank_overlap
-    from stepscope.analyze.rank_account import rank_account
+    from stepscope.analyze.ranks.overlap import rank_overlap
+    from stepscope.analyze.ranks.window import rank_account
     from stepscope.run.load import load
 
     def account(path: str) -> int:

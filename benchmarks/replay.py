@@ -12,11 +12,11 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from stepscope.analyze.graph import build_graph, end_times, step_ends
-from stepscope.analyze.host_time import HostParts
-from stepscope.analyze.program import Program
-from stepscope.analyze.replay import Replay, replay_of
-from stepscope.analyze.step_periods import step_periods
+from stepscope.analyze.host.time import HostParts
+from stepscope.analyze.replay.graph import build_graph, end_times, step_ends
+from stepscope.analyze.replay.program import Program
+from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.step.periods import step_periods
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import stepscope
-from stepscope.bench.config import add_arguments
+from stepscope.bench.config.settings import add_arguments
 
 WIDTH = 64
 

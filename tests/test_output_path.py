@@ -7,8 +7,8 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.output_path import OutputRefusedError, refuse_output, why_no_file, why_no_folder, why_no_output
-from stepscope.record.claim import claimed_folder
-from stepscope.record.launch import why_not_writable
+from stepscope.record.helper.claim import claimed_folder
+from stepscope.record.launch.launch import why_not_writable
 
 STRANGER = 54321
 

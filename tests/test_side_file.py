@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.run_folder import json_object_in
+from stepscope.contract.run_folder import json_object_in
 from stepscope.side_file import (
     MAX_BYTES,
     MAX_LINE_BYTES,

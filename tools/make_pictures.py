@@ -21,7 +21,7 @@ from tests.report.browser import Browser
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.report.html import render_html
-from stepscope.report.text import print_summary
+from stepscope.report.text.summary import print_summary
 from stepscope.run.load import load
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

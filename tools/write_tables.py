@@ -4,12 +4,12 @@ import sys
 
 from schema_page import written_or_checked
 
-from stepscope.run.table_schema import TABLES, Column, TableSchema
+from stepscope.tables.schema import TABLES, Column, TableSchema
 
 HEAD = """\
 # Tables of a run
 
-Made from `src/stepscope/run/table_schema.py` by `tools/write_tables.py`; do not edit.
+Made from `src/stepscope/tables/schema.py` by `tools/write_tables.py`; do not edit.
 
 The same tables everywhere: [`stepscope sql`](commands/sql.md), `--csv` and `--parquet` of
 [`stepscope export`](commands/export.md), and Python:

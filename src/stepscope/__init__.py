@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "CommunicationProfiler": "stepscope.cost.strategy_cost_profiler",
-    "Trainer": "stepscope.bench.trainer",
+    "CommunicationProfiler": "stepscope.cost.strategies.profiler",
+    "Trainer": "stepscope.bench.trainer.trainer",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.run.load",
-    "memory_snapshot": "stepscope.record.memory",
+    "memory_snapshot": "stepscope.record.memory.snapshots",
     "profile": "stepscope.record.profile",
     "quick_check": "stepscope.record.quick_check",
     "region": "stepscope.record.profile",
@@ -25,10 +25,10 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
-    from stepscope.bench.trainer import Trainer as Trainer
-    from stepscope.cost.strategy_cost_profiler import CommunicationProfiler as CommunicationProfiler
+    from stepscope.bench.trainer.trainer import Trainer as Trainer
+    from stepscope.cost.strategies.profiler import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
-    from stepscope.record.memory import memory_snapshot as memory_snapshot
+    from stepscope.record.memory.snapshots import memory_snapshot as memory_snapshot
     from stepscope.record.profile import profile as profile
     from stepscope.record.profile import region as region
     from stepscope.record.quick_check import quick_check as quick_check

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepscope.contract.run_folder import RUN_JSON, trace_file
 from stepscope.run.load import Run, load
-from stepscope.run_folder import RUN_JSON, trace_file
 
 PID = 100
 MAIN = 100

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from tests.analyze.build import RankTrace, built_run, true_ns
 
-from stepscope.run.collective_names import OP_CODE
+from stepscope.contract.collectives import OP_CODE
 from stepscope.trace.classify import EventKind
 
 

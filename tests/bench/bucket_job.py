@@ -4,8 +4,8 @@ from typing import Any
 
 from stepscope.bench.data_parallel.bucket_search import search
 from stepscope.bench.data_parallel.bucket_sweep import Rounds, distinct_sizes
-from stepscope.bench.rank import Bench
-from stepscope.bench.workload import WorkloadSpec
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 
 def both(bench: Bench, settings: dict[str, Any]) -> None:

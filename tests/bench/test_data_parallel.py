@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stepscope.analyze.bench_times import ratio
 from stepscope.bench.data_parallel.strategies import available
-from stepscope.bench.launch import launch
+from stepscope.bench.session.launch import launch
 from stepscope.cli.main import main
+from stepscope.results.times import ratio
 from stepscope.run.load import load
 
 pytestmark = [pytest.mark.job, pytest.mark.slow]

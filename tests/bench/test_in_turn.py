@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from stepscope.bench.data_parallel.ddp_bucketed import partition  # noqa: E402
-from stepscope.bench.data_parallel.in_turn import InTurn  # noqa: E402
+from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition  # noqa: E402
+from stepscope.bench.data_parallel.implementations.start_order import InTurn  # noqa: E402
 from stepscope.bench.data_parallel.training import learning_rate  # noqa: E402
 
 

@@ -13,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
 from stepscope.bench.data_parallel.agreement import Outcome, agreement  # noqa: E402
-from stepscope.bench.data_parallel.parallel import Options  # noqa: E402
+from stepscope.bench.data_parallel.implementations.parallel import Options  # noqa: E402
 from stepscope.bench.data_parallel.strategies import parallel  # noqa: E402
 
 OWN = ("ddp", "ddp_individual", "ddp_individual_v2", "ddp_bucketed")

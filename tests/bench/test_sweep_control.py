@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench.launch import LaunchResult
+from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.sweeps import control
+from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
 from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
-from stepscope.bench.sweeps.sweep import Sweep, Tolerance, Variant
 from stepscope.errors import UsageError
 
 SPEC = {"name": "gpt", "batch_size": 4, "precision": "fp32", "options": {}}

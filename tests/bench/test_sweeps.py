@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from stepscope.bench import measure as measure_module  # noqa: E402
-from stepscope.bench.rank import Bench  # noqa: E402
+from stepscope.bench.session import measure as measure_module  # noqa: E402
+from stepscope.bench.session.rank import Bench  # noqa: E402
 from stepscope.bench.sweeps import child  # noqa: E402
-from stepscope.bench.sweeps.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
+from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
+from stepscope.bench.sweeps.choices.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
 from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
 from stepscope.bench.sweeps.offloaded import HostOptimizer  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
-from stepscope.bench.sweeps.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
 from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
-from stepscope.bench.workload import WorkloadSpec, workload  # noqa: E402
+from stepscope.bench.workloads.workload import WorkloadSpec, workload  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -8,7 +8,7 @@ import pytest
 from tests.integrations.two_ranks import two_ranks
 
 from stepscope.cli.main import main
-from stepscope.run_folder import steps_file
+from stepscope.contract.run_folder import steps_file
 
 pytestmark = pytest.mark.job
 JOB = Path(__file__).parent / "trainer_job.py"

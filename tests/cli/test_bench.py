@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.bench import launch as launching
-from stepscope.bench.launch import LaunchResult
-from stepscope.cli import bench_session
+from stepscope.bench.session import launch as launching
+from stepscope.bench.session.launch import LaunchResult
+from stepscope.cli.bench import session as bench_session
 from stepscope.cli.main import main
 
 TORCH = pytest.importorskip("torch")
@@ -106,7 +106,7 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.bench.results.written_whole", full)
+    monkeypatch.setattr("stepscope.bench.session.results.written_whole", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text("old")
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]

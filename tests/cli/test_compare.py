@@ -11,7 +11,7 @@ from tests.analyze.build import RankTrace
 from tests.analyze.step_logs import write_step_logs
 from tests.diagnose.late import late_run
 from tests.report.browser import Browser, why_no_browser
-from tests.run.test_bench_results import write as write_bench
+from tests.results.test_folder import write as write_bench
 
 from stepscope.cli.main import main
 

@@ -9,7 +9,7 @@ import pytest
 from tests.diagnose.late import late_run
 
 from stepscope.cli.main import main
-from stepscope.run.table_schema import TABLES
+from stepscope.tables.schema import TABLES
 
 
 @pytest.fixture(scope="module")

@@ -66,7 +66,7 @@ def test_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypa
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.run_folder.os.fsync", full)
+    monkeypatch.setattr("stepscope.contract.run_folder.os.fsync", full)
     with pytest.raises(UsageError, match="No space left on device"):
         write_output(str(target), "new", force=True)
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]

@@ -12,9 +12,9 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.cli.record import last_words
+from stepscope.contract.run_folder import steps_file
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch import INJECT, Launched, deaf_option, job_environment
-from stepscope.run_folder import steps_file
+from stepscope.record.launch.launch import INJECT, Launched, deaf_option, job_environment
 
 COMMAND = [sys.executable, "-m", "stepscope.cli.main", "record"]
 COUNTS_SIGNALS = """

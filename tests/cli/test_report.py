@@ -12,7 +12,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.run.traces import event
 
 from stepscope.cli.main import main
-from stepscope.run_folder import steps_file, trace_file
+from stepscope.contract.run_folder import steps_file, trace_file
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]

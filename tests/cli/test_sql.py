@@ -11,7 +11,7 @@ import pytest
 from tests.diagnose.late import late_run
 
 from stepscope.cli.main import main
-from stepscope.run.table_schema import TABLES
+from stepscope.tables.schema import TABLES
 
 needs_sql = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("duckdb", "pyarrow")),

@@ -2,15 +2,12 @@ import doctest
 
 import pytest
 
-from stepscope.cost import (
-    alpha_beta,
-    collective_time,
-    kernel_names,
-    memory,
-    model_flops,
-    model_parameters,
-    operators,
-)
+from stepscope.cost.collectives import alpha_beta
+from stepscope.cost.collectives import closed_form as collective_time
+from stepscope.cost.models import flops as model_flops
+from stepscope.cost.models import memory
+from stepscope.cost.models import parameters as model_parameters
+from stepscope.cost.operators import kernel_names, operators
 
 MODULES = [alpha_beta, collective_time, kernel_names, memory, model_flops, model_parameters, operators]
 

@@ -10,7 +10,7 @@ import pytest
 from tests.integrations.two_ranks import two_ranks
 
 from stepscope.cli.main import main
-from stepscope.run_folder import steps_file
+from stepscope.contract.run_folder import steps_file
 
 pytestmark = pytest.mark.job
 STEPS = 10

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import stepscope
+from stepscope.contract.run_folder import steps_file, trace_file
 from stepscope.errors import UsageError
 from stepscope.integrations.deepspeed import recorded as engine_recorded
 from stepscope.integrations.loop_recording import LoopRecording
 from stepscope.integrations.torchrun import recorded
-from stepscope.run_folder import steps_file, trace_file
 
 WINDOW = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
 STEPS = 7

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from stepscope.cost.collective_time import Fabric, Link
-from stepscope.cost.memory_activations import Batch
-from stepscope.cost.model_flops import Transformer
-from stepscope.cost.parallel_layout import Layout, Sharding
-from stepscope.cost.strategy_cost_time import times_of
+from stepscope.cost.collectives.closed_form import Fabric, Link
+from stepscope.cost.models.activations import Batch
+from stepscope.cost.models.flops import Transformer
+from stepscope.cost.models.layout import Layout, Sharding
+from stepscope.cost.strategies.time import times_of
 from stepscope.errors import UsageError
 from stepscope.predict.strategy import Question, advise, time_band
 from stepscope.predict.strategy_time import Speed, step_time

@@ -71,7 +71,7 @@ class Model(nn.Module):
 def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) > 2:
-        sys.modules["stepscope.record.hooks.loop"].SHORT_STEP_NS = 1 << 60
+        sys.modules["stepscope.record.hooks.loop.loop"].SHORT_STEP_NS = 1 << 60
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())

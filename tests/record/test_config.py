@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
-from stepscope.record.schedule import census_step, phase_of
+from stepscope.record.window.schedule import census_step, phase_of
 
 
 def phases(config: RecordConfig, steps: int) -> str:

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from stepscope.cli.record import last_words
-from stepscope.record import growing_log, writer
-from stepscope.record.claim import claimed_folder
 from stepscope.record.config import RecordConfig
-from stepscope.record.growing_log import GrowingLog
-from stepscope.record.launch import Launched
-from stepscope.record.patience import Patience, may_pass
-from stepscope.record.recorded import recorded_in
-from stepscope.record.scratch import make_scratch
-from stepscope.record.writer import Writer
+from stepscope.record.helper import growing_log, writer
+from stepscope.record.helper.claim import claimed_folder
+from stepscope.record.helper.growing_log import GrowingLog
+from stepscope.record.helper.patience import Patience, may_pass
+from stepscope.record.helper.scratch import make_scratch
+from stepscope.record.helper.writer import Writer
+from stepscope.record.launch.launch import Launched
+from stepscope.record.launch.outcome import recorded_in
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

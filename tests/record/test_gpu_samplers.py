@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stepscope.record.memory import memory_snapshot
+from stepscope.record.memory.snapshots import memory_snapshot
 from stepscope.record.quick_check import quick_check
 
 pytestmark = [

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from stepscope.record.hooks.after_import import after_import
-from stepscope.record.hooks.batch_size import BatchSize, size_of_batch
-from stepscope.record.hooks.parameter_watch import ParameterWatch
+from stepscope.record.hooks.loop.batch_size import BatchSize, size_of_batch
+from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
 

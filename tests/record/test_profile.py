@@ -17,7 +17,7 @@ from stepscope.record import session
 from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_of_process
 from stepscope.record.session import Recorder
-from stepscope.record.step_log import StepLog
+from stepscope.record.steps.log import StepLog
 
 pytestmark = pytest.mark.job
 
@@ -231,9 +231,9 @@ def test_rank_comes_from_the_launchers_variables(environ: dict[str, str], expect
 
 def test_job_side_needs_torch_and_the_standard_library_only() -> None:
     program = (
-        "import sys, stepscope.record.profile, stepscope.record.writer\n"
+        "import sys, stepscope.record.profile, stepscope.record.helper.writer\n"
         "mine = {m for m in sys.modules if m.startswith('stepscope.')}\n"
-        "allowed = ('stepscope.record', 'stepscope.errors', 'stepscope.units', 'stepscope.run_folder')\n"
+        "allowed = ('stepscope.record', 'stepscope.errors', 'stepscope.units', 'stepscope.contract.run_folder')\n"
         "print([m for m in mine if not m.startswith(allowed)], 'rich' in sys.modules, 'wasmtime' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -241,6 +241,6 @@ def test_job_side_needs_torch_and_the_standard_library_only() -> None:
 
 
 def test_helper_side_needs_no_torch() -> None:
-    program = "import sys, stepscope.record.writer; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    program = "import sys, stepscope.record.helper.writer; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"

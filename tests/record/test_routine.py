@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-import stepscope.record.hooks.routine as routine_module
-from stepscope.record.hooks.routine import PERIOD_NS, Event, Pattern, Repeats, Routine
+import stepscope.record.hooks.loop.routine as routine_module
+from stepscope.record.hooks.loop.routine import PERIOD_NS, Event, Pattern, Repeats, Routine
 
 LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 

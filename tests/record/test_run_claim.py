@@ -12,12 +12,12 @@ import pytest
 from tests.record.memory_store import MemoryStore
 
 from stepscope.errors import UsageError
-from stepscope.record.agreement import agreed_folder, id_without_store
-from stepscope.record.claim import claimed_folder, folders_of_launch
 from stepscope.record.config import RecordConfig
+from stepscope.record.helper.agreement import agreed_folder, id_without_store
+from stepscope.record.helper.claim import claimed_folder, folders_of_launch
+from stepscope.record.helper.side_channel import SideChannel
 from stepscope.record.rank import Place
-from stepscope.record.side_channel import SideChannel
-from stepscope.record.trace_file import sweep, temporary_for
+from stepscope.record.window.trace_file import sweep, temporary_for
 
 
 def test_second_run_gets_a_sibling(tmp_path: Path) -> None:

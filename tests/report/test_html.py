@@ -19,8 +19,8 @@ from tests.report.constructed import constructed
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.cli.main import main
-from stepscope.cost.calibration import calibrate
-from stepscope.cost.calibration_points import Point
+from stepscope.cost.collectives.calibration import calibrate
+from stepscope.cost.collectives.points import Point
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import report_data
 from stepscope.report.html.calibration_curves import calibration_curves

@@ -14,8 +14,8 @@ from stepscope.errors import InputError, UsageError
 from stepscope.report.view.perfetto_ui import folder_site
 from stepscope.report.view.server import MOST_CONNECTIONS, LocalServer, local_server
 from stepscope.report.view.site import MOST_ROWS, ViewSite, table_page
-from stepscope.run.table import Table, known, table_of, table_of_rows
-from stepscope.run.table_schema import TABLES, Column, TableSchema
+from stepscope.tables.schema import TABLES, Column, TableSchema
+from stepscope.tables.table import Table, known, table_of, table_of_rows
 
 HOSTILE = "</script><script>window.ran = 1</script>"
 

@@ -13,14 +13,14 @@ import pytest
 from tests.run.together import Job
 
 from stepscope.analyze.account import account_of
+from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
 from stepscope.diagnose.findings import diagnose
+from stepscope.document.report import report_json
 from stepscope.errors import InputError
-from stepscope.report.json_report import report_json
-from stepscope.run.bench_results import read_bench_results
+from stepscope.results.folder import read_bench_results
 from stepscope.run.load import Run, load
 from stepscope.run.sources import runs_in
 from stepscope.run.step_log import read_step_log
-from stepscope.run_folder import RUN_JSON, rank_file, steps_file
 
 BEGIN_NS = 1_790_857_026_000_000_000
 HUGE = "9" * 400

@@ -9,9 +9,9 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.traces import event
 
+from stepscope.contract.run_folder import trace_file
 from stepscope.errors import InputError, TraceError
 from stepscope.run.load import load
-from stepscope.run_folder import trace_file
 
 
 def small(rank: int, *, world_size: int = 4, shift: float = 0) -> RankTrace:

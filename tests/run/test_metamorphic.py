@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from tests.run.together import Job
 
-from stepscope.analyze.collectives import collective_rows, late_rank, rank_wait
-from stepscope.analyze.rank_account import rank_account
-from stepscope.analyze.stragglers import find_stragglers
+from stepscope.analyze.ranks.collectives import collective_rows, late_rank, rank_wait
+from stepscope.analyze.ranks.stragglers import find_stragglers
+from stepscope.analyze.ranks.window import rank_account
+from stepscope.contract.run_folder import trace_file
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
-from stepscope.run_folder import trace_file
 
 DATA = Path(__file__).parent.parent / "data"
 GLOO, DLRM = DATA / "gloo-ddp", DATA / "dlrm-8ranks"

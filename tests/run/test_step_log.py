@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stepscope.contract.run_folder import steps_file
 from stepscope.errors import InputError
 from stepscope.run.step_log import MISSING, read_step_log, step_log_of, step_logs, unprofiled_step
-from stepscope.run_folder import steps_file
 
 MS = 1_000_000
 

@@ -13,7 +13,7 @@ from tests.run.traces import event
 from tests.trace.test_reading_faults import SAMPLE
 from tests.trace.test_streams import assert_equal
 
-from stepscope.run_folder import CACHE_FOLDER
+from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.trace import cache, schema
 from stepscope.trace.cache import cache_file, read_cached
 from stepscope.trace.read import read

@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from stepscope.analyze.budget import RankBudget, budgets
-from stepscope.analyze.by_strategy import ByStrategy, by_strategy
-from stepscope.analyze.call_costs import call_costs
-from stepscope.analyze.chip import run_chip
-from stepscope.analyze.collectives import CollectiveRow, RankWait, collective_rows, late_rank, rank_wait
-from stepscope.analyze.critical_path import CriticalPath, critical_path
-from stepscope.analyze.efficiency import Efficiency, Given, efficiency
-from stepscope.analyze.kernel_costs import KernelCosts, kernel_costs
-from stepscope.analyze.kernels import KernelTable, kernel_table
-from stepscope.analyze.memory import MemoryView, memory_view
-from stepscope.analyze.operators import OperatorTable, operator_table
-from stepscope.analyze.overhead import StepBudget, step_budget, unprofiled_step_ms
-from stepscope.analyze.overlap import overlap_efficiency, rank_overlap
-from stepscope.analyze.rank_account import RankAccount, rank_account
-from stepscope.analyze.replay import Replay, replay_of
-from stepscope.analyze.steadiness import Steadiness, steadiness
-from stepscope.analyze.stragglers import Straggler, find_stragglers
-from stepscope.analyze.strategy import Strategy, strategy_of
-from stepscope.analyze.waterfall import Waterfall, waterfall
-from stepscope.cost.chip_table import Chip
-from stepscope.cost.hardware import Lookup
+from stepscope.analyze.attribution.budget import RankBudget, budgets
+from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
+from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ms
+from stepscope.analyze.kernels.call_costs import call_costs
+from stepscope.analyze.kernels.chip import run_chip
+from stepscope.analyze.kernels.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
+from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
+from stepscope.analyze.kernels.operators import OperatorTable, operator_table
+from stepscope.analyze.memory.usage import MemoryView, memory_view
+from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
+from stepscope.analyze.parallel.strategy import Strategy, strategy_of
+from stepscope.analyze.ranks.collectives import CollectiveRow, RankWait, collective_rows, late_rank, rank_wait
+from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
+from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
+from stepscope.analyze.ranks.window import RankAccount, rank_account
+from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
+from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.step.steadiness import Steadiness, steadiness
+from stepscope.cost.chips.hardware import Lookup
+from stepscope.cost.chips.table import Chip
 from stepscope.errors import InputError
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run

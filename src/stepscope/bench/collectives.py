@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from stepscope.bench.ending import ended
+from stepscope.bench.session.ending import ended
+from stepscope.contract.run_folder import SCHEMA, written_whole
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
-from stepscope.run_folder import SCHEMA, written_whole
 
 KIND = "stepscope collective times"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")

@@ -24,14 +24,14 @@ from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
-from stepscope.cost.calibration import Calibration, calibrate
-from stepscope.cost.calibration_file import calibration_json
-from stepscope.cost.calibration_points import Point, points_from_bench, points_from_csv, points_from_nccl_tests
-from stepscope.cost.calibration_run import points_from_run
+from stepscope.cost.collectives.calibration import Calibration, calibrate
+from stepscope.cost.collectives.calibration_file import calibration_json
+from stepscope.cost.collectives.points import Point, points_from_bench, points_from_csv, points_from_nccl_tests
+from stepscope.cost.collectives.recorded_run import points_from_run
 from stepscope.errors import UsageError
-from stepscope.report.calibration_plot import calibration_svg
-from stepscope.report.calibration_text import print_calibration
-from stepscope.report.terminal import console
+from stepscope.report.svg.calibration import calibration_svg
+from stepscope.report.text.calibration import print_calibration
+from stepscope.report.text.terminal import console
 from stepscope.run.aligned import aligned
 from stepscope.run.load import load
 

@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.compare import compare
-from stepscope.analyze.compare_samples import RunSamples, run_samples
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.say import warn
 from stepscope.cli.sizes import above_zero, at_least_one
-from stepscope.diagnose.compare_bench import compare_bench
-from stepscope.diagnose.compare_gates import judge_changes
-from stepscope.diagnose.compare_reports import compared
+from stepscope.compare.benchmarks import compare_bench
+from stepscope.compare.conditions import Gate, parse_gate
+from stepscope.compare.document import compare_bench_json, compare_json
+from stepscope.compare.gates import judge_changes
+from stepscope.compare.reports import compared
+from stepscope.compare.runs import compare
+from stepscope.compare.samples import RunSamples, run_samples
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.gates import Gate, parse_gate
+from stepscope.document.report import report_json
 from stepscope.errors import UsageError
-from stepscope.report.compare_json import compare_bench_json, compare_json
-from stepscope.report.compare_text import print_bench_comparison, print_comparison
 from stepscope.report.html.compare import render_comparison
-from stepscope.report.json_report import report_json
-from stepscope.report.terminal import console
-from stepscope.run.bench_results import is_bench_folder, read_bench_results
+from stepscope.report.text.compare import print_bench_comparison, print_comparison
+from stepscope.report.text.terminal import console
+from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.run.load import incomplete, load
 from stepscope.run.sources import runs_in
 

@@ -25,7 +25,7 @@ from stepscope.cli.say import say, say_aside
 from stepscope.cli.sizes import at_least_one
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
-from stepscope.record.launch import launch, why_not_writable
+from stepscope.record.launch.launch import launch, why_not_writable
 from stepscope.run.step_log import StepLog, step_logs
 
 SCRIPT = Path(__file__).parents[1] / "bench" / "demo_train.py"

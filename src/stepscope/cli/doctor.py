@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import StepscopeError
-from stepscope.report.terminal import console, plain_table
+from stepscope.report.text.terminal import console, plain_table
 
 _PACKAGES = (  # package, needed for the analysis, what it is for
     ("numpy", True, "tables"),

@@ -25,20 +25,20 @@ from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.cli.say import say, warn
 from stepscope.cli.sizes import above_zero, at_least_zero, whole_number
+from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
-from stepscope.report.chrome_timeline import chrome_trace
-from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.tables import RunTables
-from stepscope.report.tables_csv import table_csv
-from stepscope.report.tables_parquet import table_parquet
-from stepscope.report.tensorboard import tensorboard_files
-from stepscope.report.timeline import Timeline, timeline_of
-from stepscope.report.timeline_filter import MOST_SLICES, Filter
+from stepscope.report.tensorboard.folder import tensorboard_files
+from stepscope.report.timeline.chrome import chrome_trace
+from stepscope.report.timeline.filter import MOST_SLICES, Filter
+from stepscope.report.timeline.perfetto import perfetto_trace
+from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Progress, Run
-from stepscope.run.table import pyarrow_module
-from stepscope.run.table_schema import TABLES
-from stepscope.run_folder import SCHEMA
+from stepscope.tables.catalog import RunTables
+from stepscope.tables.csv import table_csv
+from stepscope.tables.parquet import table_parquet
+from stepscope.tables.schema import TABLES
+from stepscope.tables.table import pyarrow_module
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
 _GZIP = 31

@@ -4,13 +4,13 @@ import argparse
 from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.efficiency import Given
+from stepscope.analyze.kernels.efficiency import Given
 from stepscope.cli.progress import reading_progress
 from stepscope.cli.say import warn
 from stepscope.cli.sizes import above_zero, at_least_one
-from stepscope.cost.calibration import Calibration
-from stepscope.cost.calibration_file import load_calibration
-from stepscope.cost.chip_table import load_chips
+from stepscope.cost.chips.table import load_chips
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.run.load import Run, incomplete, load
 
 

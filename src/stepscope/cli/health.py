@@ -17,15 +17,15 @@ from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomp
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.record import steps_from
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.compare.conditions import GateResult, judge, parse_gate
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.gates import GateResult, judge, parse_gate
 from stepscope.diagnose.guides import guides_of
+from stepscope.document.report import report_json
 from stepscope.record.config import RecordConfig, default_out
-from stepscope.report.guides_text import print_guides
-from stepscope.report.health_text import print_health
-from stepscope.report.json_report import report_json
-from stepscope.report.terminal import console
+from stepscope.report.text.guides import print_guides
+from stepscope.report.text.health import print_health
+from stepscope.report.text.terminal import console
 from stepscope.run.load import Run
 
 _STEPS = "10:13"

@@ -21,16 +21,16 @@ from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
 from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import above_zero
+from stepscope.contract.run_folder import SCHEMA, written_whole
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
-from stepscope.diagnose.investigation import Step, investigate
-from stepscope.diagnose.validation import Measurement
 from stepscope.errors import UsageError
+from stepscope.investigate.investigation import Step, investigate
+from stepscope.investigate.validation import Measurement
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig, default_out
-from stepscope.report.investigation_text import investigation_json, investigation_text, print_step
-from stepscope.report.terminal import console
-from stepscope.run_folder import SCHEMA, written_whole
+from stepscope.report.text.investigation import investigation_json, investigation_text, print_step
+from stepscope.report.text.terminal import console
 from stepscope.side_file import read_side_json, read_side_text
 
 RECORD = "investigation.json"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.say import warn
+from stepscope.contract.run_folder import written_whole
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import why_no_file, why_no_folder
-from stepscope.run_folder import written_whole
 from stepscope.units import printable
 
 

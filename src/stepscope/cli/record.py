@@ -21,10 +21,10 @@ from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import at_least_one, whole_number
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
-from stepscope.record.launch import Launched, deaf_option, launch, why_not_writable
-from stepscope.record.nccl_log import SWITCHES, debug_environment
-from stepscope.record.outside_tool import why_not_installed
-from stepscope.record.recorded import Recorded, recorded_in
+from stepscope.record.launch.launch import Launched, deaf_option, launch, why_not_writable
+from stepscope.record.launch.outcome import Recorded, recorded_in
+from stepscope.record.launch.outside_tool import why_not_installed
+from stepscope.record.samplers.nccl_log import SWITCHES, debug_environment
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

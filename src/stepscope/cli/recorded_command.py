@@ -12,8 +12,8 @@ from stepscope.cli.record import last_words, warnings_before
 from stepscope.cli.say import say_aside
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch import launch
-from stepscope.record.recorded import recorded_in
+from stepscope.record.launch.launch import launch
+from stepscope.record.launch.outcome import recorded_in
 
 
 @dataclass(frozen=True)

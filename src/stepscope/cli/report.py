@@ -17,12 +17,12 @@ from pathlib import Path
 from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.diagnose.findings import diagnose
+from stepscope.document.report import report_json
 from stepscope.errors import InputError
 from stepscope.report.html import render_html
-from stepscope.report.json_report import report_json
-from stepscope.report.steps_text import print_steps
-from stepscope.report.terminal import console
-from stepscope.report.text import print_summary
+from stepscope.report.text.steps import print_steps
+from stepscope.report.text.summary import print_summary
+from stepscope.report.text.terminal import console
 from stepscope.run.sources import has_steps_only
 from stepscope.run.step_log import readable_step_logs
 

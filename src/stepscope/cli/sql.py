@@ -16,11 +16,11 @@ from typing import Any
 from stepscope.cli.given_run import account_with, add_run_options, run_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.errors import UsageError
-from stepscope.report.tables import RunTables
-from stepscope.report.tables_csv import answer_csv
-from stepscope.report.tables_sql import queried, require_duckdb
-from stepscope.report.tables_text import answer_json, print_answer, print_tables
-from stepscope.report.terminal import console
+from stepscope.report.text.tables import answer_json, print_answer, print_tables
+from stepscope.report.text.terminal import console
+from stepscope.tables.catalog import RunTables
+from stepscope.tables.csv import answer_csv
+from stepscope.tables.sql import queried, require_duckdb
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

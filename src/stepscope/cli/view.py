@@ -22,12 +22,12 @@ from stepscope.cli.say import say
 from stepscope.cli.sizes import whole_number
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
-from stepscope.report.perfetto import perfetto_trace
-from stepscope.report.tables import RunTables
-from stepscope.report.timeline import timeline_of
+from stepscope.report.timeline.perfetto import perfetto_trace
+from stepscope.report.timeline.slices import timeline_of
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
+from stepscope.tables.catalog import RunTables
 from stepscope.units import printable
 
 DEFAULT_PORT = 8750

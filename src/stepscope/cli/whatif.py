@@ -12,11 +12,11 @@ import sys
 
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.diagnose.fixes import fixes_of
 from stepscope.errors import UsageError
-from stepscope.predict.settings import SETTINGS, what_if
-from stepscope.report.terminal import console
-from stepscope.report.whatif_text import print_whatif, whatif_json
+from stepscope.report.text.terminal import console
+from stepscope.report.text.whatif import print_whatif, whatif_json
+from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.settings import SETTINGS, what_if
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

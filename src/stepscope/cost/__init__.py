@@ -17,10 +17,10 @@ collective_time             ring, tree and hierarchical algorithms on given link
 strategy_cost, strategy_*   what strategies communicate, by formula or from a simulated step, and its time
 """
 
-from stepscope.cost.families import MATMUL_FAMILIES, Family, OpCost
-from stepscope.cost.hardware import chip, look_up, mfu_peak
-from stepscope.cost.kernel_names import kernel_class
-from stepscope.cost.operators import counted_once, operator_cost
+from stepscope.cost.chips.hardware import chip, look_up, mfu_peak
+from stepscope.cost.operators.families import MATMUL_FAMILIES, Family, OpCost
+from stepscope.cost.operators.kernel_names import kernel_class
+from stepscope.cost.operators.operators import counted_once, operator_cost
 
 __all__ = [
     "MATMUL_FAMILIES",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.analyze.account import Account
-from stepscope.predict.changes import Change
+from stepscope.analyze.replay.changes import Change
 
 
 @dataclass(frozen=True)

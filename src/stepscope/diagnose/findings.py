@@ -8,11 +8,11 @@ candidates = what the rules see in the account
 from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.graph import CircularWaits
-from stepscope.analyze.replay import Replay
+from stepscope.analyze.replay.graph import CircularWaits
+from stepscope.analyze.replay.predicted_step import MODEL_ERROR, saving_range
+from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
-from stepscope.predict.whatif import MODEL_ERROR, saving_range
 
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""

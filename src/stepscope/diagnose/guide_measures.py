@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.flops_in_trace import precision_shares
-from stepscope.analyze.memory import MemoryView, RankMemory
-from stepscope.analyze.memory_growth import Growth
+from stepscope.analyze.kernels.flops_in_trace import precision_shares
+from stepscope.analyze.memory.growth import Growth
+from stepscope.analyze.memory.usage import MemoryView, RankMemory
+from stepscope.contract.collectives import element_bytes
 from stepscope.diagnose.measured import NO_DEVICE, Measured, on_device
-from stepscope.run.collective_names import element_bytes
-from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.units import readable_bytes
 
 _NARROW = ("fp16", "bf16", "fp8")

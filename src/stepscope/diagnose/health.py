@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.overhead import Floats
-from stepscope.analyze.parts import PART_CODE
+from stepscope.analyze.attribution.without_profiler import Floats
+from stepscope.analyze.step.parts import PART_CODE
 
 COLUMNS = {
     "compute": ("forward", "backward", "optimizer", "other_compute"),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host_time import data_loading as loading_spans
-from stepscope.analyze.memory import MemoryView
-from stepscope.analyze.steadiness import log_series, steadiness_of
+from stepscope.analyze.host.time import data_loading as loading_spans
+from stepscope.analyze.memory.usage import MemoryView
+from stepscope.analyze.step.steadiness import log_series, steadiness_of
+from stepscope.contract.collectives import OP_CODE
 from stepscope.intervals import intersect, union
 from stepscope.run.aligned import UNMATCHED
-from stepscope.run.collective_names import OP_CODE
 from stepscope.units import NS_PER_MS, readable_bytes
 
 NO_STEP = "no step was recorded"

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.install import Hooks, install
+from stepscope.record.launch.recording_by import already_recorded
 from stepscope.record.profile import profile, region
 from stepscope.record.session import Recorder, current
-from stepscope.record.undisturbed import explain, say
-from stepscope.record.who_records import already_recorded
 
 
 class LoopRecording:

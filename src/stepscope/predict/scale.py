@@ -13,12 +13,12 @@ from statistics import NormalDist
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.program import NOTHING, Program
-from stepscope.analyze.replay import Replay, rebuilt
-from stepscope.analyze.stragglers import own_times
-from stepscope.cost.calibration import Calibration, calibrate
-from stepscope.cost.calibration_run import points_from_run
-from stepscope.cost.collective_time import Fabric
+from stepscope.analyze.ranks.stragglers import own_times
+from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.cost.collectives.calibration import Calibration, calibrate
+from stepscope.cost.collectives.closed_form import Fabric
+from stepscope.cost.collectives.recorded_run import points_from_run
 from stepscope.errors import InputError, UsageError
 from stepscope.predict.scale_transfers import Floats, Transfers, growing_rows, scaled_transfers
 

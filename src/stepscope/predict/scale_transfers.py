@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.cost.calibration import Calibration, Estimate
-from stepscope.cost.calibration_points import OPERATIONS
-from stepscope.cost.collective_time import Fabric, fastest
-from stepscope.run.collective_names import OPS
+from stepscope.contract.collectives import OPS
+from stepscope.cost.collectives.calibration import Calibration, Estimate
+from stepscope.cost.collectives.closed_form import Fabric, fastest
+from stepscope.cost.collectives.points import OPERATIONS
 from stepscope.run.rank import Rank
 
 GROWING = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3", "small", "unknown")

@@ -7,12 +7,12 @@ allow is a candidate; for each the largest micro-batch that fits is taken.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.cost.memory import Memory, training_memory
-from stepscope.cost.memory_activations import Batch
-from stepscope.cost.model_flops import Recompute, Transformer, training_flops_per_token, utilisation
-from stepscope.cost.model_parameters import checked, parameters
-from stepscope.cost.parallel_layout import Layout, Optimizer, Precision, Sharding
-from stepscope.cost.strategy_cost_time import CollectiveTimes
+from stepscope.cost.models.activations import Batch
+from stepscope.cost.models.flops import Recompute, Transformer, training_flops_per_token, utilisation
+from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
+from stepscope.cost.models.memory import Memory, training_memory
+from stepscope.cost.models.parameters import checked, parameters
+from stepscope.cost.strategies.time import CollectiveTimes
 from stepscope.errors import UsageError
 from stepscope.predict.strategy_time import Speed, StepTime, step_time
 from stepscope.units import readable_bytes

@@ -10,12 +10,12 @@ optimizer            memory-bound: 28 bytes per weight of this rank with Adam in
 
 from dataclasses import dataclass
 
-from stepscope.cost.memory_activations import Batch
-from stepscope.cost.model_flops import Transformer, training_flops_per_token
-from stepscope.cost.model_parameters import on_rank, weights
-from stepscope.cost.parallel_layout import Layout, Optimizer, Sharding
-from stepscope.cost.strategy_cost import Traffic, strategy_traffic
-from stepscope.cost.strategy_cost_time import CollectiveTimes
+from stepscope.cost.models.activations import Batch
+from stepscope.cost.models.flops import Transformer, training_flops_per_token
+from stepscope.cost.models.layout import Layout, Optimizer, Sharding
+from stepscope.cost.models.parameters import on_rank, weights
+from stepscope.cost.strategies.time import CollectiveTimes
+from stepscope.cost.strategies.traffic import Traffic, strategy_traffic
 from stepscope.units import NS_PER_S
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from stepscope import __version__
-from stepscope.record.clock_probe import boot_id
+from stepscope.record.collectives.groups import backend, process_groups
 from stepscope.record.config import RecordConfig
-from stepscope.record.groups import backend, process_groups
+from stepscope.record.helper.clock_probe import boot_id
 from stepscope.record.rank import Place, initialized_distributed
 from stepscope.record.strategy import ranks_per_replica, strategy_of
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from stepscope.record.config import RecordConfig, default_out, ranks_from
+from stepscope.record.failsafe import say
 from stepscope.record.session import Recorder, current
-from stepscope.record.undisturbed import say
 
 
 class region:

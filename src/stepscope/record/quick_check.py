@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.record.kept_state import state_kept
+from stepscope.record.restored_state import state_kept
 
 # Shares of a healthy step in %, as the field's check lists give them.
 EXPECTED_PCT = {

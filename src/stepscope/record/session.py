@@ -20,22 +20,22 @@ from typing import Any
 
 import torch
 
-from stepscope.record.budget import UsualStep
 from stepscope.record.config import RecordConfig
-from stepscope.record.device_timer import device_timer
-from stepscope.record.handover import Known, hand_over_collectives, hand_over_files, hand_over_window, introduce
-from stepscope.record.open_run import OpenRun
-from stepscope.record.profiler_guard import ProfilerGuard
+from stepscope.record.failsafe import explain, say
+from stepscope.record.helper.handover import Known, hand_over_collectives, hand_over_files, hand_over_window, introduce
+from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.rank import has_other_ranks, place_of_process
-from stepscope.record.regions import Regions, RegionTimes, summed
-from stepscope.record.samplers import Samplers
-from stepscope.record.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
-from stepscope.record.standard_samplers import standard_samplers
-from stepscope.record.step_census import StepCensus
-from stepscope.record.step_log import PastStep, StepLog
-from stepscope.record.step_statistics import FIRST_STEPS
-from stepscope.record.undisturbed import explain, say
-from stepscope.record.window import Window
+from stepscope.record.samplers.samplers import Samplers
+from stepscope.record.samplers.standard import standard_samplers
+from stepscope.record.steps.device_timer import device_timer
+from stepscope.record.steps.log import PastStep, StepLog
+from stepscope.record.steps.regions import Regions, RegionTimes, summed
+from stepscope.record.steps.statistics import FIRST_STEPS
+from stepscope.record.window.budget import UsualStep
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
+from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
 

@@ -6,11 +6,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.run.clock_probes import probed_ties, tied_by_probes, within_probes
-from stepscope.run.clocks import Clocks, align_clocks
+from stepscope.run.clocks.machines import machine_of_rank, one_clock_per_machine
+from stepscope.run.clocks.offsets import Clocks, align_clocks
+from stepscope.run.clocks.probes import probed_ties, tied_by_probes, within_probes
 from stepscope.run.load import Run
-from stepscope.run.machines import machine_of_rank, one_clock_per_machine
-from stepscope.run.match import Matches, match_collectives
+from stepscope.run.matching.match import Matches, match_collectives
 from stepscope.trace.table import Int64s
 
 UNMATCHED = -1

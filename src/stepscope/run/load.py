@@ -12,15 +12,15 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
-from stepscope.run.flight import FLIGHT_RECORDER
+from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
-from stepscope.run.table import Table
-from stepscope.run_folder import RUN_JSON, rank_file
 from stepscope.side_file import read_side_json, unusable_fields
+from stepscope.tables.table import Table
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
@@ -68,7 +68,7 @@ class Run:
     @cached_property
     def _tables(self) -> Any:
         # Tables of findings are made above this room: the room that makes them is found by name when it is needed.
-        return import_module("stepscope.report.tables").RunTables(self)
+        return import_module("stepscope.tables.catalog").RunTables(self)
 
 
 def load(

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.run.collectives import Collectives, device_collectives
+from stepscope.run.collectives.flight import flight_calls
+from stepscope.run.collectives.gloo import gloo_collectives
+from stepscope.run.collectives.of_rank import Collectives, device_collectives
 from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
-from stepscope.run.flight import flight_calls
-from stepscope.run.gloo import gloo_collectives
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import Kinds, event_kinds
 from stepscope.trace.table import Trace

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
-from stepscope.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.units import printable
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")

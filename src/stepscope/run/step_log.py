@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.contract.run_folder import json_object, rank_of
 from stepscope.errors import InputError
 from stepscope.run.step_columns import MISSING as MISSING
 from stepscope.run.step_columns import StepColumns, is_count
-from stepscope.run_folder import json_object, rank_of
 from stepscope.side_file import side_file_lines
-from stepscope.stats import Spread, mad_sigma, recurring_long, slow_start, spread
+from stepscope.stats.robust import Spread, mad_sigma, recurring_long, slow_start, spread
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 

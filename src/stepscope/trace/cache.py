@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.run_folder import CACHE_FOLDER, written_whole
+from stepscope.contract.run_folder import CACHE_FOLDER, written_whole
 from stepscope.side_file import opened_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget

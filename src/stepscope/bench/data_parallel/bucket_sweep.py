@@ -15,11 +15,11 @@ from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, entry, fi
 from stepscope.bench.data_parallel.bucket_search import SIZES_MB, Found, search
 from stepscope.bench.data_parallel.compare import compare
 from stepscope.bench.data_parallel.contender import Contender, cleared
-from stepscope.bench.data_parallel.ddp_bucketed import partition
-from stepscope.bench.data_parallel.parallel import trainable
-from stepscope.bench.measure import measure
-from stepscope.bench.rank import Bench
-from stepscope.bench.workload import WorkloadSpec, workload
+from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition
+from stepscope.bench.data_parallel.implementations.parallel import trainable
+from stepscope.bench.session.measure import measure
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.workloads.workload import WorkloadSpec, workload
 
 _TURNS = 3
 

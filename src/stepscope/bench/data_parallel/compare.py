@@ -18,9 +18,9 @@ import torch
 from stepscope.bench.data_parallel.agreement import Outcome, agreement
 from stepscope.bench.data_parallel.contender import Contender, cleared
 from stepscope.bench.data_parallel.training import Training
-from stepscope.bench.measure import Samples, measure
-from stepscope.bench.rank import Bench
-from stepscope.bench.trace import recorded_steps
+from stepscope.bench.session.measure import Samples, measure
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.session.trace import recorded_steps
 
 
 def compare(bench: Bench, settings: dict[str, Any]) -> None:

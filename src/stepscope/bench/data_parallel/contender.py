@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.bench.data_parallel.parallel import Options
+from stepscope.bench.data_parallel.implementations.parallel import Options
 from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.data_parallel.training import Mark, Training, unmarked
-from stepscope.bench.rank import Bench
-from stepscope.bench.workload import WorkloadSpec, workload
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.workloads.workload import WorkloadSpec, workload
 
 
 @dataclass(frozen=True)

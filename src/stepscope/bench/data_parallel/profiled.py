@@ -21,9 +21,9 @@ from torch.profiler import profile, record_function, schedule
 from stepscope.bench.data_parallel.contender import Contender
 from stepscope.bench.data_parallel.profile_summary import Epoch, summary_text
 from stepscope.bench.data_parallel.training import Training
-from stepscope.bench.rank import Bench
-from stepscope.bench.trace import activities, exported, finished
-from stepscope.run_folder import written_whole
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.session.trace import activities, exported, finished
+from stepscope.contract.run_folder import written_whole
 
 _TOP_OPERATORS = 20
 

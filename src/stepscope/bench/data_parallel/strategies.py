@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.errors import UsageError
 
-_HERE = "stepscope.bench.data_parallel"
+_HERE = "stepscope.bench.data_parallel.implementations"
 _CLASSES = {
     "ddp": "ddp:Ddp",
     "ddp_individual": "ddp_individual:DdpIndividual",

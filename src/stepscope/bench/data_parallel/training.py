@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from stepscope.bench.data_parallel.parallel import Parallel
-from stepscope.bench.workload import Workload
+from stepscope.bench.data_parallel.implementations.parallel import Parallel
+from stepscope.bench.workloads.workload import Workload
 from stepscope.errors import UsageError
 
 PEAK_LR = 1e-3

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from stepscope.bench.measure import measure
-from stepscope.bench.rank import Bench
+from stepscope.bench.session.measure import measure
+from stepscope.bench.session.rank import Bench
 from stepscope.bench.sweeps import host_memory
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches
 from stepscope.bench.sweeps.sketch import gradient_sketch
 from stepscope.bench.sweeps.train_step import TrainStep
-from stepscope.bench.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.workload import WorkloadSpec, workload
 
 CHECKED_STEPS = 3
 _HUNG = 3

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.bench.launch import LaunchResult, launch
-from stepscope.bench.sweeps.batch_size import next_probe
+from stepscope.bench.session.launch import LaunchResult, launch
+from stepscope.bench.sweeps.choices.batch_size import next_probe
+from stepscope.bench.sweeps.choices.sweep import Sweep, Variant
 from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE
-from stepscope.bench.sweeps.sweep import Sweep, Variant
 from stepscope.errors import UsageError
 
 _REFUSED = 2

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from stepscope.bench.rank import Bench
-from stepscope.bench.sweeps.batch_size import next_probe
+from stepscope.bench.session.rank import Bench
 from stepscope.bench.sweeps.child import at_most, free, refusal, spec_of
+from stepscope.bench.sweeps.choices.batch_size import next_probe
 from stepscope.bench.sweeps.host_memory import limit_growth
 from stepscope.bench.sweeps.train_step import TrainStep
-from stepscope.bench.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.workload import WorkloadSpec, workload
 
 _STEPS = 2
 """the optimizer's state is there from the second on"""

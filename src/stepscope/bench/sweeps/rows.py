@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from stepscope.bench.results import results, series
+from stepscope.bench.session.results import results, series
+from stepscope.bench.sweeps.choices.sweep import Sweep
 from stepscope.bench.sweeps.control import Measured, Method
-from stepscope.bench.sweeps.sweep import Sweep
 
 _UNCOUNTED = {
     "peak_memory_allocated_gb": None,

@@ -10,7 +10,7 @@ from torch import nn
 
 from stepscope.bench.sweeps.captured import Captured
 from stepscope.bench.sweeps.offloaded import HostOptimizer, sharded_on_host
-from stepscope.bench.workload import Workload
+from stepscope.bench.workloads.workload import Workload
 
 _FIRST_SCALE = 2.0**12
 """of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare"""

@@ -8,12 +8,12 @@ Options: `num_experts` (8), `experts_per_token` (2), `shared_experts` (1), `expe
 import torch
 from torch import nn
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.checkpointing import checked_policy, through
 from stepscope.bench.workloads.experts import Experts, GatedMlp, rebalance
 from stepscope.bench.workloads.gpt import next_token_loss
 from stepscope.bench.workloads.latent_attention import LatentAttention, latent_sizes, rotary_angles
 from stepscope.bench.workloads.loader import text_for
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.attention import attend, checked_kernel
 from stepscope.bench.workloads.checkpointing import checked_policy, through
 from stepscope.bench.workloads.loader import text_for
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
 

@@ -10,8 +10,8 @@ In generation only the latent and the rotary key have to be kept; in training it
 import torch
 from torch import nn
 
-from stepscope.bench.workload import WorkloadSpec
 from stepscope.bench.workloads.attention import attend, checked_kernel
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 
 class LatentAttention(nn.Module):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.loader import PlantedVectors
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 
 
 class MlpStack(nn.Module):  # type: ignore[misc]

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.loader import moved
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
 _PARTS = ("model", "batches", "loss")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.own import GivenBatches
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepscope.bench.workload import Workload, WorkloadSpec
 from stepscope.bench.workloads.loader import text_for
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 from stepscope.side_file import read_side_json
 

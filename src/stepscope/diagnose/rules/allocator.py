@@ -1,9 +1,9 @@
 """`allocator`: the step gets and returns device memory (cudaMalloc, cudaFree, retries)."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import without_allocator
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
-from stepscope.predict.changes import without_allocator
 
 
 def allocator(account: Account) -> list[Candidate]:

@@ -1,9 +1,9 @@
 """`communication-bound`: transfer time that no overlap could hide."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.communication_changes import fewer_bytes
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.communication import fewer_bytes
 
 
 def communication_bound(account: Account) -> list[Candidate]:

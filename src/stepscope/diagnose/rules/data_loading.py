@@ -1,9 +1,9 @@
 """`data-loading`: the step waits for input on all ranks (one rank alone is a straggler)."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import without_data_wait
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
-from stepscope.predict.changes import without_data_wait
 
 
 def data_loading(account: Account) -> list[Candidate]:

@@ -1,8 +1,8 @@
 """`expert-imbalance`: tokens are routed unevenly, so some ranks receive and compute more than others."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import evenly_spread
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.predict.changes import evenly_spread
 
 _UNEVEN = 1.2
 

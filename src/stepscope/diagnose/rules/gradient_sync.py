@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 
 _OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")

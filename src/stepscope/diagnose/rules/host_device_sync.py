@@ -3,10 +3,10 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.program import NOTHING
+from stepscope.analyze.replay.changes import without_syncs
+from stepscope.analyze.replay.program import NOTHING
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, transfers_to_device
-from stepscope.predict.changes import without_syncs
 
 
 def host_device_sync(account: Account) -> list[Candidate]:

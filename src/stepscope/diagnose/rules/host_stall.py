@@ -1,9 +1,9 @@
 """`host-stall`: the host does something else than training: garbage collection, logging, checkpoints, a lock."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import without_stalls
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
-from stepscope.predict.changes import without_stalls
 
 
 def host_stall(account: Account) -> list[Candidate]:

@@ -1,9 +1,9 @@
 """`host-to-device-copy`: copies to the device from pageable memory, or not overlapped with compute."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import faster_work
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms, transfers_to_device
-from stepscope.predict.changes import faster_work
 
 
 def host_to_device_copy(account: Account) -> list[Candidate]:

@@ -1,9 +1,9 @@
 """`launch-overhead`: the host launches kernels more slowly than the device runs them."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import as_graph
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, items_per_step
-from stepscope.predict.changes import as_graph
 
 
 def launch_overhead(account: Account) -> list[Candidate]:

@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.kernel_costs import KernelCosts
-from stepscope.cost.hardware import mfu_peak
+from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.replay.changes import with_work_times
+from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.predict.changes import with_work_times
 from stepscope.trace.classify import EventKind
 
 _SHORTEST_SEQUENCE = 128

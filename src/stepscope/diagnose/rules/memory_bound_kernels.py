@@ -4,12 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.call_costs import FAMILY_CODE
-from stepscope.analyze.kernel_costs import KernelCosts
-from stepscope.cost.families import Family
+from stepscope.analyze.kernels.call_costs import FAMILY_CODE
+from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.replay.changes import with_work_times
+from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.predict.changes import with_work_times
 from stepscope.trace.classify import EventKind
 
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY)]

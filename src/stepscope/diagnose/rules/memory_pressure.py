@@ -1,7 +1,7 @@
 """`memory-pressure`: memory near the limit, or growing from step to step."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory import RankMemory
+from stepscope.analyze.memory.usage import RankMemory
 from stepscope.diagnose.finding import Candidate, Evidence
 
 _NEAR_PCT = 95.0

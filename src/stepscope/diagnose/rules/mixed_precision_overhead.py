@@ -3,10 +3,10 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay import Replay
+from stepscope.analyze.replay.changes import without_syncs, without_work
+from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.predict.changes import without_syncs, without_work
 from stepscope.trace.classify import by_string
 
 

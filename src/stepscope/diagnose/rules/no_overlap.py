@@ -4,14 +4,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.program import NOTHING
-from stepscope.analyze.region_names import Region
-from stepscope.analyze.replay import Replay
+from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, larger_messages
+from stepscope.analyze.replay.overlap_changes import overlapped
+from stepscope.analyze.replay.program import NOTHING
+from stepscope.analyze.replay.replay import Replay
+from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.communication import GRADIENT_OPS, larger_messages
-from stepscope.predict.overlap import overlapped
 
 _LATE = 0.85
 """of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""

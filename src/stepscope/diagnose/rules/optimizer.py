@@ -3,10 +3,10 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.region_names import Region
+from stepscope.analyze.replay.changes import fused_work
+from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.predict.changes import fused_work
 from stepscope.trace.classify import EventKind, by_string
 
 _FUSED_LAUNCHES = 8

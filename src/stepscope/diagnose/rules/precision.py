@@ -4,13 +4,13 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.call_costs import PRECISION_CODE
-from stepscope.analyze.kernel_costs import KernelCosts
-from stepscope.cost.chip_table import Chip
-from stepscope.cost.hardware import mfu_peak
+from stepscope.analyze.kernels.call_costs import PRECISION_CODE
+from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.replay.changes import with_work_times
+from stepscope.cost.chips.hardware import mfu_peak
+from stepscope.cost.chips.table import Chip
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.predict.changes import with_work_times
 
 _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
 _REACHED = 0.6

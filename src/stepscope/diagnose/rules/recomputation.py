@@ -3,9 +3,9 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import without_work
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
-from stepscope.predict.changes import without_work
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 

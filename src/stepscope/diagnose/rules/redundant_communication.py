@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import without_work
+from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, without_collectives
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
-from stepscope.predict.changes import without_work
-from stepscope.predict.communication import GRADIENT_OPS, without_collectives
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named

@@ -3,10 +3,10 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay import Replay
+from stepscope.analyze.replay.changes import with_transfer_times
+from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.predict.changes import with_transfer_times
-from stepscope.run.match import POINT_TO_POINT
+from stepscope.run.matching.match import POINT_TO_POINT
 
 _FAR_SLOWER = 2.0
 _FEWEST = 4

@@ -1,12 +1,12 @@
 """`straggler`: one rank is late. `load-imbalance`: ranks have different amounts of work."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.log_stragglers import LateRank, late_ranks
-from stepscope.analyze.stragglers import Straggler
+from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
+from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.replay.changes import evenly_spread
+from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.predict.changes import evenly_spread
-from stepscope.predict.straggler_off import straggler_off
 
 _WHY = {
     "host": "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",

@@ -3,9 +3,9 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.communication_changes import GOOD_MESSAGE_BYTES, larger_messages
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
-from stepscope.predict.communication import GOOD_MESSAGE_BYTES, larger_messages
 
 _SMALL_BYTES = GOOD_MESSAGE_BYTES // 2
 _MANY = 8

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 

@@ -6,7 +6,7 @@ import torch.autograd
 import torch.autograd.graph
 
 from stepscope.record.hooks.gradient_sync import GradientSync
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 

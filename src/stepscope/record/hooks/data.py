@@ -4,8 +4,8 @@ from typing import Any
 
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from stepscope.record.hooks.batch_size import BatchSize
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.batch_size import BatchSize
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from stepscope.record.hooks.call_search import CallSearch
-from stepscope.record.hooks.loop import OPTIMIZER, Loop
+from stepscope.record.failsafe import explain, say
+from stepscope.record.hooks.loop.call_search import CallSearch
+from stepscope.record.hooks.loop.loop import OPTIMIZER, Loop
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
-from stepscope.record.undisturbed import explain, say
 
 SEARCH_STEPS = 3
 _MOST_LATER_SEARCHES = 40

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 
 _FIRST = 50
 _PERIOD_NS = 100_000_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed
 
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 # All modules that hold these functions under their own name once `import torch` is done.

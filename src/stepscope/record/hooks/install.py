@@ -11,16 +11,16 @@ from typing import Any
 
 import torch
 
+from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks import amp, backward, compiler, data, forward, groups, optimizer, pipeline
 from stepscope.record.hooks.after_import import after_import
-from stepscope.record.hooks.batch_size import BatchSize
 from stepscope.record.hooks.compiler import CompilerWatch
 from stepscope.record.hooks.gradient_sync import GradientSync
-from stepscope.record.hooks.learned import Learned
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.batch_size import BatchSize
+from stepscope.record.hooks.loop.learned import Learned
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
-from stepscope.record.seen import FOLDERS, leave_word
-from stepscope.record.undisturbed import explain, say
+from stepscope.record.progress_notes import FOLDERS, leave_word
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepscope.record.hooks.loop import Loop
+from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 
 MODULE = "torch.distributed.pipelining.schedules"

@@ -8,15 +8,15 @@ template.html, report.css, js/           the page itself
 """
 
 from stepscope.analyze.account import Account
-from stepscope.cost.calibration import Calibration
+from stepscope.cost.collectives.calibration import Calibration
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.report import plain, report_json
 from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
 from stepscope.report.html.page import page_of
 from stepscope.report.html.trust import trust_lines
-from stepscope.report.json_report import plain, report_json
 
 __all__ = ["render_html", "report_data"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.cost.calibration import Calibration, Curve
-from stepscope.cost.calibration_run import points_from_run
+from stepscope.cost.collectives.calibration import Calibration, Curve
+from stepscope.cost.collectives.recorded_run import points_from_run
 from stepscope.errors import InputError
 from stepscope.units import NS_PER_US
 

@@ -3,9 +3,9 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.budget import RankBudget
-from stepscope.analyze.parts import PARTS
-from stepscope.analyze.step_periods import NO_STEP
+from stepscope.analyze.attribution.budget import RankBudget
+from stepscope.analyze.step.parts import PARTS
+from stepscope.analyze.step.periods import NO_STEP
 from stepscope.report.html.data import GROUPS, Grid
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s

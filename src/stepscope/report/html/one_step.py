@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.contract.collectives import OPS
 from stepscope.report.html.data import NO_MATCH, Grid, Matched, Slices
 from stepscope.report.html.rank_slices import RankSlices, rank_slices
-from stepscope.run.collective_names import OPS
 from stepscope.trace.table import Int64s
 from stepscope.units import readable_bytes
 

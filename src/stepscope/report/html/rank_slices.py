@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.phases import Phase
-from stepscope.analyze.region_names import Region
+from stepscope.analyze.step.phases import Phase
+from stepscope.contract.collectives import OPS
+from stepscope.contract.regions import Region
 from stepscope.report.html.data import KINDS, LANE_OF_KIND, NO_MATCH, Codes
 from stepscope.run.aligned import UNMATCHED
-from stepscope.run.collective_names import OPS
 from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
 from stepscope.trace.classify import EventKind, rows_named

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from stepscope.json_text import json_text
 from stepscope.report.view.server import Answer
 from stepscope.report.view.shell import POLICY, shell_page
-from stepscope.run.table import Cells, Table
-from stepscope.run.table_schema import TABLES
+from stepscope.tables.schema import TABLES
+from stepscope.tables.table import Cells, Table
 
 MOST_ROWS = 1000
 PERFETTO = "https://ui.perfetto.dev"

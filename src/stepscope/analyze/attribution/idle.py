@@ -1,0 +1,207 @@
+"""Why was the device idle: which cause, gap by gap?
+
+A gap ends with a device operation, and that operation's launch tells what the device waited for:
+
+    launched well before the gap   the work lay queued: the device's own turnaround between two operations; when
+                                   longer, another stream, or something that the trace does not hold (another
+                                   process on the same device, a dependency)
+    launched during the gap        the host was late. What it did until the launch is the cause: it waited for the
+                                   device, allocated, loaded data, stalled; or it ran operators and python, which
+                                   is what launching costs
+    no launch in the trace         unknown
+
+A host that is blocked loses its lead over the device. Where the device ran dry during a block, the whole gap is the
+block's. Later gaps are its too until they add up to the time lost: with launches `D` earlier, the idle time after
+them is `max(0, idle - D)`. So idle time that looks like launching goes to the last block before it as long as blocks
+have taken more than idle time has given.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.blocked import Blocked, host_blocked
+from stepscope.analyze.step.layers import NOTHING, Timeline, painted
+from stepscope.analyze.step.regions import Marks
+from stepscope.intervals import Intervals, covered_ns
+from stepscope.run.rank import Rank
+from stepscope.trace.table import Int64s
+
+VISIBLE_NS = 20_000
+"""from the launching call to the earliest start on an idle device; a gap that begins later found its work queued"""
+TURNAROUND_NS = 10_000
+"""the most a device takes between two operations that lie queued"""
+
+
+class Cause(IntEnum):
+    """Why the device was idle."""
+
+    LAUNCH = 0
+    """the host had not launched yet: operators, python, the launch itself"""
+    TURNAROUND = 1
+    """the device's own time between two queued operations"""
+    SYNC = 2
+    ALLOCATOR = 3
+    DATA = 4
+    GC = 5
+    STALL = 6
+    OTHER_STREAM = 7
+    """the work was queued behind another stream's"""
+    QUEUED = 8
+    """the work was queued and did not start: the trace does not say why"""
+    PROFILER = 9
+    UNKNOWN = 10
+
+
+CAUSE_NAMES = (
+    "launch", "device_turnaround", "host_sync", "allocator", "data_loading", "garbage_collector", "host_stall",
+    "other_stream", "queued", "profiler", "unknown",
+)  # fmt: skip
+"""as reports name them, by `Cause`"""
+
+_OF_BLOCKED = {
+    Blocked.PROFILER: Cause.PROFILER,
+    Blocked.GC: Cause.GC,
+    Blocked.DATA: Cause.DATA,
+    Blocked.ALLOCATOR: Cause.ALLOCATOR,
+    Blocked.SYNC: Cause.SYNC,
+    Blocked.STALL: Cause.STALL,
+}
+_DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN)
+_NOT_IDLE = 200
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Times in which the device had nothing to do."""
+
+    start_ns: Int64s
+    end_ns: Int64s
+    cause: npt.NDArray[np.uint8]
+    """the `Cause` of most of it"""
+    next_work: Int64s
+    """row of `rank.work` that ended it, -1 for the end of the window"""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The idle time of one rank."""
+
+    slices: Timeline
+    """idle time only, label `Cause`; no slice crosses a period's edge"""
+    gaps: Gaps
+
+
+def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s) -> Idle:
+    """Return the causes of a rank's idle time, which lies between the first and the last cut."""
+    next_work = np.searchsorted(rank.work.start_ns, idle.end)
+    next_work = np.where(next_work < len(rank.work), next_work, -1)
+    launched = _launched_ns(rank, next_work)
+    decided = _by_launch(rank, idle, next_work, launched)
+    blocked = host_blocked(rank, marks, cuts)
+    slices = _painted_gaps(idle, decided, launched, blocked, cuts)
+    slices = _with_lost_lead(slices, blocked, _ran_dry(idle, slices, blocked))
+    return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
+
+
+def _launched_ns(rank: Rank, next_work: Int64s) -> Int64s:
+    """Return when the host began to launch each operation, the far future where that is not known."""
+    row = np.where(next_work >= 0, rank.work.launch_row[next_work], -1)
+    return np.where(row >= 0, rank.trace["ts_ns"][row], np.iinfo(np.int64).max)
+
+
+def _by_launch(rank: Rank, idle: Intervals, next_work: Int64s, launched: Int64s) -> npt.NDArray[np.uint8]:
+    """Return the cause of gaps that do not depend on what the host did, NOTHING for those that do."""
+    long = idle.end - idle.start > TURNAROUND_NS
+    queued = launched < idle.start - np.where(long, VISIBLE_NS, 0)
+    elsewhere = _stream_before(rank, idle.start) != rank.work.stream[next_work]
+    cause = np.full(len(idle), NOTHING, np.uint8)
+    cause[queued] = np.where(long, np.where(elsewhere, Cause.OTHER_STREAM, Cause.QUEUED), Cause.TURNAROUND)[queued]
+    cause[launched == np.iinfo(np.int64).max] = Cause.UNKNOWN
+    return cause
+
+
+def _stream_before(rank: Rank, moment: Int64s) -> Int64s:
+    """Return the stream of the operation that ended last before each moment."""
+    by_end = np.argsort(rank.work.end_ns, kind="stable")
+    i = np.searchsorted(rank.work.end_ns[by_end], moment, side="right") - 1
+    return np.where(i >= 0, rank.work.stream[by_end[np.maximum(i, 0)]], -1)
+
+
+def _painted_gaps(
+    idle: Intervals, decided: npt.NDArray[np.uint8], launched: Int64s, blocked: Timeline, cuts: Int64s
+) -> Timeline:
+    """Return the idle time cut into slices of one cause each."""
+    by_cause = [(int(c), _where(idle, decided == c)) for c in _DEVICES_OWN]
+    after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
+    after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
+    by_host = [(int(cause), blocked.of(kind)) for kind, cause in _OF_BLOCKED.items()]
+    layers = [*by_cause, (int(Cause.LAUNCH), after_launch), *by_host, (int(Cause.LAUNCH), idle)]
+    whole = painted([(_NOT_IDLE, _between(idle, cuts)), *layers], cuts)
+    keep = whole.label != _NOT_IDLE
+    return Timeline(whole.start[keep], whole.end[keep], whole.label[keep])
+
+
+def _ran_dry(idle: Intervals, slices: Timeline, blocked: Timeline) -> npt.NDArray[np.bool_]:
+    """Return which slices look like launching but lie in a gap that began while the host was blocked."""
+    at = np.searchsorted(blocked.start, idle.start, side="right") - 1
+    began_blocked = blocked.label[np.maximum(at, 0)] != NOTHING
+    gap = np.searchsorted(idle.start, slices.start, side="right") - 1
+    return (slices.label == Cause.LAUNCH) & began_blocked[gap]
+
+
+def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np.bool_]) -> Timeline:
+    """Return the slices with launching handed to the last block before it, as far as blocks have cost the lead."""
+    taken = blocked.of(*Blocked)
+    if not len(slices.start) or not len(taken):
+        return slices
+    dur = slices.end - slices.start
+    hosts = ~np.isin(slices.label, _DEVICES_OWN) & ~ran_dry
+    given = np.cumsum(np.where(hosts, dur, 0))
+    lost = covered_ns(taken, np.full(len(dur), blocked.start[0]), slices.end)
+    remains = np.maximum.accumulate(np.maximum(given - lost, 0))  # idle time that no earlier launch would spare
+    spared = np.where(slices.label == Cause.LAUNCH, dur - np.diff(remains, prepend=0), 0)
+    spared = np.where(ran_dry, dur, np.clip(spared, 0, dur))
+    return _split(slices, spared, _cause_before(blocked, slices.start))
+
+
+def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
+    """Return the cause of the last block that began before each moment, LAUNCH where there was none."""
+    at = np.flatnonzero(blocked.label != NOTHING)
+    i = np.searchsorted(blocked.start[at], moment, side="right") - 1
+    cause_of = np.array([_OF_BLOCKED[kind] for kind in Blocked], np.uint8)
+    return np.where(i >= 0, cause_of[blocked.label[at[np.maximum(i, 0)]]], Cause.LAUNCH).astype(np.uint8)
+
+
+def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> Timeline:
+    """Return the slices with the first `first_ns` of each under another cause."""
+    middle = slices.start + first_ns
+    start = np.stack((slices.start, middle), axis=1).ravel()
+    end = np.stack((middle, slices.end), axis=1).ravel()
+    label = np.stack((cause, slices.label), axis=1).ravel()
+    keep = end > start
+    return Timeline(start[keep], end[keep], label[keep])
+
+
+def _main_cause(idle: Intervals, slices: Timeline) -> npt.NDArray[np.uint8]:
+    """Return the cause of most of each gap."""
+    time = np.zeros((len(idle), len(Cause)), np.int64)
+    gap = np.searchsorted(idle.start, slices.start, side="right") - 1
+    np.add.at(time, (gap, slices.label), slices.end - slices.start)
+    return time.argmax(axis=1).astype(np.uint8)
+
+
+def _where(x: Intervals, keep: npt.NDArray[np.bool_]) -> Intervals:
+    return Intervals(x.start[keep], x.end[keep])
+
+
+def _between(idle: Intervals, cuts: Int64s) -> Intervals:
+    """Return the time that is not idle."""
+    start = np.concatenate((cuts[:1], idle.end))
+    end = np.concatenate((idle.start, cuts[-1:]))
+    return _where(Intervals(start, end), end > start)

@@ -1,0 +1,237 @@
+"""What does a step consist of without the profiler (R6)? The budget, with the profiler's own cost taken out.
+
+The profiler slows the host, not the device: a step that is measured longer than it is without the profiler is longer
+by host time. The excess over the unprofiled step is taken from each rank's budget in this order, until it is gone;
+within a line all entries shrink by the same factor:
+
+    on a device                                                   on a host
+    1. the profiler's own buffers                                 1. operators and what lies between them: recording
+    2. launch_gap, except the device's turnaround                    costs the same for each; three tenths stay
+    3. host_sync, host_stall, allocator, data_loading, unknown    2. wait, pipeline_bubble
+    4. wait, pipeline_bubble: other ranks' hosts were slowed too  3. data_loading, host_stall
+    5. everything else                                            4. everything else
+
+Line 5 means that the device itself was slower while profiled, which a warning says. Where the step is *longer* without
+the profiler (loops that synchronise differ from those that do not), the difference is `unknown`, with a warning.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
+from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
+from stepscope.analyze.step.parts import PART_CODE, PARTS
+from stepscope.analyze.step.periods import profiled_step_ns
+from stepscope.run.load import Run
+from stepscope.units import NS_PER_MS, ms
+
+Floats = npt.NDArray[np.float64]
+
+_LEAST_TO_TELL = 0.02
+"""shares of a step below this are not worth a warning"""
+
+# A rank's step as entries: the parts that are not idle, communication that no rank matches, idle time by cause.
+_UNMATCHED = len(PARTS)
+_FIRST_CAUSE = _UNMATCHED + 1
+_NUM_ENTRIES = _FIRST_CAUSE + len(Cause)
+_WAITS = (PART_CODE["wait"], PART_CODE["pipeline_bubble"], _UNMATCHED)
+
+
+def _causes(*causes: Cause) -> tuple[int, ...]:
+    return tuple(_FIRST_CAUSE + cause for cause in causes)
+
+
+_ON_DEVICE = (
+    _causes(Cause.PROFILER),
+    _causes(Cause.LAUNCH),
+    _causes(Cause.SYNC, Cause.STALL, Cause.GC, Cause.ALLOCATOR, Cause.DATA, Cause.OTHER_STREAM, Cause.QUEUED,
+            Cause.UNKNOWN),
+    _WAITS,
+    tuple(range(_NUM_ENTRIES)),
+)  # fmt: skip
+_OPERATORS = tuple(PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute", "unknown"))
+_ON_HOST = (
+    _OPERATORS,
+    _WAITS,
+    tuple(PART_CODE[part] for part in ("data_loading", "host_stall")),
+    tuple(range(_NUM_ENTRIES)),
+)
+_LEAST_OWN = 0.3
+"""of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere"""
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """One part of the step, mean over ranks."""
+
+    part: str
+    ns_per_step: float
+    pct: float
+    """of the step"""
+    profiled_ns: float
+    """before the profiler's cost was taken out"""
+
+    @property
+    def correction_ns(self) -> float:
+        """Return what taking out the profiler's cost changed; negative where the part shrank."""
+        return self.ns_per_step - self.profiled_ns
+
+
+@dataclass(frozen=True)
+class StepBudget:
+    """What a step of the run consists of. Parts sum to the unprofiled step where known, else to the profiled one."""
+
+    profiled_ns: float
+    unprofiled_ns: float | None
+    parts: tuple[PartTime, ...]
+    """in the order of `PARTS`, zeros included"""
+    idle_ns: dict[str, float]
+    """idle device time per step by cause, mean over ranks with a device, the profiler's cost taken out"""
+    rank_part_ns: Floats
+    """one row per rank with a budget, one column per part; each row sums to the step"""
+    unmatched_ns: float
+    """within `unknown`: exposed communication that no other rank matches"""
+    warnings: tuple[str, ...]
+
+    @property
+    def step_ns(self) -> float:
+        """Return what the parts sum to."""
+        return self.unprofiled_ns if self.unprofiled_ns is not None else self.profiled_ns
+
+    @property
+    def overhead_pct(self) -> float | None:
+        """Return by how much the profiler lengthened the step, 0 where it was not longer, None where unknown."""
+        if not self.unprofiled_ns:
+            return None
+        return max(0.0, 100 * (self.profiled_ns / self.unprofiled_ns - 1))
+
+    def ns(self, part: str) -> float:
+        """Return one part."""
+        return self.parts[PART_CODE[part]].ns_per_step
+
+
+def unprofiled_step_ms(run: Run, given_ms: float | None = None) -> float | None:
+    """Return the step's time without the profiler: as given, else as the run says it, else None.
+
+    The run's description has the median of its steps. Where long steps recur their mean is taken from the step logs.
+    """
+    said = given_ms
+    if given_ms is None:
+        logged = run.unprofiled
+        said = logged.mean_ms if logged and logged.uneven else run.description.get("unprofiled_step_ms")
+    known = isinstance(said, int | float) and not isinstance(said, bool) and np.isfinite(said) and said > 0
+    return float(said) if known and said is not None else None
+
+
+def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | None = None) -> StepBudget | None:
+    """Return the step of the run from the typical steps of its ranks, None where no rank has any."""
+    known = [b for b in budgets if b is not None]
+    profiled_ns = profiled_step_ns([b.periods for b in known])
+    if profiled_ns is None:
+        return None
+    unprofiled_ns = None if unprofiled_ms is None else unprofiled_ms * NS_PER_MS
+    before = np.array([_entries(b, even=unprofiled_ns is None) for b in known])
+    after = before
+    if unprofiled_ns is not None:
+        orders = [_ON_DEVICE if b.on_device else _ON_HOST for b in known]
+        pairs = zip(before, orders, strict=True)
+        after = np.array([_corrected(entries, order, unprofiled_ns) for entries, order in pairs])
+    parts = _folded(after)
+    return StepBudget(
+        profiled_ns=profiled_ns,
+        unprofiled_ns=unprofiled_ns,
+        parts=_part_times(parts.mean(axis=0), _folded(before).mean(axis=0)),
+        idle_ns=_idle(known, after),
+        rank_part_ns=parts,
+        unmatched_ns=float(after[:, _UNMATCHED].mean()),
+        warnings=tuple(_warnings(before, after, profiled_ns, unprofiled_ns)),
+    )
+
+
+def _entries(budget: RankBudget, *, even: bool) -> Floats:
+    """Return the mean of a rank's typical steps, brought to its median period; to the mean period where long steps
+    recur, unless the step has to be `even`.
+    """
+    typical = budget.periods.typical
+    causes = budget.cause_ns[typical].mean(axis=0)
+    unmatched = budget.unmatched_comm_ns[typical].mean()
+    parts = budget.part_ns[typical].mean(axis=0)
+    for cause, part in PART_OF_CAUSE.items():
+        parts[PART_CODE[part]] -= causes[cause]
+    parts[PART_CODE["unknown"]] -= unmatched
+    entries = np.concatenate((np.maximum(parts, 0), [unmatched], causes))
+    to_ns = budget.periods.mean_ns if budget.periods.uneven and not even else budget.periods.median_ns
+    return entries * (to_ns / entries.sum())
+
+
+def _corrected(entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: float) -> Floats:
+    """Return the entries that sum to the unprofiled step."""
+    out = entries.copy()
+    excess = float(out.sum()) - step_ns
+    if excess < 0:
+        out[_FIRST_CAUSE + Cause.UNKNOWN if order is _ON_DEVICE else PART_CODE["unknown"]] -= excess
+        return out
+    for line in order:
+        there = float(out[list(line)].sum())
+        taken = min(excess, there * (1 - _LEAST_OWN) if line is _OPERATORS else there)
+        if taken > 0:
+            out[list(line)] *= 1 - taken / there
+            excess -= taken
+    return out
+
+
+def _folded(entries: Floats) -> Floats:
+    """Return parts, from entries."""
+    out = entries[:, : len(PARTS)].copy()
+    out[:, PART_CODE["unknown"]] += entries[:, _UNMATCHED]
+    for cause, part in PART_OF_CAUSE.items():
+        out[:, PART_CODE[part]] += entries[:, _FIRST_CAUSE + cause]
+    return out
+
+
+def _part_times(parts: Floats, profiled: Floats) -> tuple[PartTime, ...]:
+    whole = float(parts.sum())
+    return tuple(
+        PartTime(name, float(after), 100 * float(after) / whole, float(before))
+        for name, after, before in zip(PARTS, parts, profiled, strict=True)
+    )
+
+
+def _idle(budgets: Sequence[RankBudget], entries: Floats) -> dict[str, float]:
+    on_device = entries[[b.on_device for b in budgets]]
+    if not len(on_device):
+        return {}
+    mean = on_device[:, _FIRST_CAUSE:].mean(axis=0)
+    return {CAUSE_NAMES[cause]: float(mean[cause]) for cause in Cause if mean[cause] > 0}
+
+
+def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: float | None) -> list[str]:
+    lines = []
+    step_ns = unprofiled_ns or profiled_ns
+    if unprofiled_ns is None:
+        lines.append(
+            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms step, and idle time in its budget, include "
+            "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
+        )
+    elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:
+        lines.append(
+            f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
+            "the difference is in `unknown`, the profiler's overhead counts as 0"
+        )
+    busy = [code for code in range(_UNMATCHED) if code not in _WAITS]
+    shrunk = float((before[:, busy] - after[:, busy]).sum(axis=1).mean())
+    if unprofiled_ns is not None and shrunk > _LEAST_TO_TELL * step_ns:
+        lines.append(
+            f"{ms(shrunk):.2f} ms per step were taken from work itself to reach the unprofiled step: it ran slower "
+            "while profiled, or the unprofiled time is of other steps"
+        )
+    unmatched = float(after[:, _UNMATCHED].mean())
+    if unmatched > _LEAST_TO_TELL * step_ns:
+        lines.append(
+            f"{ms(unmatched):.2f} ms per step of exposed communication match no other rank's: waiting and transfer "
+            "cannot be told apart and are in `unknown`"
+        )
+    return lines

@@ -1,0 +1,150 @@
+"""What was the host doing between two moments: working, loading data, allocating, stalling, or blocked?
+
+Blocked time is the device's doing (a synchronisation, a full queue) and is not the host's own. Stalls are long
+stretches in which no thread of the host has anything recorded although the loop is not loading data: garbage
+collection, logging, checkpointing, a lock, sleep.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
+from stepscope.contract.regions import Region, named_region
+from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.trace.table import Int64s
+
+_FULL_QUEUE_NS = 500_000
+"""a runtime call that takes longer waited for room in a full queue ..."""
+_SLOW_LAUNCH_NS = 50_000
+_DEEP_QUEUE = 100
+"""... and so did a launch that takes this long while so many others were still waiting to run"""
+SHORTEST_STALL_NS = 1_000_000
+"""python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
+SHORTEST_STALL_SHARE = 0.05
+"""... where it is this share of a step at least"""
+
+RECORDING_COST_NS = 2_000
+"""what recording one host event costs, about, where nothing better is known"""
+
+
+@dataclass(frozen=True)
+class HostParts:
+    """Host time of successive spans by what the host did, in ns; blocked time is in none of them."""
+
+    own_ns: Int64s
+    """running operators, launching, python in between"""
+    data_ns: Int64s
+    allocator_ns: Int64s
+    stall_ns: Int64s
+
+    @property
+    def total_ns(self) -> Int64s:
+        """Return the host's time without blocking."""
+        return self.own_ns + self.data_ns + self.allocator_ns + self.stall_ns
+
+    def part(self, which: slice) -> "HostParts":
+        """Return some of the spans."""
+        return HostParts(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    def plus_own(self, more_ns: Int64s) -> "HostParts":
+        """Return the parts with more of the host's own time."""
+        return replace(self, own_ns=self.own_ns + more_ns)
+
+
+def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
+    """Return what the host did in each span `[start, end)`."""
+    blocked = union(*blocked_host(rank))
+    taken, parts = blocked, []
+    for activity in (data_loading(rank), allocating(rank), stalling(rank)):
+        fresh = subtract(activity, taken)
+        taken = union_of(taken, fresh)
+        parts.append(covered_ns(fresh, start, end))
+    own = end - start - covered_ns(blocked, start, end) - sum(parts)
+    return HostParts(np.maximum(own, 0), *parts)
+
+
+def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s]:
+    """Return start and end of the calls in which the host waited for the device, by start.
+
+    Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
+    long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
+    host's own.
+    """
+    trace = rank.trace
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    rows = np.union1d(rows_named(trace, calls, is_synchronisation), _pageable_copies(rank))
+    if not synchronisations_only:
+        long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
+        long = long[_device_had_work(rank, trace["ts_ns"][long])]
+        rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
+        rows = np.union1d(rows, _throttled_launches(rank))
+    start = trace["ts_ns"][rows]
+    order = np.argsort(start, kind="stable")
+    return start[order], (start + trace["dur_ns"][rows])[order]
+
+
+def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
+    """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
+    work = rank.work
+    asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
+    begun, ended = np.searchsorted(np.sort(asked), when_ns), np.searchsorted(np.sort(work.end_ns), when_ns)
+    return begun > ended
+
+
+def _throttled_launches(rank: Rank) -> Int64s:
+    """Return the launches that took long because the device had a long queue of others to run first."""
+    work, trace = rank.work, rank.trace
+    known = np.flatnonzero(work.launch_row >= 0)
+    launches = work.launch_row[known]
+    asked = np.sort(trace["ts_ns"][launches])
+    begun = np.sort(work.start_ns[known])
+    slow = np.unique(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
+    when = trace["ts_ns"][slow]
+    queued = np.searchsorted(asked, when) - np.searchsorted(begun, when)
+    return slow[queued >= _DEEP_QUEUE]
+
+
+def _pageable_copies(rank: Rank) -> Int64s:
+    """Return the calls that copy to or from pageable host memory."""
+    work = rank.work
+    copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
+    pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
+    return np.unique(work.launch_row[copies[pageable.astype(bool)]])
+
+
+def data_loading(rank: Rank) -> Intervals:
+    """Return when the loop was asking for its next batch."""
+    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
+    return _spans(rank, rows_named(rank.trace, ranges, lambda name: named_region(name) is Region.DATA))
+
+
+def allocating(rank: Rank) -> Intervals:
+    """Return when the host was getting or returning device memory."""
+    return _spans(rank, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), is_allocation))
+
+
+def stalling(rank: Rank) -> Intervals:
+    """Return the long stretches inside the recorded steps in which nothing of the host is recorded."""
+    if not len(rank.steps):
+        return union([], [])
+    recorded = _spans(rank, np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))))
+    gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
+    long = gaps.end - gaps.start >= max(SHORTEST_STALL_NS, SHORTEST_STALL_SHARE * step_ns)
+    return Intervals(gaps.start[long], gaps.end[long])
+
+
+def recorded_events(rank: Rank) -> Int64s:
+    """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
+    recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    step = rank.steps.of(rank.trace["ts_ns"][recorded])
+    return np.bincount(step[step >= 0], minlength=len(rank.steps))
+
+
+def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
+    start = rank.trace["ts_ns"][rows]
+    return union(start, start + rank.trace["dur_ns"][rows])

@@ -1,0 +1,177 @@
+"""Which operators took the time and the memory, on the host and on the device?
+
+Self is what an operator did itself; total includes the operators it called. Totals count each stretch of time once:
+an operator that calls itself (`aten::to` within `aten::to`) has the outer call's time, not both. Device time belongs
+to the innermost operator around the launch. Memory is what an operator itself allocated minus what it freed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+
+import numpy as np
+
+from stepscope.analyze.host.calls import Floats, HostCalls, host_calls, sum_by
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.schema import NO_STRING
+from stepscope.trace.table import Int64s
+
+_HOST_DEVICE_TYPE = 0
+
+
+class GroupBy(Enum):
+    """What makes two calls the same operator."""
+
+    NAME = "name"
+    NAME_AND_SHAPE = "name and shape"
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator over the whole window: means per rank, so that 8 ranks read like one."""
+
+    name: str
+    shapes: str | None
+    """input shapes as recorded: of all its calls when grouped by shape, else of the most expensive one"""
+    calls: float
+    host_self_ns: float
+    host_total_ns: float
+    device_self_ns: float
+    device_total_ns: float
+    host_memory_bytes: float | None
+    """allocated minus freed; None where memory was not recorded"""
+    device_memory_bytes: float | None
+
+
+@dataclass(frozen=True)
+class OperatorTable:
+    """All operators of a run, by device time, then host time. Times are means per rank."""
+
+    operators: tuple[Operator, ...]
+    host_busy_ns: float
+    """time in which a thread was inside an operator, all threads added: what the self times sum to"""
+    device_busy_ns: float
+    """duration of all device work, streams added"""
+    device_without_operator_ns: float
+    """of it: launched before the window or outside of any operator"""
+
+    def top(self, count: int, *, by: str = "device_self_ns") -> tuple[Operator, ...]:
+        """Return the `count` operators that are largest in one of their numbers."""
+        return tuple(sorted(self.operators, key=lambda o: -(getattr(o, by) or 0))[:count])
+
+
+SORTABLE = tuple(f.name for f in fields(Operator) if f.name not in ("name", "shapes"))
+"""What `OperatorTable.top` can sort by."""
+
+
+def operator_table(ranks: Sequence[Rank], *, group_by: GroupBy = GroupBy.NAME) -> OperatorTable:
+    """Return the operators of all ranks in one table."""
+    sums: dict[tuple[str, str | None], _Sums] = {}
+    host = device = orphan = 0.0
+    for rank in ranks:
+        calls = host_calls(rank)
+        per_call = _per_call(rank, calls)
+        _add(sums, rank, calls, per_call, group_by)
+        busy = float((rank.work.end_ns - rank.work.start_ns).sum())
+        host += float(per_call["host_self_ns"].sum())
+        device += busy
+        orphan += busy - float(per_call["device_self_ns"].sum())
+    n = max(len(ranks), 1)
+    rows = [one.mean(name, n) for (name, _), one in sums.items()]
+    rows.sort(key=lambda o: (-o.device_self_ns, -o.host_self_ns, o.name))
+    return OperatorTable(tuple(rows), host / n, device / n, orphan / n)
+
+
+@dataclass
+class _Sums:
+    """One operator's sums while ranks are added."""
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    costliest: tuple[float, float] = (-1.0, -1.0)
+    shapes: str | None = None
+
+    def mean(self, name: str, num_ranks: int) -> Operator:
+        means = {key: value / num_ranks for key, value in self.numbers.items()}
+        return Operator(
+            name=name,
+            shapes=self.shapes,
+            calls=means["calls"],
+            host_self_ns=means["host_self_ns"],
+            host_total_ns=means["host_total_ns"],
+            device_self_ns=means["device_self_ns"],
+            device_total_ns=means["device_total_ns"],
+            host_memory_bytes=means.get("host_memory_bytes"),
+            device_memory_bytes=means.get("device_memory_bytes"),
+        )
+
+
+def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
+    """Return the numbers of each call; memory only where it was recorded."""
+    duration = (rank.work.end_ns - rank.work.start_ns).astype(float)
+    at = calls.at_rows(rank.work.op_row)
+    device_self = sum_by(at, duration, len(calls))
+    return {
+        "calls": np.ones(len(calls)),
+        "host_self_ns": calls.self_ns().astype(float),
+        "host_total_ns": (calls.end_ns - calls.start_ns).astype(float),
+        "device_self_ns": device_self,
+        "device_total_ns": calls.with_called(device_self),
+        **_memory(rank, calls),
+    }
+
+
+def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
+    """Return the net bytes each call allocated itself."""
+    trace = rank.trace
+    events = np.flatnonzero(rank.kinds == EventKind.MEMORY)
+    if not len(events):
+        return {}
+    at = calls.innermost_at(trace["tid"][events], trace["ts_ns"][events])
+    size = trace.arg("alloc_bytes").at(events, missing=0).astype(float)
+    on_host = trace.arg("alloc_device_type").at(events, missing=_HOST_DEVICE_TYPE) == _HOST_DEVICE_TYPE
+    return {
+        name: sum_by(np.where(mine, at, -1), size, len(calls))
+        for name, mine in (("host_memory_bytes", on_host), ("device_memory_bytes", ~on_host))
+    }
+
+
+def _add(
+    sums: dict[tuple[str, str | None], _Sums],
+    rank: Rank,
+    calls: HostCalls,
+    per_call: dict[str, Floats],
+    group_by: GroupBy,
+) -> None:
+    """Add one rank's calls to the sums, group by group."""
+    dims = rank.trace.arg("input_dims").at(calls.row, missing=NO_STRING)
+    key = calls.name.astype(np.int64) * (len(rank.trace.strings) + 1)
+    if group_by is GroupBy.NAME_AND_SHAPE:
+        key = key + dims + 1
+    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    nested, _ = calls.inside_of_same(group)
+    counted = {name: values.copy() for name, values in per_call.items()}
+    for name in ("host_total_ns", "device_total_ns"):
+        counted[name][nested] = 0
+    totals = {name: sum_by(group, values, len(first)) for name, values in counted.items()}
+    costliest = _costliest(group, per_call, len(first))
+    for g, (a, worst) in enumerate(zip(first.tolist(), costliest.tolist(), strict=True)):
+        shapes = rank.trace.text(int(dims[a])) if group_by is GroupBy.NAME_AND_SHAPE else None
+        mine = sums.setdefault((rank.trace.strings[calls.name[a]], shapes), _Sums())
+        for name, values in totals.items():
+            mine.numbers[name] = mine.numbers.get(name, 0.0) + float(values[g])
+        cost = (float(per_call["device_total_ns"][worst]), float(per_call["host_total_ns"][worst]))
+        if cost > mine.costliest:
+            mine.costliest, mine.shapes = cost, rank.trace.text(int(dims[worst]))
+
+
+def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
+    """Return for each group the call with the most device time, the most host time among equals."""
+    left = np.arange(len(group))
+    for name in ("device_total_ns", "host_total_ns"):
+        most = np.zeros(num_groups)
+        np.maximum.at(most, group[left], per_call[name][left])
+        left = left[per_call[name][left] == most[group[left]]]
+    out = np.empty(num_groups, np.int64)
+    out[group[left]] = left
+    return out

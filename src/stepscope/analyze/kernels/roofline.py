@@ -1,0 +1,57 @@
+"""What holds each kernel back: arithmetic, memory bandwidth, or the time it takes to start and drain?
+
+Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the two
+names its bound. A short kernel that takes more than twice that is bound by latency. Without shapes or without a known
+chip, matrix products are taken as compute-bound and all others as memory-bound.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.calls import Floats, Mask
+from stepscope.analyze.kernels.call_costs import PRECISIONS
+from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.cost.chips.table import Chip
+from stepscope.trace.classify import EventKind
+
+SHORT_NS = 10_000
+"""Kernels below this are short: about what it takes a host to launch the next one."""
+_LATENCY_FACTOR = 2.0
+
+
+class Bound(IntEnum):
+    """What holds a kernel back."""
+
+    NONE = 0
+    """no kernel, or communication: bound by the link and by other ranks"""
+    COMPUTE = 1
+    MEMORY = 2
+    LATENCY = 3
+
+    @property
+    def text(self) -> str | None:
+        """Return the name in reports."""
+        return (None, "compute-bound", "memory-bound", "latency")[self]
+
+
+def kernel_bounds(costs: KernelCosts, *, chip: Chip | None) -> tuple[npt.NDArray[np.uint8], Mask]:
+    """Return the `Bound` of each row of the rank's work, and where shapes and chip decided it."""
+    duration = costs.duration_ns
+    compute_ns, memory_ns = _least_ns(costs, chip)
+    known = ~np.isnan(compute_ns + memory_ns)
+    by_family = np.where(costs.is_matmul, Bound.COMPUTE, Bound.MEMORY)
+    bound = np.where(known, np.where(compute_ns >= memory_ns, Bound.COMPUTE, Bound.MEMORY), by_family)
+    least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
+    bound[(duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns)] = Bound.LATENCY
+    bound[costs.rank.work.kind != EventKind.KERNEL] = Bound.NONE
+    return bound.astype(np.uint8), known
+
+
+def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
+    """Return the least time that each row's FLOPs and bytes take on the chip, NaN where unknown."""
+    peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
+    bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
+    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks[costs.precision] * 1e9)
+    return compute, costs.bytes / bandwidth  # bytes / (GB/s) is ns

@@ -1,0 +1,307 @@
+"""How much memory did each rank use, when was the peak and what made it up, and does it grow?
+
+From the profiler's memory events where they were recorded (every allocation of the window), and from the step logs
+(a sample per step, over the whole job). *Cache* is memory the allocator has reserved and no tensor holds; how much
+of it is fragmented cannot be told from totals.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from stepscope.analyze.host.calls import host_calls
+from stepscope.analyze.memory.categories import CATEGORIES, CategorisedBlocks, categorised
+from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of, memory_events
+from stepscope.analyze.memory.growth import Growth, growth
+from stepscope.analyze.memory.sources import Holder, holders, operators_at, readable, source_lines_at
+from stepscope.analyze.ranks.traffic import over_ranks
+from stepscope.analyze.step.phases import Passes, Phase
+from stepscope.run.load import Run
+from stepscope.run.rank import Rank
+from stepscope.run.step_log import StepLog
+from stepscope.stats.robust import Spread
+from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.table import Int64s
+from stepscope.units import ms
+
+_MOST_POINTS = 400
+_MOST_HOLDERS = 12
+_ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The peak of the window."""
+
+    allocated_bytes: int
+    reserved_bytes: int | None
+    time_ms: float
+    """since the first recorded step began"""
+    step: int | None
+    """number of the step, None outside of all"""
+    phase: str
+    operator: str | None
+    """outermost operator that was allocating"""
+    by_category: dict[str, int] | None
+    """see `memory_categories`; sums to `allocated_bytes`. None where blocks could not be told"""
+    by_operator: tuple[Holder, ...]
+    """the operators whose blocks are alive, largest first"""
+    by_source_line: tuple[Holder, ...]
+    """the same by line of the user's code; empty where no python frames were recorded"""
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """One recorded step."""
+
+    step: int
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Memory over the window, thinned to the largest moments of equal slices of events."""
+
+    time_ms: tuple[float, ...]
+    """since the first recorded step began"""
+    allocated_bytes: tuple[int, ...]
+    reserved_bytes: tuple[int, ...] | None
+    by_category: dict[str, tuple[int, ...]] | None
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of one rank. None is unknown; `reasons` says why."""
+
+    rank: int
+    device: int | None
+    """ordinal of the device, -1 where only the host's memory was recorded"""
+    device_total_bytes: int | None
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_pct_of_total: float | None
+    """most reserved (allocated where that is unknown) against the device's memory"""
+    parameter_bytes: int | None
+    """this rank's share, as the job itself counted it; part of `kept`"""
+    cache_bytes: int | None
+    """reserved and held by no tensor, at the peak"""
+    allocator_calls: float | None
+    """calls per step that get memory from the device or give it back; about 0 in a settled job"""
+    allocator_retries: int | None
+    """how often the cache had to be emptied, over the logged steps"""
+    host_peak_bytes: int | None
+    peak: Moment | None
+    steps: tuple[StepMemory, ...]
+    timeline: Timeline | None
+    growth: Growth | None
+    """of allocated memory at the ends of steps"""
+    host_growth: Growth | None
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MemoryView:
+    """Memory of the run."""
+
+    ranks: tuple[RankMemory, ...]
+    fullest_rank: int | None
+    over_ranks: dict[str, Spread]
+
+
+def memory_view(run: Run, *, passes: Sequence[Passes], logs: Sequence[StepLog] = ()) -> MemoryView | None:
+    """Return the memory of a run, None where neither memory events nor samples were recorded.
+
+    `passes` are those of each rank (`Strategy.passes`).
+    """
+    by_rank = {log.rank: log for log in logs}
+    pairs = zip(run.ranks, passes, strict=True)
+    parameters = _parameter_bytes(run)
+    ranks = [_rank_memory(rank, found, by_rank.get(rank.rank), parameters) for rank, found in pairs]
+    known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None]
+    if not known:
+        return None
+    fullest = max(known, key=lambda r: r.peak_reserved_bytes or r.peak_allocated_bytes or 0)
+    return MemoryView(tuple(known), fullest.rank, over_ranks(known))
+
+
+def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, parameters: int | None) -> RankMemory:
+    events = memory_events(rank)
+    blocks = blocks_of(events) if events else None
+    categories = categorised(events, blocks, found, rank.steps) if events and blocks is not None else None
+    peak = _peak(rank, events, categories, found) if events else None
+    allocated = _larger(peak.allocated_bytes if peak else None, _most(log, "peak_allocated_bytes"))
+    in_trace = int(events.reserved_bytes.max()) if events and events.reserved_bytes is not None else None
+    reserved = _larger(in_trace, _most(log, "peak_reserved_bytes"))
+    total = _device_total(rank, events.device if events else None)
+    filled = reserved if reserved is not None else allocated
+    steps = _steps(rank, events) if events else ()
+    grown = _grown(log, "allocated_bytes") or growth([s.step for s in steps], [s.end_bytes for s in steps])
+    return RankMemory(
+        rank=rank.rank,
+        device=events.device if events else None,
+        device_total_bytes=total,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        peak_pct_of_total=100 * filled / total if total and filled else None,
+        parameter_bytes=parameters,
+        cache_bytes=_cache(peak),
+        allocator_calls=_allocator_calls(rank),
+        allocator_retries=_retries(log),
+        host_peak_bytes=_most(log, "host_peak_bytes"),
+        peak=peak,
+        steps=steps,
+        timeline=_timeline(rank, events, categories) if events else None,
+        growth=grown,
+        host_growth=_grown(log, "host_bytes"),
+        reasons=_reasons(events, log, parameters, grown),
+    )
+
+
+def _peak(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, found: Passes) -> Moment:
+    at = int(events.allocated_bytes.argmax())
+    moment, thread = events.time_ns[at : at + 1], events.thread[at : at + 1]
+    calls = host_calls(rank)
+    operator = int(operators_at(calls, thread, moment)[0])
+    step = int(rank.steps.of(moment)[0])
+    by_operator: tuple[Holder, ...] = ()
+    by_line: tuple[Holder, ...] = ()
+    if categories is not None:
+        born, size = _alive_here(categories, at)
+        by_operator, by_line = (
+            holders(rank, names, size, most=_MOST_HOLDERS)
+            for names in (
+                operators_at(calls, events.thread[born], events.time_ns[born]),
+                source_lines_at(rank, events.thread[born], events.time_ns[born]),
+            )
+        )
+    return Moment(
+        allocated_bytes=int(events.allocated_bytes[at]),
+        reserved_bytes=int(events.reserved_bytes[at]) if events.reserved_bytes is not None else None,
+        time_ms=ms(int(moment[0]) - _begin(rank, events)),
+        step=int(rank.steps.number[step]) if step >= 0 else None,
+        phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
+        operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
+        by_category=categories.at(at) if categories and categories.kept_bytes is not None else None,
+        by_operator=by_operator,
+        by_source_line=by_line,
+    )
+
+
+def _alive_here(categories: CategorisedBlocks, at: int) -> tuple[Int64s, Int64s]:
+    """Return birth and size of the blocks alive at an event whose allocation was recorded."""
+    blocks = categories.blocks
+    alive = blocks.alive(at) & (blocks.born != NOT_HERE)
+    return blocks.born[alive], blocks.size_bytes[alive]
+
+
+def _begin(rank: Rank, events: MemoryEvents) -> int:
+    return int(rank.steps.start_ns[0]) if len(rank.steps) else int(events.time_ns[0])
+
+
+def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
+    """Return start, peak and end of each recorded step; a step without events stays at what it found."""
+    before = np.concatenate(([int(events.allocated_bytes[0] - events.change_bytes[0])], events.allocated_bytes))
+    first = np.searchsorted(events.time_ns, rank.steps.start_ns)
+    last = np.searchsorted(events.time_ns, rank.steps.end_ns)
+    return tuple(
+        StepMemory(int(number), int(before[a]), int(before[a : b + 1].max()), int(before[b]))
+        for number, a, b in zip(rank.steps.number, first, last, strict=True)
+    )
+
+
+def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None) -> Timeline:
+    """Return the largest moment of each of equally many events, so that no peak is lost."""
+    cuts = np.unique(np.linspace(0, len(events), min(_MOST_POINTS, len(events)) + 1).astype(int))
+    at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
+    by_category = None
+    if categories is not None:
+        curves = categories.over_time(len(events))[:, at]
+        by_category = {name: tuple(curve.tolist()) for name, curve in zip(CATEGORIES, curves, strict=False)}
+        if categories.kept_bytes is not None:
+            by_category["kept"] = (categories.kept_bytes,) * len(at)
+    return Timeline(
+        time_ms=tuple(ms(t) for t in (events.time_ns[at] - _begin(rank, events)).tolist()),
+        allocated_bytes=tuple(events.allocated_bytes[at].tolist()),
+        reserved_bytes=None if events.reserved_bytes is None else tuple(events.reserved_bytes[at].tolist()),
+        by_category=by_category,
+    )
+
+
+def _parameter_bytes(run: Run) -> int | None:
+    """Return the bytes of one rank's parameters, from what the job wrote about its model."""
+    model = run.description.get("model")
+    said = [model.get(name) for name in ("bytes", "parameters", "local_parameters")] if isinstance(model, dict) else []
+    numbers = [n for n in said if isinstance(n, int) and n > 0]
+    return numbers[0] * numbers[2] // numbers[1] if len(numbers) == 3 else None
+
+
+def _larger(a: int | None, b: int | None) -> int | None:
+    known = [x for x in (a, b) if x is not None]
+    return max(known) if known else None
+
+
+def _cache(peak: Moment | None) -> int | None:
+    return None if peak is None or peak.reserved_bytes is None else peak.reserved_bytes - peak.allocated_bytes
+
+
+def _device_total(rank: Rank, device: int | None) -> int | None:
+    """Return the memory of the rank's device as the driver gives it."""
+    listed = rank.trace.header.get("deviceProperties")
+    wanted = device if device is not None and device >= 0 else int(rank.work.device[0]) if rank.has_device else None
+    for entry in listed if isinstance(listed, list) else []:
+        total = entry.get("totalGlobalMem") if isinstance(entry, dict) and entry.get("id") == wanted else None
+        if isinstance(total, int) and total > 0:
+            return total
+    return None
+
+
+def _allocator_calls(rank: Rank) -> float | None:
+    """Return calls per step to the device's own allocator, None for a rank without a device or steps."""
+    if not rank.has_device or not len(rank.steps):
+        return None
+    rows = rows_named(
+        rank.trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), lambda s: s.startswith(_ALLOCATOR_CALLS)
+    )
+    return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum()) / len(rank.steps)
+
+
+def _most(log: StepLog | None, name: str) -> int | None:
+    """Return the largest sample of a step log, None where there is none."""
+    values = log.column(f"memory.{name}") if log is not None else np.empty(0)
+    values = values[np.isfinite(values)]
+    return int(values.max()) if len(values) else None
+
+
+def _retries(log: StepLog | None) -> int | None:
+    values = log.column("memory.allocator_retries") if log is not None else np.empty(0)
+    values = values[np.isfinite(values)]
+    return int(values[-1] - values[0]) if len(values) else None
+
+
+def _grown(log: StepLog | None, name: str) -> Growth | None:
+    return growth(log.step, log.column(f"memory.{name}")) if log is not None else None
+
+
+def _reasons(
+    events: MemoryEvents | None, log: StepLog | None, parameters: int | None, grown: Growth | None
+) -> dict[str, str]:
+    """Return why something is unknown."""
+    reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
+    if events is None:
+        reasons["peak"] = "the trace holds no memory events: record with memory profiling on"
+    else:
+        if events.before_bytes is None:
+            reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
+        if events.address is None:
+            reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
+    if grown is None:
+        reasons["growth"] = "it takes eight steps with samples, after the first ones, to tell a slope"
+    if log is None:
+        reasons["allocator_retries"] = "no step log: retries are counted there"
+    if parameters is None:
+        reasons["parameter_bytes"] = "the run's description does not give the model's parameters"
+    return reasons

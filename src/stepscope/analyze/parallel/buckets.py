@@ -1,0 +1,265 @@
+"""How did data parallelism send its gradients: which buckets, in which order, how early, and at what extra cost?
+
+A *synchronisation* is all gradient all-reduces of one backward pass; with gradient accumulation done right there is
+one per step, however many passes a step has.
+
+    backward on the device   |=====================|
+    buckets                        |--0--||--1--| |--2--|
+                             |delay|               |tail|
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.parallel.strategy import Strategy
+from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic
+from stepscope.analyze.ranks.window import RankAccount
+from stepscope.analyze.step.phases import Passes, Phase
+from stepscope.contract.regions import EVALUATE
+from stepscope.intervals import covered_ns, union
+from stepscope.run.aligned import Aligned
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
+from stepscope.stats.robust import Spread
+from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.trace.table import Int64s
+from stepscope.units import ms
+
+KINDS = ("ddp", "zero1")
+_ACCUMULATE = "torch::autograd::AccumulateGrad"
+_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One bucket of a synchronisation; means over its occurrences on all ranks."""
+
+    order: int
+    """in which it became ready, from 0"""
+    size_bytes: float | None
+    ready_ms: float
+    """from the backward pass's beginning on the host until the host asked for it"""
+    time_ms: float
+    wait_ms: float | None
+    transfer_ms: float | None
+    exposed_ms: float
+    occurrences: int
+
+
+@dataclass(frozen=True)
+class RankBuckets:
+    """The gradient all-reduces of one rank, per step unless a name says otherwise."""
+
+    rank: int
+    count: float
+    size_bytes: float | None
+    time_ms: float
+    exposed_ms: float
+    wait_ms: float | None
+    transfer_ms: float | None
+    syncs: float
+    """backward passes that synchronised"""
+    backward_passes: float
+    backward_ms: float
+    """device time from a synchronised pass's first operation to its last, mean"""
+    first_delay_ms: float
+    """from the pass's first device operation to the first bucket's start, mean"""
+    first_delay_pct: float | None
+    """of the pass's device time"""
+    tail_ms: float
+    """from the pass's last device operation to the last bucket's end, mean"""
+    hook_host_ms: float | None
+    """host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded"""
+    hook_device_ms: float | None
+    """device time of what hooks launched, the all-reduces themselves left out"""
+
+
+@dataclass(frozen=True)
+class BucketView:
+    """Gradient synchronisation of the run."""
+
+    buckets: tuple[Bucket, ...]
+    """of the usual synchronisation, in ready order"""
+    usual_share: float
+    """share of synchronisations, over ranks and steps, that have as many buckets with the same sizes in this order"""
+    ranks: tuple[RankBuckets, ...]
+    over_ranks: dict[str, Spread]
+
+
+def bucket_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
+    """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
+    ranks, syncs = [], []
+    for index, account in enumerate(accounts):
+        rows = _gradient_rows(shared, strategy, index)
+        if account is None or not len(rows):
+            continue
+        rank, found = shared.run.ranks[index], strategy.passes[index]
+        split = _by_pass(rank, found, rows)
+        ranks.append(_rank_buckets(shared, index, account, found, rows, split))
+        syncs += [_Sync(index, at, one) for at, one in split.items()]
+    if not ranks:
+        return None
+    usual, share = _usual(shared, syncs)
+    return BucketView(_buckets(shared, strategy, accounts, usual), share, tuple(ranks), over_ranks(ranks))
+
+
+@dataclass(frozen=True)
+class _Sync:
+    index: int
+    at: int
+    """backward pass"""
+    rows: Int64s
+
+
+def _gradient_rows(shared: Aligned, strategy: Strategy, index: int) -> Int64s:
+    """Return the gradient all-reduces of a rank in the order they were asked for."""
+    rows = strategy.rows_of(index, *KINDS)
+    rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
+    issue = shared.run.ranks[index].collectives.issue_ns
+    return rows[np.argsort(issue[rows], kind="stable")]
+
+
+def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
+    """Return the rows of each backward pass; those asked for after a pass and before the next belong to it."""
+    at = np.searchsorted(found.backward.start, rank.collectives.issue_ns[rows], side="right") - 1
+    return {int(k): rows[at == k] for k in np.unique(at)}
+
+
+def _rank_buckets(
+    shared: Aligned, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
+) -> RankBuckets:
+    rank = shared.run.ranks[index]
+    traffic, steps = rank_traffic(shared, index, rows, account), num_steps(rank)
+    gradients = _gradients(rank, found)
+    begins, ends = gradients.begins_ns, gradients.ends_ns
+    known = [k for k in split if k >= 0 and ends[k] > begins[k]]
+    c = rank.collectives
+    delay = [int(c.start_ns[split[k]].min() - begins[k]) for k in known]
+    tail = [max(int(c.end_ns[split[k]].max() - ends[k]), 0) for k in known]
+    backward = [int(ends[k] - begins[k]) for k in known]
+    return RankBuckets(
+        **vars(traffic),
+        syncs=len(split) / steps,
+        backward_passes=_passes_in_steps(rank, found) / steps,
+        backward_ms=_mean_ms(backward),
+        first_delay_ms=_mean_ms(delay),
+        first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,
+        tail_ms=_mean_ms(tail),
+        hook_host_ms=_per_step_ms(gradients.hook_host_ns, steps),
+        hook_device_ms=_per_step_ms(gradients.hook_device_ns, steps),
+    )
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """What the autograd nodes of a rank launched, told apart from what hooks on gradients launched."""
+
+    begins_ns: Int64s
+    """per backward pass: when the device began its computation; on a CPU rank, when its first node began"""
+    ends_ns: Int64s
+    hook_host_ns: int | None
+    hook_device_ns: int | None
+
+
+def _gradients(rank: Rank, found: Passes) -> _Gradients:
+    """Return where each pass's own computation lies and what its hooks cost over the recorded steps.
+
+    A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
+    """
+    trace = rank.trace
+    ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    nodes = rows_named(trace, ops, lambda s: s.startswith(EVALUATE))
+    is_gradient = by_string(trace, trace["name"][nodes], lambda s: s.endswith(_ACCUMULATE)).astype(bool)
+    adding = rows_named(trace, ops, lambda s: s == _ACCUMULATE)
+    back = rows_named(trace, ops, lambda s: s == _COPY_BACK)
+    hooks = np.concatenate((nodes[is_gradient], back))
+    host = int(_in_steps(rank, hooks).sum() - _in_steps(rank, adding).sum()) if len(adding) else None
+    computing = np.concatenate((nodes[~is_gradient], adding))
+    if not rank.has_device:
+        moment = start = trace["ts_ns"][computing]
+        return _Gradients(*_extent(found, moment, start, start + trace["dur_ns"][computing]), host, None)
+    work = rank.work
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != EventKind.COMM_KERNEL))
+    around = enclosing(trace, np.concatenate((computing, hooks)), work.launch_row[launched])
+    by_hook = launched[np.isin(around, hooks) & (work.step[launched] >= 0)]
+    own = launched[np.isin(around, computing)]
+    extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
+    device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
+    return _Gradients(*extent, host, device)
+
+
+def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the first start and last end of what was launched in each backward pass; end before start for none."""
+    begins = np.full(len(found.backward), np.iinfo(np.int64).max)
+    ends = np.full(len(found.backward), np.iinfo(np.int64).min)
+    at = np.searchsorted(found.backward.start, moment, side="right") - 1
+    np.minimum.at(begins, at[at >= 0], start[at >= 0])
+    np.maximum.at(ends, at[at >= 0], end[at >= 0])
+    return begins, ends
+
+
+def _in_steps(rank: Rank, rows: Int64s) -> Int64s:
+    """Return the durations of the host rows that lie in recorded steps."""
+    inside = rank.steps.of(rank.trace["ts_ns"][rows]) >= 0 if len(rank.steps) else np.ones(len(rows), bool)
+    return np.asarray(rank.trace["dur_ns"][rows[inside]])
+
+
+def _passes_in_steps(rank: Rank, found: Passes) -> int:
+    if not len(rank.steps):
+        return len(found.backward)
+    return int((rank.steps.of(found.backward.start) >= 0).sum())
+
+
+def _usual(shared: Aligned, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
+    """Return the synchronisations with the most frequent sequence of sizes, and their share."""
+    sizes = [tuple(shared.run.ranks[s.index].collectives.full_bytes[s.rows].tolist()) for s in syncs]
+    usual, count = Counter(sizes).most_common(1)[0]
+    return [s for s, size in zip(syncs, sizes, strict=True) if size == usual], count / len(syncs)
+
+
+def _buckets(
+    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
+) -> tuple[Bucket, ...]:
+    """Return the means of each bucket over the usual synchronisations."""
+    columns = [_occurrences(shared, strategy, accounts, sync) for sync in usual]
+    out = []
+    for order in range(len(usual[0].rows)):
+        size, ready, time, wait, exposed = np.mean([c[order] for c in columns], axis=0)
+        matched = all(c[order][3] >= 0 for c in columns)
+        out.append(
+            Bucket(
+                order=order,
+                size_bytes=float(size) if size >= 0 else None,
+                ready_ms=ms(ready),
+                time_ms=ms(time),
+                wait_ms=ms(wait) if matched else None,
+                transfer_ms=ms(time - wait) if matched else None,
+                exposed_ms=ms(exposed),
+                occurrences=len(usual),
+            )
+        )
+    return tuple(out)
+
+
+def _occurrences(
+    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None], sync: _Sync
+) -> list[tuple[int, int, int, int, int]]:
+    """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation."""
+    c, account = shared.run.ranks[sync.index].collectives, accounts[sync.index]
+    begin = strategy.passes[sync.index].backward.start[sync.at] if sync.at >= 0 else c.issue_ns[sync.rows].min()
+    start, end = c.start_ns[sync.rows], c.end_ns[sync.rows]
+    exposed = covered_ns(account.exposed_comm, start, end) if account else np.zeros(len(start), np.int64)
+    wait = shared.wait_ns[sync.index][sync.rows]
+    columns = (c.full_bytes[sync.rows], c.issue_ns[sync.rows] - begin, end - start, wait, exposed)
+    return [tuple(values) for values in zip(*(x.tolist() for x in columns), strict=True)]
+
+
+def _per_step_ms(total_ns: int | None, steps: int) -> float | None:
+    return None if total_ns is None else ms(total_ns / steps)
+
+
+def _mean_ms(values: Sequence[int]) -> float:
+    return ms(float(np.mean(values))) if values else 0.0

@@ -1,0 +1,71 @@
+"""How much of the communication hid behind compute, step by step (A3)?
+
+    compute   ======   =======          together  under both                 exposed  comm outside compute and copies
+    comm         ------------           hidden    comm less exposed          efficiency  together / min(compute, comm)
+
+Efficiency is 1 where the step is as long as the larger of the two and 0 where they follow one another. Times are of
+the steps' periods (`step_periods.py`), so work from before the window does not count.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.ranks.window import device_activity
+from stepscope.analyze.step.periods import StepPeriods, step_periods
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract
+from stepscope.run.rank import Rank
+from stepscope.trace.table import Int64s
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Compute and communication of one rank, one value per period."""
+
+    periods: StepPeriods
+    compute_ns: Int64s
+    comm_ns: Int64s
+    together_ns: Int64s
+    exposed_ns: Int64s
+    """communication hidden neither behind compute nor behind copies"""
+
+    @property
+    def hidden_ns(self) -> Int64s:
+        """Return communication behind compute or copies."""
+        return self.comm_ns - self.exposed_ns
+
+    @property
+    def efficiency(self) -> float | None:
+        """Return together / min(compute, comm) over the rank's steps, None where either is nothing."""
+        return overlap_efficiency([self])
+
+
+def rank_overlap(rank: Rank) -> Overlap | None:
+    """Return how compute and communication of a rank's steps overlap, None for a trace without steps or work."""
+    periods = step_periods(rank)
+    if periods is None:
+        return None
+    compute, comm, memory = device_activity(rank)
+    return Overlap(
+        periods=periods,
+        compute_ns=_per_period(compute, periods),
+        comm_ns=_per_period(comm, periods),
+        together_ns=_per_period(intersect(compute, comm), periods),
+        exposed_ns=_per_period(subtract(subtract(comm, compute), memory), periods),
+    )
+
+
+def overlap_efficiency(overlaps: Sequence[Overlap | None]) -> float | None:
+    """Return the overlap efficiency of all these ranks' steps taken together.
+
+    The smaller of compute and communication is that of each rank: both add up within it.
+    """
+    known = [o for o in overlaps if o is not None]
+    together = sum(int(o.together_ns.sum()) for o in known)
+    smaller = sum(min(int(o.compute_ns.sum()), int(o.comm_ns.sum())) for o in known)
+    return together / smaller if smaller else None
+
+
+def _per_period(x: Intervals, periods: StepPeriods) -> Int64s:
+    return covered_ns(x, periods.start_ns, periods.end_ns) if len(x) else np.zeros(len(periods), np.int64)

@@ -1,0 +1,118 @@
+"""How long did each rank compute, communicate, copy and idle in the recorded window, and what was hidden?
+
+The window's figures describe the file: device work is clipped to the window whichever step launched it. On a rank
+without a device the host's operators are the compute and the collective's execution spans are the communication
+(`docs/metrics.md`, "The account of a CPU rank").
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.intervals import EMPTY, Intervals, clip, intersect, subtract, union, union_of
+from stepscope.run.collectives.of_rank import RECORD
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
+
+_WAITS_OR_WRAPS = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", RECORD)
+
+
+@dataclass(frozen=True)
+class RankAccount:
+    """The window of one rank. Parts overlap; `busy + idle` is the window."""
+
+    start_ns: int
+    end_ns: int
+    compute: Intervals
+    comm: Intervals
+    memory: Intervals | None
+    """None on a CPU rank: its copies are operators like any other"""
+    exposed_comm: Intervals
+    hidden_comm_ns: int
+    """communication under compute"""
+    idle_ns: int
+    warnings: tuple[str, ...]
+
+    @property
+    def window_ns(self) -> int:
+        """Return the length of the window."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def overlap_pct(self) -> float | None:
+        """Return the share of communication that lies under compute, None without communication."""
+        total = self.comm.total_ns
+        return 100 * self.hidden_comm_ns / total if total else None
+
+    @property
+    def overlap_efficiency(self) -> float | None:
+        """Return |compute and comm together| / min(compute, comm), None where either is nothing."""
+        smaller = min(self.compute.total_ns, self.comm.total_ns)
+        return self.hidden_comm_ns / smaller if smaller else None
+
+
+def rank_account(rank: Rank) -> RankAccount | None:
+    """Return the account of a rank's window, None for a trace with neither steps nor work."""
+    window = _window(rank)
+    if window is None:
+        return None
+    start, end, warnings = window
+    compute, comm, memory = (clip(x, start, end) for x in device_activity(rank))
+    exposed = subtract(subtract(comm, compute), memory)
+    return RankAccount(
+        start_ns=start,
+        end_ns=end,
+        compute=compute,
+        comm=comm,
+        memory=memory if rank.has_device else None,
+        exposed_comm=exposed,
+        hidden_comm_ns=intersect(comm, compute).total_ns,
+        idle_ns=end - start - union_of(compute, comm, memory).total_ns,
+        warnings=warnings,
+    )
+
+
+def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
+    """Return when compute, communication and memory operations ran; on a CPU rank operators are the compute."""
+    if rank.has_device:
+        return (
+            rank.work.intervals(EventKind.KERNEL),
+            rank.work.intervals(EventKind.COMM_KERNEL),
+            rank.work.intervals(EventKind.COPY, EventKind.SET),
+        )
+    return host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
+
+
+def host_compute(rank: Rank) -> Intervals:
+    """Return the time in which any thread ran an operator that is not a communication call."""
+    trace = rank.trace
+    ops = rows_named(
+        trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: not s.startswith(_WAITS_OR_WRAPS)
+    )
+    start = trace["ts_ns"][ops]
+    return union(start, start + trace["dur_ns"][ops])
+
+
+def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
+    """Return start and end of the window: the recorded steps, and the device until it was done with them."""
+    steps, work = rank.steps, rank.work
+    if len(steps) and steps.by_profiler:
+        end = max(int(steps.end_ns.max()), int(work.end_ns.max()) if len(work) else 0)
+        return int(steps.start_ns.min()), end, ()
+    if len(work):
+        return int(work.start_ns.min()), int(work.end_ns.max()), (_no_steps(rank, "the device operations"),)
+    busy = union_of(host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns))
+    if not len(busy):
+        return None
+    return int(busy.start[0]), int(busy.end[-1]), (_no_steps(rank, "the host's operators"),)
+
+
+def _no_steps(rank: Rank, spanned: str) -> str:
+    """Return why the steps do not bound the window, and what is known of them."""
+    steps = rank.steps
+    if rank.trace.quality.truncated and not len(steps):
+        return f"cut off before a step was complete: the window is the span of {spanned}, steps are unknown"
+    known = "steps are unknown"
+    if len(steps):
+        known = f"steps are the ranges named {steps.named!r}{'' if steps.numbered else ', counted from 0'}"
+    return f"no ProfilerStep# in the trace: the window is the span of {spanned}, {known}"

@@ -1,0 +1,307 @@
+"""The recorded steps of all ranks as one graph, and when everything in it would run.
+
+Nodes take time, edges make one node wait for the end of another. Each item of a rank's program becomes
+
+    host     the host's time before the launch
+    arrival  the operation could start (takes no time)
+    device   the operation itself
+
+and each collective of several ranks a `meeting` that waits for all arrivals. A repeated program lays its steps end
+to end several times, so that a change shows in the steady state and not in how the window happened to begin.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.trace.table import Int64s
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What waits for what. Changes that only shorten or lengthen things share it."""
+
+    first_edge: Int64s
+    """edges into node n are `first_edge[n]:first_edge[n + 1]`"""
+    edge_from: Int64s
+    edge_lag_ns: Floats
+    order: Int64s
+    """every node after all it waits for"""
+
+    @cached_property
+    def lists(self) -> tuple[list[int], list[int], list[float], list[int]]:
+        """Return the same as lists, which a plain loop reads faster than arrays."""
+        return (
+            self.first_edge.tolist(),
+            self.edge_from.tolist(),
+            self.edge_lag_ns.tolist(),
+            self.order.tolist(),
+        )
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes and what they wait for, with the nodes of each rank's items."""
+
+    duration_ns: Floats
+    profiled_ns: Floats
+    """the part of a node's duration that the profiler stretches: the host's own work"""
+    wiring: Wiring
+    earliest_ns: Floats
+    """before which a node cannot start: how the recorded window began"""
+    host: tuple[Int64s, ...]
+    arrival: tuple[Int64s, ...]
+    device: tuple[Int64s, ...]
+    step: tuple[npt.NDArray[np.int32], ...]
+    """per rank and item, counted on through the repetitions"""
+    num_steps: int
+    repeats: int
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One collective of several ranks: `(rank index, item)` of each member."""
+
+    members: tuple[tuple[int, int], ...]
+
+
+class CircularWaits(Exception):
+    """The recorded dependencies wait for each other in a circle, so the run cannot be replayed."""
+
+
+def build_graph(
+    programs: Sequence[Program],
+    meetings: Sequence[Meeting],
+    *,
+    num_steps: int,
+    repeats: int = 1,
+    from_rest: bool = False,
+) -> Graph:
+    """Return the graph of these programs, their steps laid end to end `repeats` times.
+
+    `from_rest` begins with all hosts at once and idle devices, in place of the recorded beginning. A host that was
+    far ahead when the window began stays ahead for many steps, which would pass for a faster steady state.
+    """
+    edges = _Edges()
+    nodes = _Nodes(programs, len(meetings), repeats)
+    for rank, program in enumerate(programs):
+        for copy in range(repeats):
+            _rank_edges(edges, nodes, rank, program, copy)
+    _meeting_edges(edges, nodes, meetings, repeats)
+    first, source, lag = edges.by_target(nodes.count)
+    duration, profiled = nodes.durations(programs, repeats)
+    return Graph(
+        duration_ns=duration,
+        profiled_ns=profiled,
+        wiring=Wiring(first, source, lag, _topological_order(nodes.count, first, source)),
+        earliest_ns=np.zeros(nodes.count) if from_rest else _beginning(programs, nodes),
+        host=tuple(np.concatenate([nodes.host(r, c) for c in range(repeats)]) for r in range(len(programs))),
+        arrival=tuple(np.concatenate([nodes.arrival(r, c) for c in range(repeats)]) for r in range(len(programs))),
+        device=tuple(np.concatenate([nodes.device(r, c) for c in range(repeats)]) for r in range(len(programs))),
+        step=tuple(np.concatenate([p.step + c * num_steps for c in range(repeats)]) for p in programs),
+        num_steps=num_steps * repeats,
+        repeats=repeats,
+    )
+
+
+def with_durations(graph: Graph, programs: Sequence[Program], num_meetings: int) -> Graph:
+    """Return the graph of programs that take other times but wait for the same things."""
+    nodes = _Nodes(programs, num_meetings, graph.repeats)
+    duration, profiled = nodes.durations(programs, graph.repeats)
+    return replace(graph, duration_ns=duration, profiled_ns=profiled)
+
+
+def end_times(graph: Graph, duration_ns: Floats | None = None) -> Floats:
+    """Return when each node ends if it starts as soon as everything it waits for has ended."""
+    duration = (graph.duration_ns if duration_ns is None else duration_ns).tolist()
+    first, source, lag, order = graph.wiring.lists
+    end = graph.earliest_ns.tolist()
+    for node in order:
+        start = end[node]
+        for e in range(first[node], first[node + 1]):
+            ready = end[source[e]] + lag[e]
+            if ready > start:
+                start = ready
+        end[node] = start + duration[node]
+    return np.array(end)
+
+
+def step_ends(graph: Graph, end_ns: Floats) -> Floats:
+    """Return per rank and step when the device had done all work launched in it."""
+    out = np.zeros((len(graph.device), graph.num_steps))
+    for rank, (nodes, step) in enumerate(zip(graph.device, graph.step, strict=True)):
+        np.maximum.at(out[rank], step, end_ns[nodes])
+    return np.maximum.accumulate(out, axis=1)
+
+
+def steady_period_ns(graph: Graph, end_ns: Floats) -> float:
+    """Return the time per step over the second half of the steps, mean over the ranks that do anything."""
+    ends = step_ends(graph, end_ns)[[len(nodes) > 0 for nodes in graph.device]]
+    last = ends.shape[1] - 1
+    if last == 0:
+        return float(ends.mean())
+    half = last - max(1, (last + 1) // 2)
+    return float((ends[:, last] - ends[:, half]).mean() / (last - half))
+
+
+class _Nodes:
+    """Numbers of nodes: per rank and repetition host, arrival and device of each item, then the meetings."""
+
+    def __init__(self, programs: Sequence[Program], num_meetings: int, repeats: int) -> None:
+        self._sizes = [len(p) for p in programs]
+        starts, at = [], 0
+        for _ in range(repeats):
+            row = []
+            for size in self._sizes:
+                row.append(at)
+                at += 3 * size
+            starts.append((row, at))
+            at += num_meetings
+        self._starts = starts
+        self.count = at
+
+    def host(self, rank: int, copy: int) -> Int64s:
+        first = self._starts[copy][0][rank]
+        return np.arange(first, first + self._sizes[rank])
+
+    def arrival(self, rank: int, copy: int) -> Int64s:
+        return self.host(rank, copy) + self._sizes[rank]
+
+    def device(self, rank: int, copy: int) -> Int64s:
+        return self.host(rank, copy) + 2 * self._sizes[rank]
+
+    def meeting(self, m: int, copy: int) -> int:
+        return self._starts[copy][1] + m
+
+    def durations(self, programs: Sequence[Program], repeats: int) -> tuple[Floats, Floats]:
+        """Return what each node takes, and how much of it is the host's own work."""
+        out, own = np.zeros(self.count), np.zeros(self.count)
+        for copy in range(repeats):
+            for rank, program in enumerate(programs):
+                host = self.host(rank, copy)
+                out[host], own[host] = program.host.total_ns, program.host.own_ns
+                out[self.device(rank, copy)] = program.duration_ns
+                if copy and len(program):
+                    out[host[0]] += program.tail.total_ns[0]
+                    own[host[0]] += program.tail.own_ns[0]
+        return out, own
+
+
+class _Edges:
+    """Edges as they are found."""
+
+    def __init__(self) -> None:
+        self._from: list[Int64s] = []
+        self._to: list[Int64s] = []
+        self._lag: list[Floats] = []
+
+    def add(self, source: Int64s, target: Int64s | int, lag_ns: Floats | float = 0.0) -> None:
+        self._from.append(source)
+        self._to.append(np.broadcast_to(np.asarray(target, np.int64), source.shape))
+        self._lag.append(np.broadcast_to(np.asarray(lag_ns, float), source.shape))
+
+    def by_target(self, num_nodes: int) -> tuple[Int64s, Int64s, Floats]:
+        """Return the edges sorted by the node they lead to."""
+        source, target = np.concatenate(self._from), np.concatenate(self._to)
+        order = np.argsort(target, kind="stable")
+        first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=num_nodes))))
+        return first.astype(np.int64), source[order], np.concatenate(self._lag)[order]
+
+
+def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting], repeats: int) -> None:
+    """Make each meeting wait for all arrivals, and each member's operation for its meetings."""
+    flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting.members]
+    if not flat:
+        return
+    rank_of, item_of, meeting_of = np.array(flat, np.int64).T
+    for copy in range(repeats):
+        for rank in np.unique(rank_of).tolist():
+            mine = rank_of == rank
+            place = nodes.meeting(0, copy) + meeting_of[mine]
+            edges.add(nodes.arrival(rank, copy)[item_of[mine]], place)
+            edges.add(place, nodes.device(rank, copy)[item_of[mine]])
+
+
+def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
+    """Add what one rank's items wait for within the rank, and in the repetition before."""
+    host, arrival, device = nodes.host(rank, copy), nodes.arrival(rank, copy), nodes.device(rank, copy)
+    if not len(host):
+        return
+    edges.add(host[:-1], host[1:])
+    edges.add(host, arrival, program.latency_ns)
+    edges.add(arrival, device)
+    has = np.flatnonzero(program.stream_predecessor != NOTHING)
+    by_kind = np.array([program.queued_gap_ns.get(kind, 0.0) for kind in range(256)])
+    gap = by_kind[program.kind]
+    edges.add(device[program.stream_predecessor[has]], arrival[has], gap[has])
+    released = np.flatnonzero(program.released_by != NOTHING)
+    edges.add(device[program.released_by[released]], host[released])
+    pairs = [(other, item) for item, others in enumerate(program.waits_for) for other in others]
+    if pairs:
+        source, target = np.array(pairs, np.int64).T
+        edges.add(device[source], arrival[target])
+    for item, other, lag_ns in program.also_after:
+        edges.add(device[other : other + 1], int(arrival[item]), lag_ns)
+    if copy:
+        _join_repetitions(edges, nodes, rank, program, copy)
+
+
+def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
+    """Return the earliest starts: each host began its first step, each stream was done with older work."""
+    earliest = np.zeros(nodes.count)
+    begin = min((p.begin_ns for p in programs if len(p)), default=0)
+    for rank, program in enumerate(programs):
+        if not len(program):
+            continue
+        earliest[nodes.host(rank, 0)[0]] = program.begin_ns - begin
+        for stream, busy_ns in program.backlog_ns.items():
+            first = int(np.flatnonzero(program.stream == stream)[0])
+            earliest[nodes.arrival(rank, 0)[first]] = program.begin_ns - begin + busy_ns
+    return earliest
+
+
+def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
+    """Make a repetition's host and streams follow on from those of the repetition before."""
+    edges.add(nodes.host(rank, copy - 1)[-1:], nodes.host(rank, copy)[:1])
+    if program.tail_released_by != NOTHING:
+        released = nodes.device(rank, copy - 1)[program.tail_released_by :][:1]
+        edges.add(released, int(nodes.host(rank, copy)[0]))
+    followed = np.zeros(len(program), bool)
+    followed[program.stream_predecessor[program.stream_predecessor != NOTHING]] = True
+    last = np.flatnonzero(~followed)
+    first = np.flatnonzero(program.stream_predecessor == NOTHING)
+    stream_of_first = {int(program.stream[i]): int(i) for i in first}
+    for item in last.tolist():
+        successor = stream_of_first[int(program.stream[item])]
+        edges.add(nodes.device(rank, copy - 1)[item : item + 1], int(nodes.arrival(rank, copy)[successor]))
+
+
+def _topological_order(count: int, first: Int64s, source: Int64s) -> Int64s:
+    """Return the nodes so that each comes after all it waits for (Kahn's algorithm)."""
+    target = np.repeat(np.arange(count), np.diff(first))
+    by_source = np.argsort(source, kind="stable")
+    follows = target[by_source].tolist()
+    starts = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=count)))).tolist()
+    waiting = np.diff(first).tolist()
+    ready = [n for n in range(count) if not waiting[n]]
+    order = []
+    while ready:
+        node = ready.pop()
+        order.append(node)
+        for e in range(starts[node], starts[node + 1]):
+            n = follows[e]
+            waiting[n] -= 1
+            if not waiting[n]:
+                ready.append(n)
+    if len(order) < count:
+        raise CircularWaits(f"{count - len(order)} of {count} nodes wait in a circle")
+    return np.array(order, np.int64)

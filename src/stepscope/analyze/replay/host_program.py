@@ -1,0 +1,99 @@
+"""What does a rank without a device do, in order? The same program, with gloo's threads in place of the device.
+
+Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what it
+spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes
+on.
+"""
+
+import numpy as np
+
+from stepscope.analyze.host.time import HostParts, data_loading, stalling
+from stepscope.analyze.ranks.window import host_compute
+from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
+from stepscope.intervals import Intervals, covered_ns, subtract, union, union_of
+from stepscope.run.aligned import Aligned
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+_LEAST_WAIT_NS = 200_000
+_MOST_IN_FLIGHT = 4096
+
+
+def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+    """Return the program of a CPU rank over the steps of these numbers."""
+    rank = shared.run.ranks[index]
+    c = rank.collectives
+    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
+    rows = np.flatnonzero(np.isin(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
+    rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
+    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
+    edges = np.concatenate(([first_ns], c.issue_ns[rows], [last_ns]))
+    edges = np.maximum.accumulate(edges)
+    waiting = subtract(union(c.start_ns, c.end_ns), host_compute(rank))
+    parts = _parts(rank, waiting, edges[:-1], edges[1:])
+    released_by = _released_by(waiting, c.end_ns[rows], edges)
+    lane = _lanes(c.start_ns[rows], c.end_ns[rows])
+    return Program(
+        device_index=rows,
+        step=np.searchsorted(numbers, rank.steps.number[c.step[rows]]).astype(np.int32),
+        host=parts.part(slice(0, len(rows))),
+        tail=parts.part(slice(len(rows), len(rows) + 1)),
+        duration_ns=(c.end_ns - c.start_ns)[rows] - np.maximum(shared.wait_ns[index][rows], 0),
+        kind=np.full(len(rows), EventKind.COMM_KERNEL, np.uint8),
+        collective=rows,
+        stream=lane,
+        stream_predecessor=stream_predecessors(lane),
+        waits_for=((),) * len(rows),
+        released_by=released_by[:-1],
+        latency_ns=0,
+        queued_gap_ns={},
+        begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
+        backlog_ns={},
+        tail_released_by=int(released_by[-1]),
+    )
+
+
+def _lanes(start: Int64s, end: Int64s) -> Int64s:
+    """Return which of gloo's threads ran each collective, told by which of them overlap: on one thread none do.
+
+    Of the threads that are free the one that became free last takes it: that is the one it may have waited for.
+    """
+    free_ns: list[int] = []
+    out = np.zeros(len(start), np.int64)
+    for item in np.argsort(start, kind="stable").tolist():
+        free = [lane for lane, until in enumerate(free_ns) if until <= start[item]]
+        lane = max(free, key=free_ns.__getitem__) if free else len(free_ns)
+        if not free:
+            free_ns.append(0)
+        free_ns[lane], out[item] = int(end[item]), lane
+    return out
+
+
+def _parts(rank: Rank, waiting: Intervals, start: Int64s, end: Int64s) -> HostParts:
+    data = subtract(data_loading(rank), waiting)
+    stalls = subtract(stalling(rank), union_of(waiting, data))
+    parts = [covered_ns(x, start, end) for x in (data, stalls)]
+    own = end - start - covered_ns(waiting, start, end) - sum(parts)
+    return HostParts(np.maximum(own, 0), parts[0], np.zeros(len(start), np.int64), parts[1])
+
+
+def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
+    """Return for each item the last collective that ended while the host waited before asking for it; one more for
+    waiting after the last item.
+
+    Between two operators there is always a moment of nothing; waiting takes longer.
+    """
+    out = np.full(len(end) + 1, NOTHING, np.int64)
+    waits = np.flatnonzero(waiting.end - waiting.start >= _LEAST_WAIT_NS)
+    asked = np.searchsorted(edges, waiting.end[waits], side="left") - 1
+    for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
+        if 0 <= item <= len(end):
+            first = max(0, item - _MOST_IN_FLIGHT)
+            ends = end[first:item]
+            done = np.flatnonzero((ends > waiting.start[wait]) & (ends <= waiting.end[wait]))
+            if len(done):
+                out[item] = first + int(done[np.argmax(ends[done])])
+    return out

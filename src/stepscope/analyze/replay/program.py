@@ -1,0 +1,247 @@
+"""What does each rank do, in the order its host asks for it, and what must each thing wait for?
+
+The recorded steps as a dependency graph. One item per launched device operation, in launch order:
+
+    host:    item i is launched after item i-1 and the host's own time between them (less blocked time)
+    sync:    ... and after the device operation that a synchronisation in between waited for
+    device:  item i starts after its launch, its predecessor on the stream, and the operations of other streams
+             that a stream-wait before its launch made it wait for; never "when it was recorded to start"
+    ranks:   a matched collective's transfer starts when its last rank has arrived
+
+Gaps of the device are thus consequences, not data, and change when their cause does.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.time import HostParts, blocked_host, host_parts
+from stepscope.run.aligned import Aligned
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.table import Int64s
+from stepscope.units import NS_PER_US
+
+NOTHING = -1
+_DEFAULT_LATENCY_NS = 5 * NS_PER_US
+_LONGEST_LATENCY_NS = 10 * NS_PER_US
+_SAME_MOMENT_NS = 50 * NS_PER_US
+"""a synchronisation returns this soon after what it waited for"""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One rank's recorded steps, item by item in launch order. References are item indices, NOTHING for none."""
+
+    device_index: Int64s
+    """row in the rank's DeviceWork (or Collectives, on a CPU rank)"""
+    step: npt.NDArray[np.int32]
+    """index into the common steps"""
+    host: HostParts
+    """host time between the previous launch and this one, by what the host did"""
+    tail: HostParts
+    """host time after the last launch until the last step's end (one item)"""
+    duration_ns: Int64s
+    """on the device; without waiting for a matched collective"""
+    kind: npt.NDArray[np.uint8]
+    collective: Int64s
+    """row in the rank's Collectives, NOTHING for other work"""
+    stream: Int64s
+    """index of the stream among those of the rank"""
+    stream_predecessor: Int64s
+    waits_for: tuple[tuple[int, ...], ...]
+    """operations of other streams that it waits for"""
+    released_by: Int64s
+    """operation that the host waited for before launching this one"""
+    latency_ns: int
+    queued_gap_ns: dict[int, float]
+    """by kind: what the device itself takes between two operations of a stream that were both waiting to run"""
+    begin_ns: int
+    """when the first step began, on the shared clock"""
+    also_after: tuple[tuple[int, int, int], ...] = ()
+    """`(item, other, lag_ns)`: the item cannot start before so long after the end of the other"""
+    backlog_ns: dict[int, int] = field(default_factory=dict)
+    """by stream: until when after `begin_ns` it was busy with work from before the window"""
+    tail_released_by: int = NOTHING
+    """operation that the host waited for after the last launch, before the last step ended"""
+
+    def __len__(self) -> int:
+        return len(self.device_index)
+
+
+_NONE = np.empty(0, np.int64)
+_NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
+EMPTY_PROGRAM = Program(
+    device_index=_NONE,
+    step=np.empty(0, np.int32),
+    host=_NO_TIME.part(slice(0)),
+    tail=_NO_TIME,
+    duration_ns=_NONE,
+    kind=np.empty(0, np.uint8),
+    collective=_NONE,
+    stream=_NONE,
+    stream_predecessor=_NONE,
+    waits_for=(),
+    released_by=_NONE,
+    latency_ns=0,
+    queued_gap_ns={},
+    begin_ns=0,
+)
+"""of a rank that recorded none of the steps: it takes no part"""
+
+
+def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+    """Return the program of a rank with a device over the steps of these numbers."""
+    rank = shared.run.ranks[index]
+    work, ts = rank.work, rank.trace["ts_ns"]
+    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    if not len(wanted):
+        return EMPTY_PROGRAM
+    rows = np.flatnonzero((work.launch_row >= 0) & np.isin(work.step, wanted))
+    launched = ts[work.launch_row[rows]]
+    order = np.lexsort((work.start_ns[rows], launched))
+    rows, launched = rows[order], launched[order]
+    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
+    edges = np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
+    released_by, lag = _releases(rank, launched, work.end_ns[rows], last_ns)
+    parts = host_parts(rank, edges[:-1], edges[1:])
+    stream = np.unique(np.stack((work.device[rows], work.stream[rows])), axis=1, return_inverse=True)[1].reshape(-1)
+    predecessor, waits_for = stream_predecessors(stream), _stream_waits(rank, rows, launched)
+    latency = _latency(work.start_ns[rows] - launched)
+    return Program(
+        device_index=rows,
+        step=np.searchsorted(numbers, rank.steps.number[work.step[rows]]).astype(np.int32),
+        host=parts.part(slice(0, len(rows))).plus_own(lag[:-1]),
+        tail=parts.part(slice(len(rows), len(rows) + 1)).plus_own(lag[-1:]),
+        duration_ns=_durations(shared, index, rows),
+        kind=work.kind[rows],
+        collective=_collective_rows(rank, rows),
+        stream=stream,
+        stream_predecessor=predecessor,
+        waits_for=waits_for,
+        released_by=released_by[:-1],
+        latency_ns=latency,
+        queued_gap_ns=_queued_gaps(rank, rows, launched + latency, predecessor, waits_for),
+        begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
+        backlog_ns=_backlog(rank, rows, stream, first_ns),
+        tail_released_by=int(released_by[-1]),
+    )
+
+
+def _queued_gaps(
+    rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s, waits_for: tuple[tuple[int, ...], ...]
+) -> dict[int, float]:
+    """Return the mean gap before operations that the host had launched in time, by kind.
+
+    It is the device's: a few microseconds of its own, and more where other processes share it. The mean over the
+    run stands for it; single recorded gaps are not kept.
+    """
+    work = rank.work
+    start, end, kind = work.start_ns[rows], work.end_ns[rows], work.kind[rows]
+    ready = np.where(predecessor >= 0, end[predecessor], np.iinfo(np.int64).min)
+    for item, others in enumerate(waits_for):
+        if others:
+            ready[item] = max(ready[item], *(int(end[o]) for o in others))
+    queued = (predecessor >= 0) & (launched <= ready) & (start >= ready)
+    gaps = start - ready
+    return {int(k): float(gaps[queued & (kind == k)].mean()) for k in np.unique(kind) if (queued & (kind == k)).any()}
+
+
+def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[int, int]:
+    """Return until when each stream was busy with work launched before the window."""
+    work = rank.work
+    older = np.flatnonzero(work.launch_row < 0)
+    out = {}
+    for s in np.unique(stream):
+        item = rows[np.flatnonzero(stream == s)[0]]
+        same = older[(work.stream[older] == work.stream[item]) & (work.device[older] == work.device[item])]
+        if len(same):
+            out[int(s)] = max(0, int(work.end_ns[same].max()) - first_ns)
+    return out
+
+
+def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
+    at = np.full(len(rank.work), NOTHING, np.int64)
+    at[rank.collectives.device_index] = np.arange(len(rank.collectives))
+    return at[rows]
+
+
+def _durations(shared: Aligned, index: int, rows: Int64s) -> Int64s:
+    """Return how long each operation takes by itself."""
+    rank = shared.run.ranks[index]
+    duration = rank.work.end_ns - rank.work.start_ns
+    c = rank.collectives
+    duration[c.device_index] -= np.maximum(shared.wait_ns[index], 0)
+    return duration[rows]
+
+
+def _latency(delays_ns: Int64s) -> int:
+    """Return the time from a launch to its start on an idle device: the short end of what was recorded."""
+    if not len(delays_ns):
+        return _DEFAULT_LATENCY_NS
+    short = int(np.percentile(delays_ns, 5))
+    return short if 0 < short <= _LONGEST_LATENCY_NS else _DEFAULT_LATENCY_NS
+
+
+def stream_predecessors(stream: Int64s) -> Int64s:
+    """Return for each item the previous one on its stream."""
+    out = np.full(len(stream), NOTHING, np.int64)
+    order = np.argsort(stream, kind="stable")
+    same = stream[order[1:]] == stream[order[:-1]]
+    out[order[1:][same]] = order[:-1][same]
+    return out
+
+
+def _releases(rank: Rank, launched: Int64s, end_ns: Int64s, last_ns: int) -> tuple[Int64s, Int64s]:
+    """Return for each item the operation that the host waited for just before it, and what it took to return; one
+    more for waiting between the last item and the end of the last step at `last_ns`.
+
+    Which operation that was is read off the clock: the last one to end before the call returned.
+    """
+    released_by = np.full(len(launched) + 1, NOTHING, np.int64)
+    lag = np.zeros(len(launched) + 1, np.int64)
+    for start, end in zip(*blocked_host(rank, synchronisations_only=True), strict=True):
+        asked = int(np.searchsorted(launched, start, side="right"))
+        following = int(np.searchsorted(launched, end, side="left"))
+        if not asked or start >= last_ns:
+            continue
+        low = max(0, asked - 4096)
+        ends = end_ns[low:asked]
+        fits = np.flatnonzero((ends > start) & (ends <= end + _SAME_MOMENT_NS))
+        if len(fits):
+            release = low + int(fits[np.argmax(ends[fits])])
+            released_by[following] = release
+            lag[following] += max(0, int(end) - int(end_ns[release]))
+    return released_by, lag
+
+
+def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> tuple[tuple[int, ...], ...]:
+    """Return for each item the operations of other streams that it waits for.
+
+    A trace records that the host asked one stream to wait, not which for which. The first operation launched on a
+    stream after such a call waits for the latest operation of each other stream that was launched before the call
+    and had ended when it started.
+    """
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    asked = np.sort(rank.trace["ts_ns"][rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)])
+    start, end, stream = rank.work.start_ns[rows], rank.work.end_ns[rows], rank.work.stream[rows]
+    out: list[tuple[int, ...]] = [()] * len(rows)
+    streams = np.unique(stream)
+    if len(streams) < 2 or not len(asked):
+        return tuple(out)
+    latest_call = np.searchsorted(asked, launched, side="right") - 1
+    members = {s: np.flatnonzero(stream == s) for s in streams.tolist()}
+    for own, items in members.items():
+        call = latest_call[items]
+        fresh = items[(call >= 0) & (np.concatenate(([-1], call[:-1])) < call)]
+        for other, theirs in members.items():
+            if other == own:
+                continue
+            by_launch = np.searchsorted(launched[theirs], asked[latest_call[fresh]], side="right")
+            by_end = np.searchsorted(np.maximum.accumulate(end[theirs]), start[fresh], side="right")
+            at = np.minimum(by_launch, by_end) - 1
+            for item, position in zip(fresh.tolist(), at.tolist(), strict=True):
+                if position >= 0:
+                    out[item] = (*out[item], int(theirs[position]))
+    return tuple(out)

@@ -1,0 +1,222 @@
+"""The recorded run as a model that can be replayed: programs of all ranks, where they meet, and what the profiler
+added.
+
+The profiler slows the host and nothing else. Where the unprofiled step time is known, one factor on the host's own
+time is chosen so that the replay takes that long. Where the device decides the step, no such factor can be
+identified: then what recording an event costs stands in for it, and the doubt is larger.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.time import RECORDING_COST_NS, recorded_events
+from stepscope.analyze.ranks.stragglers import common_steps
+from stepscope.analyze.replay.graph import (
+    CircularWaits,
+    Graph,
+    Meeting,
+    build_graph,
+    end_times,
+    steady_period_ns,
+    with_durations,
+)
+from stepscope.analyze.replay.host_program import host_program
+from stepscope.analyze.replay.program import Program, device_program
+from stepscope.run.aligned import Aligned
+from stepscope.run.rank import Rank
+from stepscope.stats.robust import far_longer, recurring_long
+from stepscope.trace.table import Int64s
+
+_FEWEST_STEPS = 8
+"""steps laid end to end, so that the second half is steady"""
+_FEWEST_STEADY = 3
+"""... or so many, where a step alone is large"""
+_MOST_ITEMS = 24_000
+"""beyond this many items fewer steps are replayed: more of the same tell nothing new"""
+_ENOUGH_TO_TELL = 5
+_SMALLEST_FACTOR = 0.3
+_MOSTLY = 0.5
+"""of the step follows the host's time: then the step times tell the factor"""
+_AGREES = 0.04
+"""a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A run ready to be replayed with changes."""
+
+    shared: Aligned
+    steps: Int64s
+    """numbers of the steps it is made of"""
+    programs: tuple[Program, ...]
+    meetings: tuple[Meeting, ...]
+    graph: Graph
+    host_factor: float
+    """on the host's own time: what is left of it without the profiler"""
+    factor_identified: bool
+    """whether the unprofiled step time determined the factor"""
+    period_ns: float
+    """time per step of the replay with that factor: the baseline of every what-if"""
+    profiled_ns: float
+    """time per step of the replay as recorded"""
+    hiccups: tuple[int, ...] = ()
+    """numbers of single steps far longer than the others: left out"""
+    message_bytes: int = 0
+    """collectives have been merged into messages of this size already; 0 as recorded"""
+
+
+def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay | None:
+    """Return the run as a model; None where no step was recorded on all ranks or nothing was launched."""
+    numbers = common_steps(shared.run.ranks)
+    if not len(numbers):
+        return None
+    numbers, hiccups = _without_hiccup(shared, numbers)
+    numbers = _few_enough(shared, numbers)
+    programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
+    if not any(len(p) for p in programs):
+        return None
+    meetings = tuple(meetings_of(shared, programs))
+    try:
+        graph = _graph(programs, meetings, len(numbers))
+    except CircularWaits:
+        return None
+    profiled = steady_period_ns(graph, end_times(graph))
+    factor, identified = _host_factor(shared, programs, graph, numbers, profiled, unprofiled_ns)
+    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, factor)))
+    return Replay(shared, numbers, programs, meetings, graph, factor, identified, period, profiled, hiccups)
+
+
+def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
+    """Return the graph's durations with the host's own work scaled; loading data and stalls stay as they are."""
+    return graph.duration_ns - (1 - factor) * graph.profiled_ns
+
+
+def meetings_of(shared: Aligned, programs: Sequence[Program]) -> list[Meeting]:
+    """Return the matched collectives as items of the programs."""
+    matches = shared.matches
+    items = []
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        at = np.full(len(rank.collectives), -1, np.int64)
+        keys = rank.collectives.device_index if rank.has_device else np.arange(len(rank.collectives))
+        place = np.full(int(max(keys.max(initial=-1), program.device_index.max(initial=-1))) + 1, -1, np.int64)
+        place[program.device_index] = np.arange(len(program))
+        at[:] = place[keys]
+        items.append(at)
+    found = []
+    for m in range(len(matches)):
+        members = range(int(matches.first[m]), int(matches.first[m + 1]))
+        pairs = [(int(matches.rank_index[j]), int(items[matches.rank_index[j]][matches.row[j]])) for j in members]
+        present = tuple(pair for pair in pairs if pair[1] >= 0)
+        if len(present) > 1:
+            found.append(Meeting(present))
+    return found
+
+
+def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meeting] | None = None) -> Replay:
+    """Return the replay of changed programs with the same profiler factor."""
+    kept = replay.meetings if meetings is None else tuple(meetings)
+    if meetings is None and all(_same_waits(a, b) for a, b in zip(replay.programs, programs, strict=True)):
+        graph = with_durations(replay.graph, programs, len(kept))
+    else:
+        graph = _graph(tuple(programs), kept, len(replay.steps))
+    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, replay.host_factor)))
+    return replace(replay, programs=tuple(programs), meetings=kept, graph=graph, period_ns=period)
+
+
+def _same_waits(a: Program, b: Program) -> bool:
+    """Return whether two versions of a program differ in nothing but what their items take."""
+    return (
+        a.stream_predecessor is b.stream_predecessor
+        and a.waits_for is b.waits_for
+        and a.released_by is b.released_by
+        and a.tail_released_by == b.tail_released_by
+        and a.also_after is b.also_after
+        and a.queued_gap_ns is b.queued_gap_ns
+    )
+
+
+def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+    if shared.run.ranks[index].has_device:
+        return device_program(shared, index, numbers)
+    return host_program(shared, index, numbers)
+
+
+def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
+    large = sum(len(p) for p in programs) / num_steps * _FEWEST_STEPS > _MOST_ITEMS
+    repeats = max(1, -(-(_FEWEST_STEADY if large else _FEWEST_STEPS) // num_steps))
+    return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
+
+
+def _without_hiccup(shared: Aligned, numbers: Int64s) -> tuple[Int64s, tuple[int, ...]]:
+    """Return the longest stretch of steps without one far longer than the others, and the numbers of such steps; all
+    steps where long ones recur.
+
+    A single one is somebody else's doing; a few steps cannot tell.
+    """
+    took = np.mean([_spans(r, numbers) for r in shared.run.ranks if len(r.steps)], axis=0)
+    long = far_longer(took)
+    if len(took) < _ENOUGH_TO_TELL or not long.any() or recurring_long(took).any():
+        return numbers, ()
+    cuts = np.concatenate(([-1], np.flatnonzero(long), [len(took)]))
+    widest = int(np.argmax(np.diff(cuts)))
+    return numbers[cuts[widest] + 1 : cuts[widest + 1]], tuple(numbers[long].tolist())
+
+
+def _spans(rank: Rank, numbers: Int64s) -> Int64s:
+    """Return how long a rank's host took for the steps of these numbers."""
+    by_number = np.argsort(rank.steps.number, kind="stable")
+    at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
+    return rank.steps.end_ns[at] - rank.steps.start_ns[at]
+
+
+def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:
+    """Return the last steps, as many as the item budget allows, at least one."""
+    per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
+    most = max(1, int(_MOST_ITEMS / max(per_step, 1)))
+    return numbers[-most:]
+
+
+def _host_factor(
+    shared: Aligned,
+    programs: tuple[Program, ...],
+    graph: Graph,
+    numbers: Int64s,
+    profiled_ns: float,
+    unprofiled_ns: float | None,
+) -> tuple[float, bool]:
+    """Return what is left of the host's time without the profiler, and whether the step times determine it."""
+    if unprofiled_ns is None:
+        return 1.0, False
+    prior = _factor_from_events(shared, programs, numbers)
+    usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
+    host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
+    if not host_decides and abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:
+        return prior, False
+    if host_decides and unprofiled_ns >= profiled_ns:
+        return 1.0, True
+    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _SMALLEST_FACTOR)))
+    if shortest < unprofiled_ns < profiled_ns:
+        return _factor_that_gives(graph, unprofiled_ns), True
+    return prior, False
+
+
+def _factor_that_gives(graph: Graph, target_ns: float) -> float:
+    """Return the factor whose replay takes the target, by bisection."""
+    low, high = _SMALLEST_FACTOR, 1.0
+    for _ in range(8):
+        middle = (low + high) / 2
+        period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, middle)))
+        low, high = (middle, high) if period < target_ns else (low, middle)
+    return high
+
+
+def _factor_from_events(shared: Aligned, programs: tuple[Program, ...], numbers: Int64s) -> float:
+    """Return the factor that a fixed cost per recorded host event gives."""
+    events = host = 0.0
+    for rank, program in zip(shared.run.ranks, programs, strict=True):
+        events += int(recorded_events(rank)[np.isin(rank.steps.number, numbers)].sum())
+        host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
+    return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0

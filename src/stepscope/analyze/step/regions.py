@@ -1,0 +1,189 @@
+"""To which part of training does each device operation belong: forward, backward, optimizer, data or other?
+
+The launch tells. Marks around it on its thread, the innermost first:
+
+    a range that names a part                        that part; an operator that builds a graph inside an
+                                                     optimizer's range is its closure: forward
+    autograd::engine::evaluate_function              backward; a forward operator inside it is recomputed
+    none, on a thread of the autograd engine         backward
+    none, before the step's last backward            forward (also where the step holds no backward at all)
+    none, after it                                   other: clipping, unscaling, metrics
+
+Operators that build an autograd graph carry a sequence number and no forward thread; those of a backward pass run
+without gradients and carry none. That is how recomputation (activation checkpointing) shows, except in passes that
+are themselves differentiated.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.regions import EVALUATE, Region, named_region
+from stepscope.run.device_work import Rows, enclosing
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, by_string, rows_named
+
+Codes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+
+_GRAPH_LAUNCH = re.compile(r"GraphLaunch")
+_NO_MARK, _EVALUATE_MARK = 0, 100
+
+
+@dataclass(frozen=True)
+class Regions:
+    """The part of training of each row, in the order of the rows asked for."""
+
+    region: Codes
+    """values of `Region`"""
+    recomputed: Mask
+    """forward operators that run again inside a backward pass; their region is BACKWARD"""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the host recorded that tells parts of training apart."""
+
+    rows: Rows
+    """ranges that name a part, and autograd nodes"""
+    code: Codes
+    """Region + 1, or _EVALUATE_MARK, per mark"""
+    graph_builders: Rows
+    """operators that build an autograd graph"""
+    main_thread: int
+    autograd_threads: npt.NDArray[np.int64]
+
+    @property
+    def autograd_nodes(self) -> Rows:
+        """Return the rows of autograd nodes."""
+        return self.rows[self.code == _EVALUATE_MARK]
+
+    def rows_of(self, region: Region) -> Rows:
+        """Return the ranges that name this part."""
+        return self.rows[self.code == region + 1]
+
+
+def regions(rank: Rank, marks: Marks | None = None) -> Regions:
+    """Return the part of training of each row of `rank.work`; OTHER for work from before the window.
+
+    Work of a CUDA graph that nothing on the host explains goes by the device's own ranges.
+    """
+    work = rank.work
+    region = np.full(len(work), Region.OTHER, np.uint8)
+    recomputed = np.zeros(len(work), bool)
+    launched = np.flatnonzero(work.launch_row >= 0)
+    calls, back = np.unique(work.launch_row[launched], return_inverse=True)
+    found, again, named = host_regions(rank, calls, marks or marks_of(rank))
+    region[launched], recomputed[launched] = found[back], again[back]
+    graph = by_string(rank.trace, rank.trace["name"][calls], lambda s: bool(_GRAPH_LAUNCH.search(s))).astype(bool)
+    unsaid = work.launch_row < 0
+    unsaid[launched] = (graph & ~named)[back]
+    region[unsaid] = _by_device_annotation(rank, work.row[unsaid])
+    return Regions(region, recomputed)
+
+
+def marks_of(rank: Rank) -> Marks:
+    """Return the marks that a rank's host left."""
+    trace = rank.trace
+    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
+    code = by_string(trace, trace["name"][ranges], _mark_code)
+    marked = code != _NO_MARK
+    rows, code = ranges[marked], code[marked]
+    nodes = rows[code == _EVALUATE_MARK]
+    main = _main_thread(rank, nodes)
+    threads = np.unique(trace["tid"][nodes])
+    return Marks(
+        rows=rows,
+        code=code,
+        graph_builders=_graph_builders(rank),
+        main_thread=main,
+        autograd_threads=threads[threads != main],
+    )
+
+
+def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mask]:
+    """Return region, whether recomputed, and whether a mark (not the order) decided, for calls on the host."""
+    trace = rank.trace
+    around = enclosing(trace, marks.rows, rows)
+    builder = enclosing(trace, marks.graph_builders, rows)
+    code_of = np.zeros(trace.num_events + 1, np.uint8)
+    code_of[marks.rows] = marks.code
+    code = np.where(around >= 0, code_of[around], _NO_MARK)
+    # A builder counts only where it lies inside the mark, not around it.
+    builds = (builder >= 0) & ((around < 0) | (trace["ts_ns"][builder] >= trace["ts_ns"][around]))
+    in_engine = code == _EVALUATE_MARK
+    on_engine = np.isin(trace["tid"][rows], marks.autograd_threads)
+    region = np.where(code == _NO_MARK, _by_order(rank, rows, marks), code - 1).astype(np.uint8)
+    region[in_engine | (on_engine & (code == _NO_MARK))] = Region.BACKWARD
+    region[(code == Region.OPTIMIZER + 1) & builds] = Region.FORWARD
+    return region, _recomputed(around, in_engine, builds), (code != _NO_MARK) | builds | on_engine
+
+
+def _recomputed(node: Rows, in_engine: Mask, builds: Mask) -> Mask:
+    """Return which calls inside autograd nodes run forward operators again.
+
+    A checkpoint is recomputed inside the one node that first asks for it. Where most nodes build a graph, the backward
+    pass itself is differentiated (`create_graph=True`) and nothing is known to be recomputed.
+    """
+    again = in_engine & builds
+    nodes, building = len(np.unique(node[in_engine])), len(np.unique(node[again]))
+    return again if 2 * building <= nodes else np.zeros_like(again)
+
+
+def _mark_code(name: str) -> int:
+    if name.startswith(EVALUATE):
+        return _EVALUATE_MARK
+    region = named_region(name)
+    return _NO_MARK if region is None else region + 1
+
+
+def _graph_builders(rank: Rank) -> Rows:
+    sequence, forward_thread = rank.trace.arg("sequence"), rank.trace.arg("fwd_thread")
+    rows = sequence.rows[sequence.values >= 0]
+    rows = rows[forward_thread.at(rows, missing=0) <= 0]
+    return rows[rank.kinds[rows] == EventKind.HOST_OP]
+
+
+def _main_thread(rank: Rank, nodes: Rows) -> int:
+    """Return the thread of the training loop: that of the steps, else the one that launches most outside autograd."""
+    trace = rank.trace
+    ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
+    marks = rows_named(trace, ranges, lambda s: s.startswith("ProfilerStep#"))
+    if len(marks):
+        return int(trace["tid"][marks[0]])
+    rows = rank.work.launch_row[rank.work.launch_row >= 0]
+    rows = rows if len(rows) else np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    threads, count = np.unique(trace["tid"][rows], return_counts=True)
+    own = ~np.isin(threads, trace["tid"][nodes])
+    threads, count = (threads[own], count[own]) if own.any() else (threads, count)
+    return int(threads[count.argmax()]) if len(threads) else -1
+
+
+def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
+    """Return FORWARD for what the main thread did before the last backward of its step, OTHER for the rest."""
+    trace, num_steps = rank.trace, len(rank.steps)
+    backward = np.concatenate((marks.autograd_nodes, marks.rows_of(Region.BACKWARD)))
+    last = np.full(num_steps + 1, np.iinfo(np.int64).min)  # the extra slot is for moments in no step
+    np.maximum.at(last, rank.steps.of(trace["ts_ns"][backward]), trace["ts_ns"][backward])
+    last[last == np.iinfo(np.int64).min] = np.iinfo(np.int64).max  # no backward in the step: it is all forward
+    moment = trace["ts_ns"][rows]
+    step = rank.steps.of(moment)
+    before = moment < last[step]
+    before &= (trace["tid"][rows] == marks.main_thread) & ((step >= 0) | (num_steps == 0))
+    return np.where(before, Region.FORWARD, Region.OTHER).astype(np.uint8)
+
+
+def _by_device_annotation(rank: Rank, rows: Rows) -> Codes:
+    """Return what the device's own ranges say of device rows that no launch on the host explains."""
+    trace = rank.trace
+    ranges = np.flatnonzero(rank.kinds == EventKind.DEVICE_ANNOTATION)
+    code = by_string(trace, trace["name"][ranges], _mark_code)
+    named = (code != _NO_MARK) & (code != _EVALUATE_MARK)
+    if not len(rows) or not named.any():
+        return np.full(len(rows), Region.OTHER, np.uint8)
+    around = enclosing(trace, ranges[named], rows)
+    code_of = np.full(trace.num_events + 1, Region.OTHER + 1, np.uint8)
+    code_of[ranges[named]] = code[named]
+    return (np.where(around >= 0, code_of[around], Region.OTHER + 1) - 1).astype(np.uint8)

@@ -1,0 +1,1 @@
+"""Data parallelism, one way per file: the same gradients by different exchanges."""

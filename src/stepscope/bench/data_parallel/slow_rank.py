@@ -1,0 +1,71 @@
+"""The job that slows one rank down: what does it cost, and does the step log of light mode show who it is?
+
+    settings   those of `compare` with one series, and {"slow_rank", "delays_ms"}
+    records    {"what": "samples", "series": "20 ms", "run", ...}      {"what": "log", "series", "run", "folder"}
+
+Every delay is measured in each run, recorded in light mode: step and region times only, no profiler. The slow rank
+sleeps before each of its steps, as a busy host would. Wherever a rank waits for the others is `gradient_sync`.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stepscope.bench.data_parallel.compare import emit_size
+from stepscope.bench.data_parallel.contender import Contender, cleared
+from stepscope.bench.session.measure import Samples, measure
+from stepscope.bench.session.rank import Bench
+from stepscope.bench.session.trace import finished
+from stepscope.record.profile import profile, region
+
+
+def slowed(bench: Bench, settings: dict[str, Any]) -> None:
+    """Measure the settings' contender once per run and delay."""
+    contender = Contender.of(settings, settings["series"][0])
+    for run in range(int(settings["runs"])):
+        for delay_ms in settings["delays_ms"]:
+            cleared(bench)
+            name = delay_name(delay_ms)
+            late_ms = float(delay_ms) if bench.rank == int(settings["slow_rank"]) else 0.0
+            samples, log = _measured(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
+            bench.emit(what="log", series=name, run=run, folder=log)
+            if run == 0:
+                emit_size(bench, contender, name)
+            bench.emit(what="samples", series=name, run=run, **samples.as_dict())
+
+
+def delay_name(delay_ms: float) -> str:
+    """Return the name of a delay's series."""
+    return f"{float(delay_ms):g}ms"
+
+
+def _measured(
+    bench: Bench, contender: Contender, settings: dict[str, Any], late_ms: float, *, folder: str
+) -> tuple[Samples, str | None]:
+    """Return the samples and the folder of the step log: another than `folder` where that holds a run already."""
+    training = contender.training(bench, mark=region)
+    recording = profile(out=bench.out / folder, light=True, telemetry=False)
+    with recording:
+        step = _step(bench, training.step, late_ms, recording)
+        samples = measure(
+            step, warmup_steps=int(settings["warmup_steps"]), steps=int(settings["steps"]), device=bench.device
+        )
+    return samples, str(recording.run_folder) if recording.run_folder else None
+
+
+def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, recording: Any) -> Callable[[], torch.Tensor]:
+    """Return the step with its delay before it and its end told to the recorder."""
+
+    def delayed() -> torch.Tensor:
+        if late_ms:
+            time.sleep(late_ms / 1000)
+        loss = step()
+        if bench.device.type == "cuda":
+            with region("gradient_sync"):  # the host runs ahead of the device: here it waits for the other ranks
+                finished(bench.device)
+        recording.step()
+        return loss
+
+    return delayed

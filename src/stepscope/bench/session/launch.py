@@ -1,0 +1,264 @@
+"""Start the ranks of a benchmark on this machine, watch them, and keep what they measured whatever happens.
+
+    launch(plan, world_size=2, backend="gloo", out=folder, limit_s=600)
+
+Each rank is `python -m stepscope.bench.session.rank` and streams its samples to a file of its own. A rank that dies
+ends the others at once, with the reason in one line; so do the time limit and Ctrl-C. Standard library only: torch is
+needed by the ranks, not here.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+from stepscope.contract.run_folder import rank_file, written_whole
+from stepscope.errors import UsageError
+from stepscope.json_text import json_text
+
+PLAN = "plan.json"
+_SAMPLES = "samples.jsonl"
+_POLL_S = 0.05
+_GRACE_S = 1.0
+"""for the other ranks to end by themselves after one has failed"""
+_KILL_AFTER_S = 5.0
+_KEPT_LINES = 200
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
+"""torch puts it before each line of an uncaught error"""
+
+Records = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How the ranks ended, and everything they wrote until then."""
+
+    exit_codes: tuple[int | None, ...]
+    """negative: ended by that signal; None: ended by us"""
+    records: tuple[Records, ...]
+    """by rank, in the order written"""
+    message: str | None
+    """one line that says what went wrong, None where nothing did"""
+    interrupted: bool
+    took_s: float
+
+    @property
+    def complete(self) -> bool:
+        """Return whether every rank did all of its job."""
+        return self.message is None
+
+
+def launch(
+    plan: dict[str, Any],
+    *,
+    world_size: int,
+    backend: str,
+    out: Path,
+    limit_s: float = 3600.0,
+    on_record: Callable[[dict[str, Any]], None] | None = None,
+    on_line: Callable[[str], None] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> LaunchResult:
+    """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.
+
+    `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` is what the
+    ranks find in their environment instead of ours.
+    """
+    path = _written_plan({**plan, "backend": backend, "out": str(out.absolute())}, out)
+    begin_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
+        environs = [{**_environment(r, world_size, folder), **(environ or {})} for r in range(world_size)]
+        ranks = [_Rank(r, path, environs[r], on_line if r == 0 else None) for r in range(world_size)]
+        follow = _Follow(out / rank_file(0, _SAMPLES), on_record)
+        interrupted = False
+        try:
+            message = _watched(ranks, follow, deadline_s=begin_s + limit_s, limit_s=limit_s)
+        except KeyboardInterrupt:
+            message, interrupted = "stopped by Ctrl-C; what was measured until then is kept", True
+        finally:
+            _end(ranks)
+        follow.look()
+    records = tuple(records_of(out, rank) for rank in range(world_size))
+    if all(any(r["what"] == "done" for r in mine) for mine in records):
+        message = None  # a process that fails while it ends, after its last record, has lost nothing
+    return LaunchResult(
+        exit_codes=tuple(rank.exit_code for rank in ranks),
+        records=records,
+        message=message,
+        interrupted=interrupted,
+        took_s=time.monotonic() - begin_s,
+    )
+
+
+def records_of(out: Path, rank: int) -> Records:
+    """Return the records that a rank has written so far; a line cut short by its end is left out."""
+    path = out / rank_file(rank, _SAMPLES)
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+
+
+def _written_plan(plan: dict[str, Any], out: Path) -> Path:
+    """Return where the plan lies, after clearing the folder of an earlier launch's streams."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for old in out.glob(f"rank*.{_SAMPLES}"):
+            old.unlink()
+        with written_whole(out / PLAN) as f:
+            f.write((json_text(plan, indent=1) + "\n").encode())
+    except OSError as error:
+        raise UsageError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
+    return out / PLAN
+
+
+class _Rank:
+    """One process, and the last lines it said."""
+
+    def __init__(self, rank: int, plan: Path, environ: dict[str, str], on_line: Callable[[str], None] | None) -> None:
+        self.rank = rank
+        self.ended_by_us = False
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._on_line = on_line
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "stepscope.bench.session.rank", str(plan)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for us: we end the ranks after keeping what they have
+        )
+        self._readers = [Thread(target=self._read, args=(stream,), daemon=True) for stream in ("stdout", "stderr")]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self.process, name)
+        for line in stream:
+            if name == "stderr":
+                self._said.append(line.rstrip())
+            elif self._on_line:
+                self._on_line(line.rstrip("\n"))
+
+    def drained(self) -> None:
+        """Wait until all that the ended process wrote has been read."""
+        for reader in self._readers:
+            reader.join(timeout=2.0)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return how it ended by itself, None while it runs or where we ended it."""
+        return None if self.ended_by_us else self.process.poll()
+
+    @property
+    def reason(self) -> str:
+        """Return why the rank failed: its own refusal, its last error, or the signal."""
+        self.drained()
+        refused = [line.partition(": ")[2] for line in self._said if line.startswith("refused: ")]
+        if refused:
+            return refused[-1]
+        code = self.exit_code or 0
+        if code < 0:
+            return f"rank {self.rank} was killed by signal {-code}"
+        lines = [_RANK_PREFIX.sub("", line) for line in self._said]
+        errors = [
+            line for line in lines if line and not line.startswith((" ", "[W", "[E", "frame #", "Exception raised"))
+        ]
+        return f"rank {self.rank} ended with exit code {code}: {errors[-1] if errors else 'no message'}"
+
+
+def _environment(rank: int, world_size: int, folder: str) -> dict[str, str]:
+    """Return the variables of one rank: where it stands, where they meet, and where to find this package."""
+    package = str(Path(__file__).parents[3])
+    path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "STEPSCOPE_BENCH_STORE": f"file://{folder}/store",
+        "STEPSCOPE_BENCH_LAUNCHER": str(os.getpid()),
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "KINETO_LOG_LEVEL": "99",
+    }
+
+
+class _Follow:
+    """Reads the records of rank 0 as they come."""
+
+    def __init__(self, path: Path, on_record: Callable[[dict[str, Any]], None] | None) -> None:
+        self._path, self._on_record = path, on_record
+        self._at = 0
+
+    def look(self) -> None:
+        """Hand on the records that are new."""
+        if self._on_record is None or not self._path.exists():
+            return
+        with self._path.open() as f:
+            f.seek(self._at)
+            while (line := f.readline()).endswith("\n"):
+                self._at += len(line.encode())
+                self._on_record(json.loads(line))
+
+
+def _watched(ranks: Sequence[_Rank], follow: _Follow, *, deadline_s: float, limit_s: float) -> str | None:
+    """Return why the ranks could not go on, None once all have ended well."""
+    while any(rank.process.poll() is None for rank in ranks):
+        if any(rank.process.poll() for rank in ranks):
+            break
+        if time.monotonic() > deadline_s:
+            return f"not finished after {limit_s:.0f} s; raise --limit-s or ask for fewer steps"
+        follow.look()
+        time.sleep(_POLL_S)
+    failed = [rank for rank in ranks if rank.process.poll()]
+    if not failed:
+        return None
+    _wait_a_moment(ranks)
+    return _first_cause(ranks).reason
+
+
+def _wait_a_moment(ranks: Sequence[_Rank]) -> None:
+    until_s = time.monotonic() + _GRACE_S
+    while time.monotonic() < until_s and any(rank.process.poll() is None for rank in ranks):
+        time.sleep(_POLL_S)
+
+
+def _first_cause(ranks: Sequence[_Rank]) -> _Rank:
+    """Return the rank that began it: one that refused, was killed, or failed in something else than reaching others."""
+
+    def order(rank: _Rank) -> tuple[int, int]:
+        code = rank.exit_code or 0
+        lost = any(word in rank.reason for word in ("Connection", "connection", "onnect", "Timed out", "recv"))
+        return (0 if code == 2 else 1 if code < 0 else 3 if lost else 2, rank.rank)
+
+    return min((rank for rank in ranks if rank.process.poll()), key=order)
+
+
+def _end(ranks: Sequence[_Rank]) -> None:
+    """End the ranks that still run: ask, then kill."""
+    running = [rank for rank in ranks if rank.process.poll() is None]
+    for rank in running:
+        rank.ended_by_us = True
+        rank.process.terminate()
+    until_s = time.monotonic() + _KILL_AFTER_S
+    for rank in running:
+        try:
+            rank.process.wait(timeout=max(until_s - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            rank.process.kill()
+            rank.process.wait()
+    for rank in ranks:
+        rank.drained()

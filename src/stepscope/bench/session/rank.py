@@ -1,0 +1,133 @@
+"""The process of one rank of a benchmark: joins the others, runs the plan's job, streams what it measures.
+
+python -m stepscope.bench.session.rank PLAN.json                      started by `launch`, which sets the variables
+torchrun --nproc-per-node 8 -m stepscope.bench.session.rank PLAN.json                 or on the ranks of a cluster
+
+PLAN.json    {"job": "package.module:function", "backend": "gloo", "out": "folder", "settings": {...}}
+function     called as `function(bench: Bench, settings: dict)` on every rank
+out          rank00000.samples.jsonl: one line per `bench.emit(...)`, on the disk before the next step begins
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+import torch.distributed as dist
+
+from stepscope.bench.session.machine import machine
+from stepscope.contract.run_folder import rank_file
+from stepscope.errors import StepscopeError, UsageError
+
+SAMPLES = "samples.jsonl"
+STORE_VARIABLE = "STEPSCOPE_BENCH_STORE"
+LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
+REFUSED = 2
+"""exit code of a rank that says in one line what is wrong with the plan"""
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a job needs of the rank it runs on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    out: Path
+    stream: IO[str]
+
+    def emit(self, **record: Any) -> None:
+        """Write one record to this rank's stream, at once."""
+        self.stream.write(json.dumps(record) + "\n")
+        self.stream.flush()
+
+
+def main(arguments: list[str]) -> int:
+    """Return the exit code of this rank."""
+    _end_with_launcher()
+    plan = json.loads(Path(arguments[0]).read_text())
+    try:
+        run_plan(plan)
+    except StepscopeError as error:
+        print(f"refused: {error}", file=sys.stderr)  # noqa: T201 - the launcher reads it
+        return REFUSED
+    return 0
+
+
+def run_plan(plan: dict[str, Any]) -> None:
+    """Run the plan's job on this rank, with the process group around it."""
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    out = Path(plan["out"])
+    device = _device(plan["backend"], share=bool(plan.get("share_devices")))
+    job = _job(plan["job"])
+    torch.set_num_threads(int(plan.get("threads", 1)))
+    dist.init_process_group(
+        plan["backend"],
+        init_method=os.environ.get(STORE_VARIABLE, "env://"),
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=float(plan.get("collective_timeout_s", 120))),
+    )
+    try:
+        with (out / rank_file(rank, SAMPLES)).open("a") as stream:
+            bench = Bench(rank, world_size, device, out, stream)
+            bench.emit(what="machine", **machine(device))
+            job(bench, plan["settings"])
+            dist.barrier()  # a rank that closes its connections while another still works aborts that one
+            bench.emit(what="done")
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(backend: str, *, share: bool) -> torch.device:
+    """Return this rank's device; refuse where NCCL ranks outnumber the devices and were not told to share."""
+    if backend != "nccl":
+        return torch.device("cpu")
+    found, wanted = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if found == 0:
+        raise UsageError("expected a CUDA device for --backend nccl, found none; use --backend gloo")
+    if wanted > found:
+        if not share:
+            raise UsageError(
+                f"expected {wanted} devices for {wanted} NCCL ranks, found {found}; use --world-size {found}, or "
+                "--share-devices to let ranks share one"
+            )
+        _look_like_hosts()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % found)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _look_like_hosts() -> None:
+    """Let ranks that share a device look like ranks on different hosts: NCCL refuses them otherwise."""
+    os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_IB_DISABLE", "1")
+
+
+def _end_with_launcher() -> None:
+    """Be killed when the launcher is: a benchmark that nobody waits for disturbs others."""
+    if sys.platform == "linux" and LAUNCHER_VARIABLE in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ[LAUNCHER_VARIABLE]):
+            sys.exit("the launcher is gone")
+
+
+def _job(name: str) -> Callable[[Bench, dict[str, Any]], None]:
+    """Return the function that `package.module:function` names."""
+    module, _, function = name.partition(":")
+    found: Callable[[Bench, dict[str, Any]], None] = getattr(import_module(module), function)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""One step of a large job simulated in one process, without data: what it communicates and holds."""

@@ -1,0 +1,1 @@
+"""A training loop that records itself: `Trainer(...).train(profile=True)`."""

@@ -1,0 +1,116 @@
+"""Which bucket size is best for DDP's gradients, and do its options help? Found by a search, then measured properly.
+
+examples:
+  stepscope bench buckets --world-size 2
+  stepscope bench buckets --backend nccl --world-size 8 --d-model 1024 --precision bf16
+  stepscope bench buckets --implementation ddp_bucketed --sizes-mb 1,5,25,100
+
+Sizes from 1 to 250 MB. Those that cut the model into the same buckets are measured once; the search tries every third,
+then the neighbours of the best. --exhaustive tries all.
+"""
+
+import argparse
+import math
+import sys
+from typing import Any
+
+from stepscope.bench.data_parallel.bucket_finalists import finalists
+from stepscope.bench.session.gathered import first
+from stepscope.cli.bench.arguments import add_shared_arguments, results_folder, shared_settings
+from stepscope.cli.bench.session import Document, document_of, finished, launched
+from stepscope.cli.sizes import at_least_one
+from stepscope.errors import UsageError
+from stepscope.report.text.bench import times_of
+from stepscope.report.text.terminal import console, plain_table
+from stepscope.results.times import ratio
+
+_JOB = "stepscope.bench.data_parallel.bucket_sweep:bucket_sweep"
+_ROUNDS = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--implementation", choices=("pytorch_ddp", "ddp_bucketed"), default="pytorch_ddp")
+    parser.add_argument("--sizes-mb", metavar="A,B", help="sizes to choose from (14 sizes from 1 to 250)")
+    parser.add_argument("--exhaustive", action="store_true", help="try every size")
+    parser.add_argument("--round-steps", type=at_least_one, default=10, metavar="N", help="steps of one turn (10)")
+    add_shared_arguments(parser, what=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where only a part could be measured."""
+    settings = {
+        **shared_settings(args),
+        "implementation": args.implementation,
+        "sizes_mb": _sizes(args.sizes_mb),
+        "exhaustive": args.exhaustive,
+        "round_steps": args.round_steps,
+    }
+    folder = results_folder(args)
+    plan = {"job": _JOB, "settings": settings}
+
+    def document(records: Any, message: str | None) -> Document:
+        found = first(records, what="found")
+        series = finalists(args.implementation, found["best_mb"]) if found else []
+        search = {name: found.get(name) for name in ("best_mb", "tried_mb", "ratios", "same_as")}
+        return {**document_of(args, plan, series=series)(records, message), "search": search}
+
+    result = launched(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
+    whole = recommended(document(result.records, result.message))
+    code = finished(args, whole, folder=folder, interrupted=result.interrupted)
+    if args.json != "-":
+        _print_search(whole)
+    return code
+
+
+def recommended(document: Document) -> Document:
+    """Return the results with the fastest series named, and what it wins over the default, if that is clear."""
+    timed = [(times, row) for row in document["series"] if (times := times_of(row))]
+    if not timed:
+        return document
+    best, row = min(timed, key=lambda pair: pair[0].median_ms)
+    default, reference = timed[0]
+    over, low, high = ratio(row["samples_ms"], reference["samples_ms"])
+    clear = high < 1
+    reason = "clearly faster than the default" if clear else "nothing is clearly faster than it"
+    return {
+        **document,
+        "recommendation": {
+            "series": row["name"] if clear else reference["name"],
+            "saving_pct": 100 * (1 - over) if clear else 0.0,
+            "saving_low_pct": 100 * (1 - high) if clear else 0.0,
+            "saving_high_pct": 100 * (1 - low) if clear else 0.0,
+            "reason": reason if best.steady and default.steady else f"{reason}, but the times are unsteady",
+            "results_agree": all((r.get("agreement") or {}).get("agrees", False) for _, r in timed),
+        },
+    }
+
+
+def _print_search(document: Document) -> None:
+    out, search = console(sys.stdout), document["search"]
+    if search["ratios"]:
+        table = plain_table(out, "bucket MB", "time over the best")
+        for size, over in search["ratios"].items():
+            table.add_row(f"{float(size):g}", f"{over:.3f}")
+        out.print(table)
+    for size, other in (search["same_as"] or {}).items():
+        out.print(f"{float(size):g} MB cuts this model into the same buckets as {other:g} MB", markup=False)
+    if advice := document.get("recommendation"):
+        saves = (
+            f"; saves {advice['saving_pct']:.1f} % [{advice['saving_low_pct']:.1f}, {advice['saving_high_pct']:.1f}]"
+        )
+        out.print(
+            f"recommended: {advice['series']} ({advice['reason']}){saves if advice['saving_pct'] else ''}", markup=False
+        )
+
+
+def _sizes(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        sizes = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size < math.inf for size in sizes):
+        raise UsageError(f"--sizes-mb: expected sizes above 0 in MB such as 1,5,25, found {text!r}")
+    return sizes

@@ -1,0 +1,84 @@
+"""`stepscope bench ddp --profile`: record one implementation on every rank, for `stepscope report`."""
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from stepscope.bench.data_parallel.strategies import NAMES, checked_names
+from stepscope.bench.session.launch import LaunchResult
+from stepscope.cli.bench.arguments import shared_settings
+from stepscope.cli.bench.session import launched
+from stepscope.cli.output import refuse_existing
+from stepscope.cli.say import say, say_aside
+from stepscope.cli.sizes import at_least_one
+from stepscope.errors import InputError, UsageError
+
+_JOB = "stepscope.bench.data_parallel.profiled:profiled"
+_EPOCHS = 10
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the profile mode takes."""
+    group = parser.add_argument_group("profile one implementation")
+    group.add_argument("--profile", action="store_true", help="record traces instead of comparing")
+    group.add_argument("--profile-implementation", metavar="NAME", default="ddp", help=f"of {', '.join(NAMES)} (ddp)")
+    group.add_argument("--profile-output-dir", metavar="DIR", default="./profiler_output", help="(./profiler_output)")
+    group.add_argument(
+        "--profile-epochs", type=at_least_one, default=_EPOCHS, metavar="N", help=f"epochs in the trace ({_EPOCHS})"
+    )
+
+
+def profiled(args: argparse.Namespace) -> int:
+    """Return 0 once every rank's trace and the summary are written, 3 where only some are."""
+    (name,) = checked_names((args.profile_implementation,))
+    folder = _folder(args, name)
+    settings = {
+        "implementation": name,
+        "folder": str(folder.absolute()),
+        **shared_settings(args),
+        "options": {"bucket_size_mb": args.bucket_size_mb},
+        "profile_epochs": args.profile_epochs,
+    }
+    with tempfile.TemporaryDirectory() as streams:
+        result = launched(
+            args,
+            {"job": _JOB, "settings": settings},
+            folder=Path(streams),
+            world_size=args.world_size,
+            total=1,
+            on_line=say,
+        )
+    return _said(result, folder, name)
+
+
+def _folder(args: argparse.Namespace, name: str) -> Path:
+    folder = Path(args.profile_output_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another --profile-output-dir") from error
+    for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
+        refuse_existing(old, force=True)  # what is no regular file is not ours to remove
+        if not args.force:
+            raise UsageError(f"expected to create {old}, found it exists; use --force, or another --profile-output-dir")
+        old.unlink()
+    return folder
+
+
+def _said(result: LaunchResult, folder: Path, name: str) -> int:
+    traces = sorted(folder.glob(f"{name}_rank_*_trace.json"))
+    if not traces:
+        raise InputError(f"no trace was recorded: {result.message or 'the ranks ended early'}")
+    say(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
+    say(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
+    if result.message:
+        say_aside(f"stepscope bench: partial result: {result.message}")
+    return 130 if result.interrupted else 3 if result.message else 0
+
+
+def _unprofiled(result: LaunchResult) -> str:
+    """Return the option that tells the report how long a step takes without the profiler, where it is known."""
+    epochs = [e for records in result.records for r in records if r["what"] == "epochs" for e in r["epochs"]]
+    quiet = [e["step_ms"] for e in epochs if e["kind"] == "training" and not e["recorded"]]
+    return f" --unprofiled-step-ms {statistics.median(quiet):.2f}" if quiet else ""

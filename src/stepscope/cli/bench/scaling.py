@@ -1,0 +1,155 @@
+"""How well do more ranks help? Strong scaling (the same work shared out) and weak scaling (the same work each).
+
+examples:
+  stepscope bench scaling --world-sizes 1,2,4
+  stepscope bench scaling --mode strong --batch-size 64 --world-sizes 1,2,4,8 --backend nccl
+
+Efficiency is T1 / (N x TN) for strong and T1 / TN for weak scaling, against the smallest world size. In strong scaling
+--batch-size is that of the whole job and every world size has to divide it. Each run measures all world sizes.
+"""
+
+import argparse
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from stepscope.bench.data_parallel.strategies import checked_names
+from stepscope.bench.session.gathered import complete_runs, environment, first
+from stepscope.bench.session.launch import LaunchResult
+from stepscope.bench.session.results import results, series, write_results
+from stepscope.cli.bench.arguments import add_shared_arguments, results_folder, shared_settings, workload_settings
+from stepscope.cli.bench.session import Document, command_line, finished, launched
+from stepscope.cli.say import say_aside
+from stepscope.cli.sizes import above_zero
+from stepscope.errors import UsageError
+from stepscope.report.svg.scaling import scaling_svg
+from stepscope.report.text.bench import print_doubts
+from stepscope.report.text.terminal import plain_table
+from stepscope.results.scaling import Scaled, scaling
+
+_JOB = "stepscope.bench.data_parallel.compare:compare"
+_MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--mode", choices=tuple(_MODES), default="both")
+    parser.add_argument("--world-sizes", default="1,2", metavar="A,B", help="default 1,2")
+    parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
+    parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
+    add_shared_arguments(parser, what=what, world_size=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where only a part could be measured."""
+    checked_names((args.implementation,))
+    sizes = _sizes(args.world_sizes)
+    cases = [(mode, size, _batch(args, mode, size)) for mode in _MODES[args.mode] for size in sizes]
+    folder = results_folder(args)
+    measured: dict[tuple[str, int], list[LaunchResult]] = {}
+    ended: LaunchResult | None = None
+    for number in range(args.runs):
+        for mode, size, batch in cases:
+            say_aside(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
+            place = folder / f"run{number}" / f"{mode}-{size}"
+            result = launched(args, _plan(args, batch), folder=place, world_size=size, total=1)
+            measured.setdefault((mode, size), []).append(result)
+            write_results(_document(args, measured, "still measuring"), folder)
+            if not result.complete:
+                ended = result
+                break
+        if ended:
+            break
+    document = _document(args, measured, ended.message if ended else None)
+    interrupted = bool(ended and ended.interrupted)
+    return finished(args, document, folder=folder, interrupted=interrupted, show=_show, picture=_picture)
+
+
+def _plan(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
+    settings = {
+        **shared_settings(args),
+        "workload": {**workload_settings(args), "batch_size": batch_size},
+        "runs": 1,
+        "series": [{"name": args.implementation, "implementation": args.implementation}],
+        "options": {"bucket_size_mb": args.bucket_size_mb},
+    }
+    return {"job": _JOB, "settings": settings}
+
+
+def _document(
+    args: argparse.Namespace, measured: dict[tuple[str, int], list[LaunchResult]], message: str | None
+) -> Document:
+    rows: list[dict[str, Any]] = []
+    where: dict[str, Any] = {}
+    for (mode, size), launches in measured.items():
+        runs = [run for launch in launches for run in complete_runs(launch.records, args.implementation)]
+        where = where or environment(launches[0].records, backend=args.backend)
+        if not runs:
+            continue
+        sizes = first(launches[0].records, what="size")
+        rows.append(
+            series(
+                f"{mode}-{size}",
+                config={**workload_settings(args), "mode": mode, "world_size": size, "warmup_steps": args.warmup_steps},
+                runs=runs,
+                samples_per_step=sizes.get("samples_per_step"),
+                tokens_per_step=sizes.get("tokens_per_step"),
+            )
+        )
+    scaled = [asdict(s) for s in scaling(rows)]
+    return results(rows, command=command_line(), environment=where, message=message, scaling=scaled)
+
+
+def _scaled(document: Document) -> list[Scaled]:
+    return [Scaled(**row) for row in document["scaling"]]
+
+
+def _picture(document: Document) -> str:
+    return scaling_svg(_scaled(document))
+
+
+def _show(document: Document, out: Console) -> None:
+    _print(_scaled(document), out)
+    print_doubts(document["series"], out)
+    _print_cores(document, out)
+
+
+def _print(scaled: list[Scaled], out: Console) -> None:
+    table = plain_table(out, "mode", "ranks", "step ms", "speed-up", "efficiency", "95 % interval")
+    for s in scaled:
+        interval = f"{100 * s.low:.0f} - {100 * s.high:.0f} %"
+        table.add_row(
+            s.mode, str(s.world_size), f"{s.median_ms:.2f}", f"{s.speedup:.2f}", f"{100 * s.efficiency:.0f} %", interval
+        )
+    out.print(table)
+
+
+def _print_cores(document: Document, out: Console) -> None:
+    """Say where ranks had to share cores: then efficiency is the machine's limit, not the program's."""
+    where = document["environment"]
+    most = max(row["config"]["world_size"] for row in document["series"])
+    if where.get("backend") == "gloo" and where.get("cpus") and most * where.get("threads", 1) > where["cpus"]:
+        out.print(f"note: {most} ranks share {where['cpus']} cores, so they cannot all run at full speed", markup=False)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or sizes[0] < 1:
+        raise UsageError(f"--world-sizes: expected whole numbers of at least 1 such as 1,2,4, found {text!r}")
+    return sizes
+
+
+def _batch(args: argparse.Namespace, mode: str, size: int) -> int:
+    """Return the batch of one rank."""
+    if mode == "weak":
+        return int(args.batch_size)
+    if args.batch_size % size:
+        raise UsageError(
+            f"strong scaling: expected --batch-size {args.batch_size} to be divisible by every world size, found "
+            f"{size}; use a multiple of {size}, or --mode weak"
+        )
+    return int(args.batch_size // size)

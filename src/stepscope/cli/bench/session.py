@@ -1,0 +1,111 @@
+"""One benchmark from plan to results: ranks started, progress shown, results written as they grow, the rest shown.
+
+Whatever ends it (a dead rank, a full disk, the time limit, Ctrl-C), the runs that were complete are in results.json.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from stepscope.bench.session.gathered import environment, rows
+from stepscope.bench.session.launch import LaunchResult, launch, records_of
+from stepscope.bench.session.results import results, write_results
+from stepscope.cli.bench.arguments import PLOT
+from stepscope.cli.output import write_json, write_output
+from stepscope.cli.progress import work_progress
+from stepscope.cli.say import say_aside
+from stepscope.errors import InputError
+from stepscope.report.svg.bench import bench_svg
+from stepscope.report.text.bench import print_bench
+from stepscope.report.text.terminal import console
+
+Document = dict[str, Any]
+
+
+def launched(
+    args: argparse.Namespace,
+    plan: dict[str, Any],
+    *,
+    folder: Path,
+    world_size: int,
+    total: int,
+    document: Callable[[Sequence[list[dict[str, Any]]], str | None], Document] | None = None,
+    on_line: Callable[[str], None] | None = None,
+) -> LaunchResult:
+    """Return how the ranks ended, with progress shown; `document(records, message)` is written after each run.
+
+    `total` is how many runs there will be, for the progress bar.
+    """
+    done = 0
+
+    def on_record(record: dict[str, Any]) -> None:
+        nonlocal done
+        if record["what"] not in ("samples", "trace", "round"):
+            return
+        done += 1
+        if progress:
+            progress(done, total)
+        if document and record["what"] == "samples":
+            write_results(document([records_of(folder, r) for r in range(world_size)], "still measuring"), folder)
+
+    with work_progress("measuring") as progress:
+        return launch(
+            {**plan, "threads": args.threads, "share_devices": args.share_devices},
+            world_size=world_size,
+            backend=args.backend,
+            out=folder,
+            limit_s=args.limit_s,
+            on_record=on_record,
+            on_line=on_line,
+        )
+
+
+def document_of(
+    args: argparse.Namespace, plan: dict[str, Any], *, series: Sequence[dict[str, Any]] | None = None
+) -> Callable[[Sequence[list[dict[str, Any]]], str | None], Document]:
+    """Return the function that makes the results of a comparison from the records of its ranks."""
+    settings = plan["settings"]
+    shared = {**settings["workload"], "grad_accum": settings.get("grad_accum", 1)}
+    shared |= {name: settings[name] for name in ("warmup_steps", "steps", "runs")}
+
+    def document(records: Sequence[list[dict[str, Any]]], message: str | None) -> Document:
+        found = rows(records, entries=settings["series"] if series is None else series, config=shared)
+        return results(
+            found, command=command_line(), environment=environment(records, backend=args.backend), message=message
+        )
+
+    return document
+
+
+def command_line() -> str:
+    """Return what the user typed."""
+    return shlex.join(["stepscope", *sys.argv[1:]])
+
+
+def finished(
+    args: argparse.Namespace,
+    document: Document,
+    *,
+    folder: Path,
+    interrupted: bool = False,
+    show: Callable[[Document, Console], None] = print_bench,
+    picture: Callable[[Document], str] = bench_svg,
+) -> int:
+    """Return the exit code after writing and showing the results: 0, 3 where they are partial, 130 after Ctrl-C."""
+    if not document["series"]:
+        raise InputError(f"nothing was measured: {document['message'] or 'no run was complete'}")
+    write_results(document, folder)
+    write_output(args.plot or str(folder / PLOT), picture(document), force=args.force or not args.plot)
+    write_json(args.json, document, force=args.force)
+    if args.json != "-":
+        out = console(sys.stdout)
+        show(document, out)
+        out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)
+    if document["message"]:
+        say_aside(f"stepscope bench: partial result: {document['message']}")
+    return 130 if interrupted else 3 if document["message"] else 0

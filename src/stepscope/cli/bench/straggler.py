@@ -1,0 +1,125 @@
+"""What does one slow rank cost, and is it found? A delay is planted on one rank; light mode has to name it.
+
+examples:
+  stepscope bench straggler --world-size 2
+  stepscope bench straggler --world-size 4 --slow-rank 2 --delays-ms 0,10,50
+
+The job is recorded in light mode: step and region times, no profiler. Each delay's log is judged as soon as its run is
+over, while the job goes on (results.json grows). Lost throughput is against the run without a delay.
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
+from stepscope.bench.data_parallel.strategies import checked_names
+from stepscope.bench.session.gathered import Records, first
+from stepscope.cli.bench.arguments import add_shared_arguments, results_folder, shared_settings
+from stepscope.cli.bench.session import Document, document_of, finished, launched
+from stepscope.errors import UsageError
+from stepscope.report.text.bench import print_doubts
+from stepscope.report.text.terminal import plain_table
+from stepscope.results.times import ratio
+from stepscope.run.step_log import step_logs
+
+_JOB = "stepscope.bench.data_parallel.slow_rank:slowed"
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--slow-rank", type=int, default=1, metavar="R", help="rank that is slowed down (1)")
+    parser.add_argument("--delays-ms", default="0,5,20,60", metavar="A,B", help="per step, 0 first (0,5,20,60)")
+    parser.add_argument("--implementation", default="ddp_bucketed", metavar="NAME", help="default ddp_bucketed")
+    add_shared_arguments(parser, what=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where only a part could be measured."""
+    delays = _delays(args)
+    folder = results_folder(args)
+    settings = {
+        **shared_settings(args),
+        "series": [{"name": args.implementation, "implementation": args.implementation}],
+        "slow_rank": args.slow_rank,
+        "delays_ms": delays,
+    }
+    plan: dict[str, Any] = {"job": _JOB, "settings": settings}
+    entries = [{"name": f"{delay:g}ms", "implementation": args.implementation} for delay in delays]
+    measured = document_of(args, plan, series=entries)
+
+    def document(records: Any, message: str | None) -> Document:
+        return _judged(measured(records, message), records, args)
+
+    result = launched(
+        args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
+    )
+    found = document(result.records, result.message)
+    return finished(args, found, folder=folder, interrupted=result.interrupted, show=_show)
+
+
+def _judged(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
+    """Return the results with what each delay cost and what the step logs say of it."""
+    rows = []
+    for row in document["series"]:
+        over, low, high = ratio(row["samples_ms"], document["series"][0]["samples_ms"])
+        logs = [first(records, what="log", series=row["name"], run=i) for i in range(len(row["samples_ms"]))]
+        runs = [late_ranks(step_logs(log["folder"])) if log.get("folder") else [] for log in logs]
+        rows.append(
+            {
+                **row,
+                "straggler": {
+                    "planted_rank": args.slow_rank,
+                    "planted_ms": float(row["name"].removesuffix("ms")),
+                    "lost_throughput_pct": 100 * (1 - 1 / over),
+                    "lost_low_pct": 100 * (1 - 1 / low),
+                    "lost_high_pct": 100 * (1 - 1 / high),
+                    "found": [[asdict(late) for late in found] for found in runs],
+                },
+            }
+        )
+    return {**document, "series": rows}
+
+
+def _show(document: Document, out: Console) -> None:
+    table = plain_table(out, "delay", "step ms", "throughput lost", "95 % interval", "named", "late by ms", "score")
+    for row in document["series"]:
+        s = row["straggler"]
+        named = [LateRank(**late) for found in s["found"] for late in found[:1]]
+        right = [late for late in named if late.rank == s["planted_rank"]]
+        table.add_row(
+            f"rank {s['planted_rank']} +{s['planted_ms']:g} ms",
+            f"{row['summary']['median_step_time']:.2f}",
+            f"{s['lost_throughput_pct']:.1f} %",
+            f"{s['lost_low_pct']:.1f} - {s['lost_high_pct']:.1f} %",
+            f"{_who(named)} in {len(named)} of {len(s['found'])} runs" if named else "nobody",
+            f"{sum(late.late_ms for late in right) / len(right):.1f}" if right else "-",
+            f"{sum(late.score for late in right) / len(right):.1f}" if right else "-",
+        )
+    out.print(table)
+    out.print("named: by the step logs of light mode, from own times before the wait for gradients", markup=False)
+    print_doubts(document["series"], out)
+
+
+def _who(named: list[LateRank]) -> str:
+    return "rank " + ", ".join(str(rank) for rank in sorted({late.rank for late in named}))
+
+
+def _delays(args: argparse.Namespace) -> list[float]:
+    """Return the delays, the run without one first."""
+    checked_names((args.implementation,))
+    try:
+        delays = sorted({0.0, *(float(part) for part in args.delays_ms.split(","))})
+    except ValueError:
+        delays = [-1.0]
+    if not all(0 <= delay < math.inf for delay in delays):
+        raise UsageError(f"--delays-ms: expected times of 0 ms or more such as 0,10,50, found {args.delays_ms!r}")
+    if not 0 <= args.slow_rank < args.world_size:
+        raise UsageError(f"--slow-rank: expected a rank below --world-size {args.world_size}, found {args.slow_rank}")
+    if args.world_size < 2:
+        raise UsageError("--world-size: expected at least 2, so that somebody can wait, found 1")
+    return delays

@@ -1,0 +1,82 @@
+"""How many FLOPs does a model take, per token and per step?
+
+examples:
+  stepscope predict flops --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024
+  stepscope predict flops --config config.json --seq-len 4096 --tokens-per-step 4194304 --recompute blocks
+
+2 FLOPs per multiply-add, attention in full (not halved for a causal mask), training three times forward.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from stepscope.cli.output import write_json
+from stepscope.cli.predict.model import RECOMPUTE, add_model_arguments, model_of
+from stepscope.cli.sizes import at_least_one
+from stepscope.cost.models.flops import forward_flops_per_token, training_flops_per_token
+from stepscope.cost.models.parameters import parameters
+from stepscope.report.text.terminal import console, plain_table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_model_arguments(parser)
+    parser.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
+    parser.add_argument("--tokens-per-step", type=at_least_one, metavar="N", help="of the whole job")
+    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help="what checkpointing computes again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 after showing the FLOPs."""
+    found = _flops(args)
+    write_json(args.json, found, force=args.force)
+    if args.json != "-":
+        _print(found)
+    return 0
+
+
+def _flops(args: argparse.Namespace) -> dict[str, Any]:
+    model = model_of(args)
+    forward = forward_flops_per_token(model, seq_len=args.seq_len)
+    training = training_flops_per_token(model, seq_len=args.seq_len, recompute=RECOMPUTE[args.recompute])
+    tokens = args.tokens_per_step
+    return {
+        "parameters": parameters(model).total,
+        "seq_len": args.seq_len,
+        "convention": "2 per multiply-add, attention in full, training 3 x forward",
+        "forward_per_token": {
+            "projections": forward.projections,
+            "attention": forward.attention,
+            "mlp": forward.mlp,
+            "router": forward.router,
+            "head": forward.head,
+            "total": forward.total,
+        },
+        "training_per_token": {
+            "model": training.model,
+            "recomputed": training.recomputed,
+            "hardware": training.hardware,
+        },
+        "tokens_per_step": tokens,
+        "model_flops_per_step": None if tokens is None else training.model * tokens,
+        "hardware_flops_per_step": None if tokens is None else training.hardware * tokens,
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    out = console(sys.stdout)
+    out.print(f"{found['parameters']:,} parameters, sequence length {found['seq_len']:,}")
+    table = plain_table(out, "forward, per token", "GFLOP", "share")
+    total = found["forward_per_token"]["total"]
+    for name, flops in found["forward_per_token"].items():
+        table.add_row(name, f"{flops / 1e9:.3f}", f"{100 * flops / total:.1f} %")
+    out.print(table)
+    training = found["training_per_token"]
+    line = f"training: {training['model'] / 1e9:.3f} GFLOP per token"
+    if training["recomputed"]:
+        line += f", {training['hardware'] / 1e9:.3f} with recomputation"
+    out.print(line)
+    if found["tokens_per_step"]:
+        out.print(f"per step: {found['model_flops_per_step'] / 1e12:.1f} TFLOP")
+    out.print(found["convention"])

@@ -1,0 +1,126 @@
+"""What would a recorded run's step take on more devices?
+
+examples:
+  stepscope predict scale run-folder/ --world-size 64
+  stepscope predict scale run-folder/ --world-size 64 --link 50:5 --node-link 450:3 --per-node 8
+  stepscope predict scale run-folder/ --world-size 4 --calibration calibration.json --json -
+
+Same work per rank (weak scaling). The run's compute and overlap are replayed with the communication of more ranks;
+the curve goes on to 16,384 devices, with a band.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
+from stepscope.cli.output import write_json
+from stepscope.cli.predict.collective import add_fabric_arguments, fabric
+from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.calibration_file import load_calibration
+from stepscope.cost.collectives.closed_form import Fabric
+from stepscope.errors import UsageError
+from stepscope.predict.scale import ScaledStep, Scaling, scaled
+from stepscope.report.text.terminal import console, plain_table
+from stepscope.units import ms
+
+LARGEST = 16384
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_run_arguments(parser)
+    parser.add_argument("--world-size", type=at_least_one, nargs="+", action="extend", metavar="N", help="asked for")
+    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
+    add_fabric_arguments(parser)
+    parser.add_argument(
+        "--compute-factor",
+        type=above_zero,
+        default=1.0,
+        metavar="X",
+        help="what compute takes longer where more ranks share a device or its cores (default 1)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank of the run could not be read."""
+    account = account_from(args)
+    asked = args.world_size or []
+    found = scaled(
+        account,
+        [*asked, *_curve(account.run.world_size or 2)],
+        source=_source(args),
+        compute_factor=args.compute_factor,
+    )
+    document = _json(account.run.name, found, asked)
+    write_json(args.json, document, force=args.force)
+    if args.json != "-":
+        _print(document, asked)
+    warn_incomplete(account.run)
+    return 3 if account.run.unreadable else 0
+
+
+def _curve(recorded: int) -> list[int]:
+    """Return the recorded world size and its doublings up to the largest."""
+    sizes = []
+    while recorded <= LARGEST:
+        sizes.append(max(recorded, 2))
+        recorded *= 2
+    return sizes
+
+
+def _source(args: argparse.Namespace) -> Calibration | Fabric | None:
+    links = fabric(args)
+    if args.calibration and links is not None:
+        raise UsageError("expected --calibration or --link, found both; use one")
+    return load_calibration(args.calibration) if args.calibration else links
+
+
+def _json(name: str, found: Scaling, asked: list[int]) -> dict[str, Any]:
+    rows = [_row(point) for point in found.curve]
+    return {
+        "run": name,
+        "recorded": {"world_size": found.recorded_world_size, "step_ms": ms(found.recorded_ns)},
+        "without_comm_ms": ms(found.without_comm_ns),
+        "rank_spread_ms": ms(found.spread_ns),
+        "source": found.source,
+        "asked": [row for row in rows if row["world_size"] in asked],
+        "curve": rows,
+        "notes": list(found.notes),
+    }
+
+
+def _row(point: ScaledStep) -> dict[str, Any]:
+    return {
+        "world_size": point.world_size,
+        "step_ms": ms(point.step_ns),
+        "low_ms": ms(point.low_ns),
+        "high_ms": ms(point.high_ns),
+        "comm_pct": round(100 * point.comm_share, 2),
+        "straggler_ms": ms(point.straggler_ns),
+        "mfu": None if point.mfu is None else round(point.mfu, 4),
+        "weak_efficiency": round(point.weak_efficiency, 4),
+    }
+
+
+def _print(document: dict[str, Any], asked: list[int]) -> None:
+    out = console(sys.stdout)
+    recorded = document["recorded"]
+    out.print(f"{document['run']}: {recorded['step_ms']:.2f} ms per step at {recorded['world_size']} ranks")
+    table = plain_table(out, "ranks", "step ms", "between", "comm", "last rank", "efficiency", "MFU")
+    for row in document["curve"]:
+        mfu = "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+        table.add_row(
+            f"{row['world_size']:,}{' *' if row['world_size'] in asked else ''}",
+            f"{row['step_ms']:.2f}",
+            f"{row['low_ms']:.2f} - {row['high_ms']:.2f}",
+            f"{row['comm_pct']:.1f} %",
+            f"+{row['straggler_ms']:.2f} ms",
+            f"{100 * row['weak_efficiency']:.0f} %",
+            mfu,
+        )
+    out.print(table)
+    out.print(f"communication from {document['source']}")
+    for note in document["notes"]:
+        out.print(note)

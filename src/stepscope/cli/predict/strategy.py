@@ -1,0 +1,179 @@
+"""Which strategy for this model on these devices: what fits, what is fastest, and why?
+
+examples:
+  stepscope predict strategy --config config.json --seq-len 4096 --sequences 512 --device H200 --world-size 64
+  stepscope predict strategy --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024 --sequences 64 \\
+      --device "A100 SXM 80GB" --world-size 8 --calibration calibration.json
+
+Compute is taken at a share of the chip's peak (--efficiency; the MFU of a single-device run is the right number).
+Links come from --calibration, or from --link and --node-link; by default the chip's own link inside a node and
+50 GB/s per device between nodes.
+"""
+
+import argparse
+import sys
+from typing import Any
+
+from stepscope.cli.output import write_json
+from stepscope.cli.predict.collective import add_fabric_arguments, fabric
+from stepscope.cli.predict.model import add_device_arguments, add_model_arguments, chip_of, device_bytes, model_of
+from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cost.chips.hardware import mfu_peak
+from stepscope.cost.chips.table import Chip
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.calibration_file import load_calibration
+from stepscope.cost.collectives.closed_form import Fabric, Link
+from stepscope.cost.models.layout import Optimizer, Precision
+from stepscope.cost.strategies.time import CollectiveTimes, times_of
+from stepscope.errors import UsageError
+from stepscope.predict.strategy import Advice, Candidate, Question, advise, time_band
+from stepscope.predict.strategy_time import Speed
+from stepscope.report.text.terminal import console, plain_table
+from stepscope.units import ms, readable_bytes
+
+_USUAL_EFFICIENCY, _USUAL_RANGE = 0.5, (0.35, 0.65)
+_NODE_LATENCY_NS, _LATENCY_NS, _GB_PER_S = 3_000.0, 8_000.0, 50.0
+_MOST_SHOWN = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    add_model_arguments(parser)
+    add_device_arguments(parser)
+    parser.add_argument("--world-size", type=at_least_one, required=True, metavar="N", help="devices of the job")
+    parser.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
+    parser.add_argument("--sequences", type=at_least_one, required=True, metavar="N", help="of the job per step")
+    parser.add_argument("--precision", choices=[p.value for p in Precision], default="mixed")
+    parser.add_argument("--optimizer", choices=[o.value for o in Optimizer], default="adam")
+    parser.add_argument("--efficiency", type=above_zero, metavar="X", help="share of the peak (default 0.5, +- 0.15)")
+    parser.add_argument("--peak-tflops", type=above_zero, metavar="P", help="instead of the chip's")
+    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
+    add_fabric_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 after showing the candidates."""
+    question, times, assumed = _question(args)
+    advice = advise(question, times=times)
+    given = args.efficiency
+    shares = (0.9 * given, min(1.0, 1.1 * given)) if given else _USUAL_RANGE
+    found = _json(question, advice, times, shares, assumed)
+    write_json(args.json, found, force=args.force)
+    if args.json != "-":
+        _print(found)
+    return 0
+
+
+def _question(args: argparse.Namespace) -> tuple[Question, CollectiveTimes, list[str]]:
+    """Return the question, where collective times come from, and what had to be assumed."""
+    chip, assumed = chip_of(args), []
+    memory = device_bytes(args, chip)
+    peak = args.peak_tflops * 1e12 if args.peak_tflops else _peak(chip)
+    if memory is None or peak is None:
+        raise UsageError("expected a device, found none; give --device NAME, or --memory-gib and --peak-tflops")
+    if args.efficiency is None:
+        assumed.append(f"compute reaches {_USUAL_EFFICIENCY:.0%} of the peak (35 % to 65 %); --efficiency sets it")
+    elif args.efficiency > 1:
+        raise UsageError(f"expected an efficiency between 0 and 1, found {args.efficiency}")
+    bandwidth = chip.memory_gb_per_s * 1e9 if chip and chip.memory_gb_per_s else None
+    speed = Speed(peak, args.efficiency or _USUAL_EFFICIENCY, bandwidth)
+    question = Question(
+        model_of(args), args.seq_len, args.sequences, args.world_size, memory, speed,
+        Precision(args.precision), Optimizer(args.optimizer), args.per_node,
+    )  # fmt: skip
+    return question, times_of(_links(args, chip, assumed)), assumed
+
+
+def _peak(chip: Chip | None) -> float | None:
+    found = mfu_peak(chip) if chip else None
+    return found.flops_per_s if found else None
+
+
+def _links(args: argparse.Namespace, chip: Chip | None, assumed: list[str]) -> Calibration | Fabric:
+    if args.calibration:
+        return load_calibration(args.calibration)
+    given = fabric(args)
+    if given is not None and (given.outer is not None or args.world_size <= args.per_node):
+        return given
+    outer = args.link or Link(_LATENCY_NS, 1 / _GB_PER_S)
+    if args.link is None and args.world_size > args.per_node:
+        assumed.append(f"{_GB_PER_S:.0f} GB/s per device between nodes; --link sets it")
+    if chip is None or chip.link_gb_per_s is None:
+        return Fabric(outer)
+    assumed.append(f"{chip.link or 'link'} of {chip.link_gb_per_s:g} GB/s inside a node; --node-link sets it")
+    return Fabric(Link(_NODE_LATENCY_NS, 1 / chip.link_gb_per_s), outer, args.per_node)
+
+
+def _json(
+    question: Question, advice: Advice, times: CollectiveTimes, shares: tuple[float, float], assumed: list[str]
+) -> dict[str, Any]:
+    def row(c: Candidate) -> dict[str, Any]:
+        low, high = time_band(question, c, shares=shares, times=times)
+        return {**_row(c), "low_ms": ms(low), "high_ms": ms(high)}
+
+    shown = advice.candidates[:_MOST_SHOWN]
+    return {
+        "recommended": row(advice.fastest),
+        "reason": advice.reason,
+        "test_also": [row(c) for c in advice.close],
+        "simple_rule": {"rule": "DDP if it fits, else ZeRO-3", **row(advice.by_rule)},
+        "candidates": [row(c) for c in shown],
+        "not_fitting": [_row(c) for c in advice.not_fitting],
+        "assumed": assumed,
+    }
+
+
+def _row(c: Candidate) -> dict[str, Any]:
+    t = c.time
+    return {
+        "strategy": c.layout.sharding.value if c.layout.data > 1 else "none",
+        "data": c.layout.data,
+        "tensor": c.layout.tensor,
+        "pipeline": c.layout.pipeline,
+        "micro_batch": c.batch.micro_batch,
+        "micro_batches": c.layout.micro_batches,
+        "recompute": c.batch.recompute.name.lower(),
+        "fits": c.fits,
+        "memory_bytes": round(c.memory.peak_bytes),
+        "step_ms": ms(t.total_ns),
+        "mfu": c.mfu and round(c.mfu, 4),
+        "exposed_comm_ms": ms(t.exposed_comm_ns),
+        "comm_ms": ms(t.comm_ns),
+        "bubble_ms": ms(t.bubble_ns),
+        "recompute_ms": ms(t.recompute_ns),
+        "optimizer_ms": ms(t.optimizer_ns),
+    }
+
+
+def _print(found: dict[str, Any]) -> None:
+    out = console(sys.stdout)
+    table = plain_table(out, "strategy", "micro-batch", "memory", "step ms", "between", "exposed comm", "MFU")
+    for row in found["candidates"]:
+        table.add_row(*_cells(row))
+    out.print(table)
+    best, rule = found["recommended"], found["simple_rule"]
+    out.print(f"recommended: {_name(best)}, {best['step_ms']:.0f} ms per step ({found['reason']})")
+    out.print(f"simple rule (DDP if it fits, else ZeRO-3): {_name(rule)}, {rule['step_ms']:.0f} ms per step")
+    if found["test_also"]:
+        out.print(f"too close to call, measure both: {', '.join(_name(r) for r in found['test_also'])}")
+    for line in found["assumed"]:
+        out.print(f"assumed: {line}")
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    mfu = "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
+    return [
+        _name(row),
+        f"{row['micro_batch']} x {row['micro_batches']}",
+        readable_bytes(row["memory_bytes"]),
+        f"{row['step_ms']:.0f}",
+        f"{row['low_ms']:.0f} - {row['high_ms']:.0f}",
+        f"{row['exposed_comm_ms']:.0f} ms",
+        mfu,
+    ]
+
+
+def _name(row: dict[str, Any]) -> str:
+    parts = [row["strategy"], *(f"{k} {row[n]}" for k, n in (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")))]
+    name = " ".join(p for p in parts if not p.endswith(" 1"))
+    return name + (" checkpointed" if row["recompute"] != "none" else "")

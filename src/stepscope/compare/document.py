@@ -1,0 +1,206 @@
+"""A comparison as JSON (schema 1): times in milliseconds, changes are B minus A, unknown is null."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from stepscope.compare.benchmarks import BenchComparison, SeriesChange
+from stepscope.compare.conditions import GateResult
+from stepscope.compare.reports import Compared, FindingChange, LossChange, Metric
+from stepscope.compare.rows import Row
+from stepscope.compare.runs import Comparison
+from stepscope.compare.samples import RunSamples
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.document.report import plain
+from stepscope.stats.bootstrap import CONFIDENCE, Difference
+
+_MOST_ROWS = 100
+_MOST_TIMES = 2000
+NO_DIFFERENCE = "no difference found"
+CANNOT_TELL = "cannot be told: too few steps"
+
+
+def compare_json(
+    compared: Compared,
+    a: Sequence[RunSamples],
+    b: Sequence[RunSamples],
+    *,
+    verdicts: tuple[Sequence[str | None], Sequence[str | None]],
+    gates: Sequence[GateResult],
+) -> dict[str, Any]:
+    """Return the comparison of two sides of runs; `verdicts` are those of their reports, in order."""
+    found = compared.found
+    return plain(
+        {
+            **_head(a=_side(a, verdicts[0], found), b=_side(b, verdicts[1], found)),
+            "basis": found.basis,
+            "verdict": verdict_of(found.step),
+            "step_ms": difference_json(found.step),
+            "budget": [{"part": row.name, **_row(row)} for row in found.budget],
+            "waterfall": [_loss(row) for row in compared.waterfall],
+            "kernels": [_called(row) for row in found.kernels[:_MOST_ROWS]],
+            "kernels_changed": len(found.kernels),
+            "operators": [_called(row) for row in found.operators[:_MOST_ROWS]],
+            "operators_changed": len(found.operators),
+            "findings": [_finding(f) for f in compared.findings],
+            "metrics": [_metric(m) for m in compared.metrics],
+            "gates": [_gate(g) for g in gates],
+            "notes": list(compared.notes),
+        }
+    )
+
+
+def compare_bench_json(
+    found: BenchComparison, *, a: Sequence[str], b: Sequence[str], gates: Sequence[GateResult]
+) -> dict[str, Any]:
+    """Return the comparison of two sides of benchmarks, by the names of their folders."""
+    return plain(
+        {
+            **_head(a={"name": _side_name(a), "runs": list(a)}, b={"name": _side_name(b), "runs": list(b)}),
+            "basis": "bench",
+            "series": [_series(s) for s in found.series],
+            "only_a": list(found.only_a),
+            "only_b": list(found.only_b),
+            "metrics": [_metric(m) for m in found.metrics],
+            "gates": [_gate(g) for g in gates],
+            "notes": list(found.notes),
+        }
+    )
+
+
+def verdict_of(step: Difference) -> str:
+    """Return `slower`, `faster`, or that no difference was found or can be told."""
+    if step.p_value is None:
+        return CANNOT_TELL
+    if not step.significant:
+        return NO_DIFFERENCE
+    return "slower" if step.change > 0 else "faster"
+
+
+def difference_json(found: Difference) -> dict[str, Any]:
+    """Return a difference with its interval, absolute and in percent of A."""
+
+    def pct(value: float | None) -> float | None:
+        return None if value is None or not found.a else 100 * value / abs(found.a)
+
+    return {
+        "a": found.a,
+        "b": found.b,
+        "change": found.change,
+        "change_pct": pct(found.change),
+        "low": found.low,
+        "high": found.high,
+        "low_pct": pct(found.low),
+        "high_pct": pct(found.high),
+        "p_value": found.p_value,
+        "significant": found.significant if found.p_value is not None else None,
+        "smallest_detectable": found.detectable,
+        "smallest_detectable_pct": pct(found.detectable),
+    }
+
+
+def _head(**sides: Any) -> dict[str, Any]:
+    return {"schema": SCHEMA, "kind": "compare", "confidence": CONFIDENCE, **sides}
+
+
+def _side(runs: Sequence[RunSamples], verdicts: Sequence[str | None], found: Comparison) -> dict[str, Any]:
+    return {
+        "name": _side_name([r.name for r in runs]),
+        "runs": [_run(r, verdict, found) for r, verdict in zip(runs, verdicts, strict=True)],
+    }
+
+
+def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, Any]:
+    times = run.logged if found.logged else run.periods
+    return {
+        "name": run.name,
+        "unprofiled_ms": run.unprofiled_ms,
+        "profiled_ms": run.profiled_ms,
+        "verdict": verdict,
+        "source": times.source if times else None,
+        "num_steps": len(times.ms) if times else 0,
+        "warm_up_steps": times.warm_up_steps if times else 0,
+        "step_times_ms": [round(float(t), 4) for t in times.ms[:_MOST_TIMES]] if times else [],
+    }
+
+
+def _side_name(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}"
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "what": row.what,
+        **difference_json(row.difference),
+        "p_among_all": row.p_among_all,
+        "significant": row.significant if row.p_among_all is not None else None,
+    }
+
+
+def _called(row: Row) -> dict[str, Any]:
+    """Return a row with how often it ran and how long each call took."""
+    each = [
+        ms / count if count else None
+        for ms, count in ((row.difference.a, row.a_count), (row.difference.b, row.b_count))
+    ]
+    return {
+        "name": row.name,
+        **_row(row),
+        "a_count": row.a_count,
+        "b_count": row.b_count,
+        "a_each_ms": each[0],
+        "b_each_ms": each[1],
+    }
+
+
+def _loss(row: LossChange) -> dict[str, Any]:
+    return {
+        "loss": row.loss,
+        "a_pct_of_peak": row.a_pct,
+        "b_pct_of_peak": row.b_pct,
+        "change_pct_of_peak": row.b_pct - row.a_pct,
+        "a_ms": row.a_ms,
+        "b_ms": row.b_ms,
+    }
+
+
+def _finding(f: FindingChange) -> dict[str, Any]:
+    return {
+        "id": f.id,
+        "what": f.what,
+        "title": f.title,
+        "ranks": list(f.ranks),
+        "a_saving_ms": f.a_ms,
+        "b_saving_ms": f.b_ms,
+        "a_runs": f.a_runs,
+        "b_runs": f.b_runs,
+    }
+
+
+def _metric(m: Metric) -> dict[str, Any]:
+    doubt = difference_json(m.difference) if m.difference else {}
+    change = None if m.a is None or m.b is None else m.b - m.a
+    centre = {} if m.difference is None else {k: doubt[k] for k in doubt if k not in ("a", "b", "change", "change_pct")}
+    return {
+        "name": m.name,
+        "a": m.a,
+        "b": m.b,
+        "change": change,
+        "change_pct": m.change_pct,
+        **centre,
+        "reason": m.reason,
+    }
+
+
+def _series(s: SeriesChange) -> dict[str, Any]:
+    return {
+        "name": s.name,
+        "verdict": verdict_of(s.step),
+        "step_ms": difference_json(s.step),
+        "num_runs": list(s.num_runs),
+        "num_steps": list(s.num_steps),
+        "config_changes": list(s.config),
+    }
+
+
+def _gate(g: GateResult) -> dict[str, Any]:
+    return {"fail_on": str(g.gate), "holds": g.holds, "value": g.value, "said": g.said}

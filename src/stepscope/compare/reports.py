@@ -1,0 +1,204 @@
+"""What differs between the reports of two sides: every number by its dotted name, the waterfall, the findings.
+
+A number that samples were kept of comes with their interval; with several runs on both sides every number has one
+(Welch). A single number has none, and says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import numpy as np
+
+from stepscope.compare.conditions import dotted_numbers
+from stepscope.compare.runs import Comparison
+from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
+
+ONE_VALUE = "no interval: one value on a side"
+UNKNOWN = "not known of both sides"
+ONE_SIDE = "only one side has it"
+_DROPPED = frozenset(("schema", "run", "critical_path", "guides", "findings_combined"))
+"""no measurements, or the same ones again"""
+_PER_STEP_TIME = ("step.samples_per_s", "step.tokens_per_s", "efficiency.mfu", "efficiency.hfu")
+"""an amount per step over the step's time: as sure as that time"""
+
+Reports = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of both reports."""
+
+    name: str
+    a: float | None
+    b: float | None
+    """mean over the runs of a side; None where no run knows it"""
+    difference: Difference | None
+    reason: str
+    """why there is no interval; empty where there is one"""
+
+    @property
+    def change_pct(self) -> float | None:
+        """Return the change in percent of A, None where that is unknown or A is 0."""
+        return None if self.a is None or self.b is None or not self.a else 100 * (self.b - self.a) / abs(self.a)
+
+
+@dataclass(frozen=True)
+class FindingChange:
+    """A finding that came, went or stayed."""
+
+    id: str
+    title: str
+    ranks: tuple[int, ...]
+    a_ms: float
+    b_ms: float
+    """what fixing it saves per step, mean over runs; 0 where a side lacks it"""
+    a_runs: int
+    b_runs: int
+    """how many runs have it"""
+
+    @property
+    def what(self) -> str:
+        """Return `came`, `went` or `stayed`."""
+        return "stayed" if self.a_runs and self.b_runs else "came" if self.b_runs else "went"
+
+
+@dataclass(frozen=True)
+class LossChange:
+    """One row of the waterfall."""
+
+    loss: str
+    a_pct: float
+    b_pct: float
+    a_ms: float | None
+    b_ms: float | None
+
+
+def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
+    """Return every number that a report of either side has, the step first."""
+    known = found.step.change == found.step.change
+    step = Metric(
+        "step_ms",
+        found.step.a if known else None,
+        found.step.b if known else None,
+        *interval_or_reason(found.step),
+    )
+    numbers = [[dotted_numbers({k: v for k, v in r.items() if k not in _DROPPED}) for r in side] for side in (a, b)]
+    names = dict.fromkeys(name for side in numbers for report in side for name in report)
+    sampled = {**found.sampled, **{f"step.budget.{r.name}.ms_per_step": r.difference for r in found.budget}}
+    return (step, *(m for name in names for m in _metric(name, numbers, sampled.get(name), found.step)))
+
+
+def waterfall_changes(a: Reports, b: Reports) -> tuple[LossChange, ...]:
+    """Return the rows of the waterfall on both sides, none where a side has none."""
+    rows = [[{row["loss"]: row for row in r["waterfall"]} for r in side if r["waterfall"]] for side in (a, b)]
+    if not all(rows):
+        return ()
+    names = dict.fromkeys(loss for side in rows for report in side for loss in report if loss != "achieved")
+    return tuple(
+        LossChange(
+            loss,
+            *(_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in rows),
+            *(_mean_known([r.get(loss, {}).get("ms_per_step") for r in side]) for side in rows),
+        )
+        for loss in (*names, "achieved")
+    )
+
+
+def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
+    """Return the findings of either side: those that came, then those that went, then those that stayed."""
+    sides = [[{_key(f): f for f in r["findings"]} for r in side] for side in (a, b)]
+    keys = dict.fromkeys(key for side in sides for report in side for key in report)
+    changes = [_finding(key, sides) for key in keys]
+    order = ("came", "went", "stayed")
+    return tuple(sorted(changes, key=lambda c: (order.index(c.what), -max(c.a_ms, c.b_ms))))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two sides in full: what their samples and what their reports say."""
+
+    found: Comparison
+    metrics: tuple[Metric, ...]
+    waterfall: tuple[LossChange, ...]
+    findings: tuple[FindingChange, ...]
+    notes: tuple[str, ...]
+
+
+def compared(found: Comparison, a: Reports, b: Reports) -> Compared:
+    """Return everything that differs, from the comparison of the samples and the reports of both sides."""
+    return Compared(
+        found=found,
+        metrics=metrics_of(a, b, found),
+        waterfall=waterfall_changes(a, b),
+        findings=finding_changes(a, b),
+        notes=(*found.notes, *settings_that_differ(a, b)),
+    )
+
+
+def settings_that_differ(a: Reports, b: Reports) -> Iterator[str]:
+    """Yield a line for each thing that makes the two sides different jobs."""
+    for name in ("world_size", "device", "strategy", "torch"):
+        said = [sorted({str(r["run"][name]) for r in side}) for side in (a, b)]
+        if said[0] != said[1]:
+            yield f"the sides differ in their {name.replace('_', ' ')} ({', '.join(said[0])} and {', '.join(said[1])})"
+
+
+def _metric(
+    name: str, numbers: Sequence[Sequence[Mapping[str, float | None]]], sampled: Difference | None, step: Difference
+) -> Iterator[Metric]:
+    values = [[v for v in (report.get(name) for report in side) if v is not None] for side in numbers]
+    a, b = (_mean(v) if v else None for v in values)
+    if a is None and b is None:
+        return
+    if a is None or b is None:
+        everywhere = all(name in report for side in numbers for report in side)
+        yield Metric(name, a, b, None, UNKNOWN if everywhere else ONE_SIDE)
+        return
+    if sampled is not None:
+        yield Metric(name, a, b, *interval_or_reason(sampled))
+    elif name in _PER_STEP_TIME and step.p_value is not None:
+        yield Metric(name, a, b, *interval_or_reason(_over_time(a, b, step)))
+    elif min(map(len, values)) > 1:
+        yield Metric(name, a, b, *interval_or_reason(difference_of_numbers(values[0], values[1])))
+    else:
+        yield Metric(name, a, b, None, ONE_VALUE)
+
+
+def _over_time(a: float, b: float, step: Difference) -> Difference:
+    """Return the difference of an amount over the step's time."""
+
+    def at(change: float) -> float:
+        return b * step.b / (step.b + change - step.change) - a if step.b + change > step.change else nan
+
+    p_value = step.p_value if same(a * step.a, b * step.b) else None
+    return Difference(a, b, at(step.high), at(step.low), p_value, None)
+
+
+def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
+    """Return the difference, or None and why it has no interval."""
+    few = "no interval: too few steps on a side"
+    return (found, "") if found.low == found.low else (None, few)
+
+
+def _key(finding: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
+    return finding["id"], tuple(finding["ranks"])
+
+
+def _finding(
+    key: tuple[str, tuple[int, ...]], sides: Sequence[Sequence[Mapping[tuple[str, tuple[int, ...]], Any]]]
+) -> FindingChange:
+    found = [[report[key] for report in side if key in report] for side in sides]
+    saving = [sum(f["saving_ms_per_step"] for f in mine) / len(side) for mine, side in zip(found, sides, strict=True)]
+    title = next(f["title"] for mine in reversed(found) for f in mine)
+    return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
+
+
+def _mean_known(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return _mean(known) if known else None

@@ -1,0 +1,1 @@
+"""Peak rates of chips, with the source of every number, and which chip a device's name stands for."""

@@ -1,0 +1,135 @@
+"""Rows of the hardware table read from TOML: the one we ship and a user's own, checked field by field."""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import InputError
+from stepscope.side_file import read_side_text
+
+PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+_MAX_TABLE_BYTES = 1 << 20
+_NUMBERS = ("memory_gib", "memory_gb_per_s", "link_gb_per_s")
+_FIELDS = ("name", "match", "tflops", "link", "source", *_NUMBERS)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One device as a trace sees it. A peak it has no unit for is absent from `tflops`."""
+
+    name: str
+    match: tuple[re.Pattern[str], ...]
+    tflops: Mapping[str, float]
+    """dense TFLOP/s by precision"""
+    source: str
+    memory_gib: float | None = None
+    memory_gb_per_s: float | None = None
+    link: str | None = None
+    link_gb_per_s: float | None = None
+    """per direction, all links to peers together"""
+
+    def peak_flops(self, precision: str) -> float | None:
+        """Return the dense peak in FLOP/s, None where the chip has no unit for the precision."""
+        tflops = self.tflops.get(precision)
+        return None if tflops is None else tflops * 1e12
+
+    def matches(self, device_name: str) -> bool:
+        """Return whether the driver's name is one of this chip's."""
+        return any(pattern.fullmatch(device_name) for pattern in self.match)
+
+
+@dataclass(frozen=True)
+class SharedName:
+    """Device names that do not tell which chip it is, and why."""
+
+    match: tuple[re.Pattern[str], ...]
+    reason: str
+
+
+@cache
+def built_in_chips() -> tuple[Chip, ...]:
+    """Return the rows that come with stepscope."""
+    return tuple(_chip(row, f"hardware.toml, chip {i}") for i, row in enumerate(_built_in()["chip"], start=1))
+
+
+@cache
+def shared_names() -> tuple[SharedName, ...]:
+    """Return the names that several chips share."""
+    rows = enumerate(_built_in()["shared_name"], start=1)
+    return tuple(SharedName(_patterns(row, f"hardware.toml, shared_name {i}"), row["reason"]) for i, row in rows)
+
+
+def load_chips(path: str | Path) -> tuple[Chip, ...]:
+    """Return the rows of a user's TOML file: one `[[chip]]` table each, fields as in docs/hardware.md."""
+    try:
+        table = tomllib.loads(read_side_text(path, max_bytes=_MAX_TABLE_BYTES))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: expected a readable TOML file of chips, found: {error}") from error
+    except RecursionError as error:
+        raise InputError(f"{path}: expected a table of chips, found values nested too deeply") from error
+    except ValueError as error:  # also a number of thousands of digits
+        raise InputError(f"{path}: expected TOML, found: {error}; see docs/hardware.md") from error
+    rows = table.get("chip")
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"{path}: expected one [[chip]] table per chip, found none; see docs/hardware.md")
+    return tuple(_chip(row, f"{path}, chip {i}") for i, row in enumerate(rows, start=1))
+
+
+def _built_in() -> dict[str, Any]:
+    return tomllib.loads(files("stepscope.cost.chips").joinpath("hardware.toml").read_text(encoding="utf-8"))
+
+
+def _chip(row: dict[str, Any], where: str) -> Chip:
+    for field in row:
+        if field not in _FIELDS:
+            raise InputError(f"{where}: field '{field}' is not known; expected one of {', '.join(_FIELDS)}")
+    link = row.get("link")
+    if link is not None and not isinstance(link, str):
+        raise InputError(f"{where}: field 'link' should be text, found {link!r}")
+    return Chip(
+        name=_text(row, "name", where),
+        match=_patterns(row, where),
+        tflops=_tflops(row, where),
+        source=_text(row, "source", where),
+        link=link,
+        **{field: _number(row[field], field, where) for field in _NUMBERS if field in row},
+    )
+
+
+def _text(row: dict[str, Any], field: str, where: str) -> str:
+    value = row.get(field)
+    if not isinstance(value, str) or not value:
+        raise InputError(f"{where}: field '{field}' should be text, found {value!r}")
+    return value
+
+
+def _patterns(row: dict[str, Any], where: str) -> tuple[re.Pattern[str], ...]:
+    value = row.get("match")
+    if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
+        raise InputError(f"{where}: field 'match' should be a list of device names, found {value!r}")
+    try:
+        return tuple(re.compile(text, re.IGNORECASE) for text in value)
+    except re.error as error:
+        raise InputError(f"{where}: field 'match' should hold regular expressions, found: {error}") from error
+
+
+def _tflops(row: dict[str, Any], where: str) -> dict[str, float]:
+    value = row.get("tflops")
+    if not isinstance(value, dict) or not value:
+        raise InputError(f"{where}: field 'tflops' should be dense peaks like {{ bf16 = 989.4 }}, found {value!r}")
+    for precision in value:
+        if precision not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise InputError(f"{where}: field 'tflops.{precision}' is not known; expected one of {known}")
+    return {name: _number(peak, f"tflops.{name}", where) for name, peak in value.items()}
+
+
+def _number(value: object, field: str, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise InputError(f"{where}: field '{field}' should be a number above 0, found {value!r}")
+    return float(value)

@@ -1,0 +1,105 @@
+"""What it costs to keep the ranks of a given model in step: the estimates for users who have the model at hand.
+
+    profiler = CommunicationProfiler("calibration.json")
+    cost = profiler.estimate_ddp_comm_cost(model, world_size=8)
+    print(cost.time_ms, cost.sent_bytes)
+
+The model only needs `parameters()` whose items know `numel()` and `element_size()`, as PyTorch's do.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.calibration_file import load_calibration
+from stepscope.cost.collectives.closed_form import Fabric
+from stepscope.cost.strategies.time import CommTime, times_of, total_time
+from stepscope.cost.strategies.traffic import BUCKET_BYTES, Traffic, ddp_traffic, fsdp_traffic
+from stepscope.errors import UsageError
+from stepscope.units import NS_PER_MS
+
+_LAYER = re.compile(r"^(.*?\.\d+)\.")
+
+
+@dataclass(frozen=True)
+class CommCost:
+    """Communication of one rank per step."""
+
+    world_size: int
+    traffic: tuple[Traffic, ...]
+    estimate: CommTime
+
+    @property
+    def time_ms(self) -> float:
+        """Return the time of all collectives one after another, before any overlap."""
+        return self.estimate.time_ns / NS_PER_MS
+
+    @property
+    def interval_ms(self) -> tuple[float, float] | None:
+        """Return the bounds of that time, None where the links were given and not measured."""
+        low, high = self.estimate.low_ns, self.estimate.high_ns
+        return None if low is None or high is None else (low / NS_PER_MS, high / NS_PER_MS)
+
+    @property
+    def sent_bytes(self) -> float:
+        """Return what this rank puts on its link."""
+        return sum(t.sent_bytes for t in self.traffic)
+
+    @property
+    def collectives(self) -> int:
+        """Return the number of calls."""
+        return sum(t.count for t in self.traffic)
+
+
+class CommunicationProfiler:
+    """Estimates communication from a calibration (or its file) or from a fabric's links."""
+
+    def __init__(self, source: Calibration | Fabric | str | Path) -> None:
+        self._times = times_of(load_calibration(source) if isinstance(source, str | Path) else source)
+
+    def estimate_ddp_comm_cost(self, model: Any, world_size: int, *, bucket_bytes: int = BUCKET_BYTES) -> CommCost:
+        """Return the cost of DDP's all-reduces, one per bucket of gradients."""
+        sizes = [size for _, size in _trained(model)]
+        return self._cost(world_size, ddp_traffic(sizes, ranks=world_size, bucket_bytes=bucket_bytes))
+
+    def estimate_fsdp_comm_cost(
+        self, model: Any, world_size: int, *, reshard_after_forward: bool = True, units: Sequence[int] | None = None
+    ) -> CommCost:
+        """Return the cost of FSDP's gathers and scatters, each layer one unit and the rest another.
+
+        Layers are told by numbers in the names (`layers.3.mlp...`); `units` gives their bytes instead, the root first.
+        """
+        listed = list(units) if units is not None else _units(model)
+        return self._cost(world_size, fsdp_traffic(listed, ranks=world_size, reshard=reshard_after_forward))
+
+    def _cost(self, world_size: int, traffic: list[Traffic]) -> CommCost:
+        return CommCost(world_size, tuple(traffic), total_time(traffic, self._times))
+
+
+def _trained(model: Any) -> list[tuple[str, int]]:
+    """Return name and bytes of every parameter that has a gradient."""
+    if hasattr(model, "named_parameters"):
+        named = list(model.named_parameters())
+    elif hasattr(model, "parameters"):
+        named = [("", p) for p in model.parameters()]
+    else:
+        raise UsageError(f"expected a model with parameters(), found {type(model).__name__}")
+    found = [(n, int(p.numel()) * int(p.element_size())) for n, p in named if getattr(p, "requires_grad", True)]
+    if not found:
+        raise UsageError("expected a model with parameters that are trained, found none")
+    return found
+
+
+def _units(model: Any) -> list[int]:
+    """Return the bytes of the root's own parameters, then of each layer."""
+    root, layers = 0, dict[str, int]()
+    for name, size in _trained(model):
+        layer = _LAYER.match(name)
+        if layer is None:
+            root += size
+        else:
+            layers[layer[1]] = layers.get(layer[1], 0) + size
+    return [root, *layers.values()] if root else list(layers.values())

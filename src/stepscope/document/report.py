@@ -1,0 +1,281 @@
+"""The account as the JSON of the contract (schema 1). Times in milliseconds; unknown is null."""
+
+import math
+from dataclasses import asdict, is_dataclass
+from enum import Enum
+from typing import Any
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.ranks.collectives import CollectiveRow, RankWait
+from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.ranks.window import RankAccount
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.diagnose.checks import checks_of
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.guides import guides_of
+from stepscope.diagnose.verdict import verdict
+from stepscope.json_text import finite_document
+from stepscope.run.rank import Rank
+from stepscope.units import ms, us
+
+_MOST_ROWS = 50
+_MOST_EXAMPLES = 20
+
+
+def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
+    document = {
+        "schema": SCHEMA,
+        "run": _run(account),
+        "ranks": [_rank(account, i) for i in range(len(account.run.ranks))],
+        "step": _step(account),
+        "efficiency": _efficiency(account),
+        "waterfall": _waterfall(account),
+        "collectives": [_collective(row) for row in account.collectives],
+        "operators": [plain(o) for o in account.operators.top(_MOST_ROWS)],
+        "kernels": [plain(k) for k in account.kernels.kernels[:_MOST_ROWS]],
+        "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
+        if account.step
+        else [],
+        "critical_path": _critical_path(account),
+        "checks": [asdict(check) for check in checks_of(account)],
+        "guides": plain(guides_of(account)),
+        "stragglers": [_straggler(s) for s in account.stragglers],
+        "memory": plain(account.memory),
+        "steadiness": plain(account.steadiness),
+        "by_strategy": _by_strategy(account),
+        "verdict": verdict(account),
+        "findings": [_finding(f) for f in diagnosis.findings],
+        "findings_combined": [
+            {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined
+        ],
+        "warnings": list(account.warnings),
+    }
+    return finite_document(document)[0]
+
+
+def plain(value: Any) -> Any:
+    """Return dataclasses, tuples and arrays as JSON values; names in `_ns` become `_ms`, NaN becomes null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {_ms_name(k): _in_ms(k, v) for k, v in asdict(value).items()}
+    if isinstance(value, dict):
+        return {_ms_name(str(k)): _in_ms(str(k), v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(v) for v in value)
+    if isinstance(value, Enum):
+        return value.name.lower()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _ms_name(name: str) -> str:
+    return name[:-3] + "_ms" if name.endswith("_ns") else name
+
+
+def _in_ms(name: str, value: Any) -> Any:
+    plain_value = plain(value)
+    if name.endswith("_ns") and isinstance(plain_value, int | float):
+        return ms(plain_value)
+    return plain_value
+
+
+def _run(account: Account) -> dict[str, Any]:
+    run = account.run
+    versions = run.description.get("versions")
+    return {
+        "name": run.name,
+        "world_size": run.world_size,
+        "num_ranks": len(run.ranks),
+        "num_steps": account.num_steps,
+        "device": run.ranks[0].device_name,
+        "backend": run.ranks[0].distributed.get("backend") or run.description.get("backend"),
+        "strategy": account.strategy.name,
+        "torch": versions.get("torch") if isinstance(versions, dict) else None,
+        "sources": [r.trace.path for r in run.ranks],
+    }
+
+
+def _rank(account: Account, index: int) -> dict[str, Any]:
+    rank, clocks = account.run.ranks[index], account.shared.clocks
+    steps = rank.steps
+    known = bool(clocks.known[index]) and len(account.run.ranks) > 1
+    return {
+        "rank": rank.rank,
+        "rank_source": rank.rank_source,
+        "host": rank.host,
+        "num_events": rank.trace.num_events,
+        "num_steps": len(steps),
+        "step_ms": [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
+        **_window(account.ranks[index]),
+        **_wait(account.waits[index]),
+        "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
+        "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
+        "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
+        "joins": _joins(rank),
+    }
+
+
+def _joins(rank: Rank) -> dict[str, int]:
+    return {
+        **asdict(rank.joins),
+        "collectives": len(rank.collectives),
+        "collectives_without_record": rank.collectives.unjoined,
+    }
+
+
+def _window(account: RankAccount | None) -> dict[str, Any]:
+    if account is None:
+        names = ("window", "compute", "comm", "memory", "exposed_comm", "idle")
+        return {**{f"{name}_ms": None for name in names}, "overlap_pct": None}
+    return {
+        "window_ms": ms(account.window_ns),
+        "compute_ms": ms(account.compute.total_ns),
+        "comm_ms": ms(account.comm.total_ns),
+        "memory_ms": ms(account.memory.total_ns) if account.memory is not None else None,
+        "exposed_comm_ms": ms(account.exposed_comm.total_ns),
+        "idle_ms": ms(account.idle_ns),
+        "overlap_pct": None if account.overlap_pct is None else round(account.overlap_pct, 3),
+    }
+
+
+def _wait(wait: RankWait | None) -> dict[str, Any]:
+    return {
+        "wait_ms": _ms(wait.wait_ns if wait else None),
+        "transfer_ms": _ms(wait.transfer_ns if wait else None),
+        "unmatched_comm_ms": _ms(wait.unmatched_ns if wait else None),
+        "waited_for_ms": _ms(wait.waited_for_ns if wait else None),
+    }
+
+
+def _step(account: Account) -> dict[str, Any]:
+    step, used = account.step, account.efficiency
+    names = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct")
+    if step is None:
+        times: dict[str, Any] = dict.fromkeys(names)
+    else:
+        overhead = None if step.overhead_pct is None else round(step.overhead_pct, 3)
+        times = dict(zip(names, (ms(step.profiled_ns), _ms(step.unprofiled_ns), overhead), strict=True))
+    return {
+        **times,
+        "samples_per_s": used.samples_per_s,
+        "tokens_per_s": used.tokens_per_s,
+        "overlap_efficiency": account.overlap_efficiency,
+        "late_rank": account.late_rank,
+        "budget": [
+            {
+                "part": p.part,
+                "ms_per_step": ms(p.ns_per_step),
+                "pct": round(p.pct, 4),
+                "profiler_correction_ms": ms(p.correction_ns),
+            }
+            for p in (step.parts if step else ())
+        ],
+    }
+
+
+def _efficiency(account: Account) -> dict[str, Any]:
+    used = account.efficiency
+    return {
+        "mfu": used.mfu,
+        "hfu": used.hfu,
+        "flops_per_step": used.flops_per_step,
+        "flops_source": used.flops_source,
+        "peak_tflops": used.peak_tflops,
+        "peak_source": used.peak_source,
+        "precision": used.precision,
+    }
+
+
+def _waterfall(account: Account) -> list[dict[str, Any]]:
+    return [
+        {
+            "loss": row.loss,
+            "pct_of_peak": row.pct_of_peak,
+            "ms_per_step": _ms(row.ns_per_step),
+            "plus_minus": row.plus_minus,
+        }
+        for row in account.waterfall.rows or ()
+    ]
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        "op": row.op,
+        "group": row.group.desc or row.group.name,
+        "group_size": row.group.size,
+        "count": row.count,
+        "bytes": row.size_bytes,
+        "wait_ms": _ms(row.wait_ns),
+        "transfer_ms": _ms(row.transfer_ns),
+        "exposed_ms": ms(row.exposed_ns),
+        "algbw_gb_per_s": _rounded(row.algbw_gb_per_s),
+        "busbw_gb_per_s": _rounded(row.busbw_gb_per_s),
+        "late_rank": row.late_rank,
+        "unmatched": row.unmatched,
+    }
+
+
+def _by_strategy(account: Account) -> dict[str, Any]:
+    strategy = account.strategy
+    return {
+        "name": strategy.name,
+        "sure": strategy.sure,
+        "dimensions": plain(strategy.dimensions),
+        "other": plain(strategy.other),
+        **plain(account.views),
+    }
+
+
+def _critical_path(account: Account) -> list[dict[str, Any]]:
+    path = account.critical_path
+    if path is None:
+        return []
+    return [
+        {"rank": s.rank, "what": s.what, "name": s.name, "ms_per_step": ms(s.ns_per_step), "pct": round(s.pct, 3)}
+        for s in path.segments
+    ]
+
+
+def _straggler(s: Straggler) -> dict[str, Any]:
+    return {
+        "rank": s.rank,
+        "cause": s.cause,
+        "late_ms_per_step": ms(s.late_ns_per_step),
+        "steps_late": s.steps_late,
+        "num_steps": s.num_steps,
+        "score": s.score,
+        "slowdown": round(s.slowdown, 4),
+        "persistent": s.persistent,
+    }
+
+
+def _finding(f: Finding) -> dict[str, Any]:
+    return {
+        "id": f.id,
+        "title": f.title,
+        "ranks": list(f.ranks),
+        "cost_ms_per_step": _ms(f.cost_ns),
+        "saving_ms_per_step": ms(f.saving_ns),
+        "saving_low_ms": ms(f.low_ns),
+        "saving_high_ms": ms(f.high_ns),
+        "saving_pct": round(f.saving_pct, 3),
+        "saving_alone_ms": ms(f.alone_ns),
+        "confidence": f.confidence,
+        "evidence": [asdict(e) for e in f.evidence],
+        "cause": f.cause,
+        "remedy": f.remedy,
+    }
+
+
+def _ms(time_ns: float | None) -> float | None:
+    return None if time_ns is None else ms(time_ns)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,140 @@
+"""Did a fix give what was predicted? Two runs, before and after, against the findings of the first.
+
+measured   = step before - step after, both without the profiler where both are known
+predicted  = what the fixed findings were to save, with their interval
+came true  = the measured saving lies in that interval, give or take what step times vary by
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.compare.runs import step_difference
+from stepscope.compare.samples import step_samples
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.units import NS_PER_MS
+
+CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
+NO_PREDICTION = "nothing was predicted"
+_GONE = 0.5
+"""a finding counts as fixed when less than this share of its saving is left to gain"""
+_UNKNOWN_DOUBT = 0.05
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run for a validation."""
+
+    account: Account
+    diagnosis: Diagnosis
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What a fix was to save and what it saved, per step."""
+
+    before_ns: float
+    after_ns: float
+    basis: str
+    """`unprofiled` or `profiled`"""
+    measured_ns: float
+    doubt_ns: float
+    """half of the 95 % interval of the measured saving"""
+    fixed: tuple[str, ...]
+    """ids of the findings taken as fixed"""
+    predicted_ns: float | None
+    low_ns: float | None
+    high_ns: float | None
+    outcome: str
+    """`came true`, `less than predicted`, `more than predicted` or `nothing was predicted`"""
+    remaining: tuple[str, ...]
+    """findings that the second run still has"""
+    fresh: tuple[str, ...]
+    """findings that only the second run has"""
+    notes: tuple[str, ...]
+
+
+def validate(before: Measurement, after: Measurement, *, finding: str | None = None) -> Validation | None:
+    """Return what became of the prediction, None where one of the runs has no step.
+
+    Without `finding` the fix is whatever of the first run's findings the second no longer shows.
+    """
+    first, second = before.account.step, after.account.step
+    if first is None or second is None:
+        return None
+    both = first.unprofiled_ns is not None and second.unprofiled_ns is not None
+    times = (first.step_ns, second.step_ns) if both else (first.profiled_ns, second.profiled_ns)
+    measured = times[0] - times[1]
+    doubt = _doubt_ns(before, after, times)
+    fixed = _fixed(before.diagnosis, after.diagnosis, finding)
+    predicted, low, high = _prediction(fixed, times[0])
+    now = {f.id for f in after.diagnosis.findings if f.saving_ns > 0}
+    had = {f.id for f in before.diagnosis.findings if f.saving_ns > 0}
+    return Validation(
+        before_ns=times[0],
+        after_ns=times[1],
+        basis="unprofiled" if both else "profiled",
+        measured_ns=measured,
+        doubt_ns=doubt,
+        fixed=tuple(f.id for f in fixed),
+        predicted_ns=predicted,
+        low_ns=low,
+        high_ns=high,
+        outcome=_outcome(measured, doubt, low, high),
+        remaining=tuple(sorted(now & had - {f.id for f in fixed})),
+        fresh=tuple(sorted(now - had)),
+        notes=tuple(_notes(before.account, after.account, both)),
+    )
+
+
+def _fixed(before: Diagnosis, after: Diagnosis, chosen: str | None) -> list[Finding]:
+    """Return the findings of the first run that were fixed."""
+    if chosen is not None:
+        return [f for f in before.findings if f.id == chosen]
+    left = {f.id: f.saving_ns for f in after.findings}
+    return [f for f in before.findings if f.saving_ns > 0 and left.get(f.id, 0.0) < _GONE * f.saving_ns]
+
+
+def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None, float | None, float | None]:
+    """Return what these findings were to save together, at least and at most."""
+    if not fixed:
+        return None, None, None
+    if len(fixed) == 1:
+        one = fixed[0]
+        below, above = one.saving_ns - one.low_ns, one.high_ns - one.saving_ns
+        return one.alone_ns, max(0.0, one.alone_ns - below), min(one.alone_ns + above, step_ns)
+    saving, low, high = (sum(getattr(f, name) for f in fixed) for name in ("saving_ns", "low_ns", "high_ns"))
+    return min(saving, step_ns), low, min(high, step_ns)
+
+
+def _outcome(measured: float, doubt: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return NO_PREDICTION
+    if measured + doubt < low:
+        return LESS
+    return MORE if measured - doubt > high else CAME_TRUE
+
+
+def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, float]) -> float:
+    """Return how well the saving is known, by a comparison of the two runs; 5 % of both where steps are too few."""
+    found = step_difference([step_samples(before.account)], [step_samples(after.account)]).difference
+    if found.p_value is None:
+        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT
+    return (found.high - found.low) / 2 * NS_PER_MS
+
+
+def _notes(before: Account, after: Account, both_unprofiled: bool) -> list[str]:
+    notes = []
+    if not both_unprofiled:
+        notes.append("profiled steps are compared: the time without the profiler is not known of both runs")
+    for what, one, other in (
+        ("ranks", len(before.run.ranks), len(after.run.ranks)),
+        ("strategies", before.strategy.name, after.strategy.name),
+        ("devices", before.run.ranks[0].device_name, after.run.ranks[0].device_name),
+    ):
+        if one != other:
+            notes.append(f"the runs differ in their {what} ({one} and {other}): the fix is not all that changed")
+    return notes

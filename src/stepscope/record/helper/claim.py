@@ -1,0 +1,118 @@
+"""Which folder belongs to this run: the one asked for, or a sibling (`run-2`, `run-3`) where that holds a run.
+
+Every run has an id of its own, so an elastic restart and a second job with the same `--out` are other runs. The
+folder is claimed by one file that holds the id and is created whole or not at all; whoever knows the id finds it.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
+from stepscope.errors import UsageError
+from stepscope.output_path import why_no_folder
+from stepscope.record.helper.patience import FULL
+
+CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
+_MOST_SIBLINGS = 10_000
+
+
+def claimed_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None) -> Path:
+    """Return the folder of run `run_id`: the one that already has its claim, else a free one claimed now."""
+    for number in range(1, _MOST_SIBLINGS):
+        folder = sibling(out, number)
+        try:
+            if why_not := why_no_folder(folder):
+                raise UsageError(
+                    f"{folder}: expected a folder that may be trusted, found {why_not}; give another with --out"
+                )
+            folder.mkdir(parents=True, exist_ok=True)
+            if _claim(folder, run_id=run_id, launch_id=launch_id):
+                return folder
+        except OSError as e:
+            raise UsageError(
+                f"{folder}: expected a folder that can be written, found {e.strerror}; give another with --out"
+            ) from e
+    raise UsageError(f"{out}: {_MOST_SIBLINGS} runs are there already; give another folder with --out")
+
+
+def sibling(out: str | os.PathLike[str], number: int) -> Path:
+    """Return `out` for the first run, `out-2`, `out-3` and so on for later ones."""
+    first = Path(out).absolute()
+    return first if number == 1 else first.with_name(f"{first.name}-{number}")
+
+
+def folders_of_launch(out: str | os.PathLike[str], launch_id: str) -> list[Path]:
+    """Return the folders of every run that one launch made under `out`, in order (restarts make several)."""
+    found, number = [], 1
+    while (folder := sibling(out, number)).is_dir():
+        if _read_claim(folder).get("launch_id") == launch_id:
+            found.append(folder)
+        number += 1
+    return found
+
+
+def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
+    mine = _read_claim(folder).get("run_id")
+    if mine is not None:
+        return bool(mine == run_id)
+    if _holds_a_run(folder):
+        return False
+    text = json.dumps(
+        {
+            "run_id": run_id,
+            "launch_id": launch_id,
+            "created_ns": time.time_ns(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+    )
+    if _create_whole(folder / CLAIM, text):
+        return True
+    return bool(_read_claim(folder).get("run_id") == run_id)
+
+
+def _holds_a_run(folder: Path) -> bool:
+    return any(p.name == RUN_JSON or rank_of(p.name) is not None for p in folder.iterdir())
+
+
+def _read_claim(folder: Path) -> dict[str, Any]:
+    return json_object_in(folder / CLAIM)
+
+
+def _create_whole(path: Path, text: str) -> bool:
+    """Create the file with its content in one move; False where somebody was first."""
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as e:
+        if e.errno in FULL:
+            raise
+        return _create_exclusively(path, text)  # a file system without hard links
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    return True
+
+
+def _create_exclusively(path: Path, text: str) -> bool:
+    try:
+        f = path.open("x", encoding="utf-8")
+    except FileExistsError:
+        return False
+    try:
+        with f:
+            f.write(text)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.unlink()  # an empty claim would keep everybody out
+        raise
+    return True

@@ -1,0 +1,392 @@
+"""What the training thread is doing right now, as the hooks see it: one part inside another, told on once.
+
+    hook                 part        not counted inside            (it is then part of that)
+    data loader          DATA        data, forward, backward
+    module call          FORWARD     data, forward, backward       recomputation belongs to backward
+    autograd engine      BACKWARD    data, forward, backward       forces by autograd.grad belong to forward
+    optimizer, scaler    OPTIMIZER   optimizer                     a wrapper steps its inner optimizer
+
+A part that counts becomes a region of the recorder and an event of the step finder. Other threads (prefetching,
+replicas) are not the loop: what they do is left alone, unless training itself moves to another thread.
+
+Each hook's method asks the `routine` first: where a step goes like the last one, noting the time is all there is to do.
+"""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+
+from stepscope.record.failsafe import explain, say
+from stepscope.record.hooks.loop.optimizers_alive import OptimizersAlive
+from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
+from stepscope.record.hooks.loop.routine import SHORT_STEP_NS, Event, Pattern, Repeats, Routine
+from stepscope.record.hooks.loop.steps import StepFinder
+from stepscope.record.steps import regions
+
+DATA, FORWARD, BACKWARD, OPTIMIZER = 1, 2, 4, 8
+_WORK = DATA | FORWARD | BACKWARD
+FIRST_STEPS = 8  # in which those who learn about the job are told of each
+_HIDDEN_INSIDE = {DATA: _WORK, FORWARD: _WORK, BACKWARD: _WORK, OPTIMIZER: OPTIMIZER}
+# What events are recognised by. Optimizers have their own, larger ones: where they lie in memory.
+_DATA_BEGINS, _DATA_ENDS, _NO_BATCH, _BACKWARD_BEGINS, _BACKWARD_ENDS, _SYNC_BEGINS, _SCHEDULE_BEGINS = range(1, 8)
+_FORWARD_ENDS, _FORWARD_BEGINS = 8, 9  # up to 12: with gradients or without, of a trained model or another one
+_REGION = {
+    DATA: regions.DATA_LOADING,
+    FORWARD: regions.FORWARD,
+    BACKWARD: regions.BACKWARD,
+    OPTIMIZER: regions.OPTIMIZER,
+}
+
+
+def training_first(method: Any) -> Any:
+    """Return a method of the loop that cannot raise: the first failure is one line, then the hooks are off."""
+
+    @functools.wraps(method)
+    def guarded(self: "Loop", *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self.stop()
+            say(f"steps are no longer followed, training goes on: {explain(e)}")
+            return False
+
+    return guarded
+
+
+class Loop:
+    """One per process. Without a recorder yet it follows the loop all the same, so that step 0 is right."""
+
+    def __init__(self, start_recorder: Callable[[], Any]) -> None:
+        self.recorder: Any = None
+        self.optimizers = OptimizersAlive()
+        self.parameters = ParameterWatch()
+        self.steps = 0
+        self.forwards = self.backwards = 0  # that counted in this step
+        self.on_step: list[Callable[[Loop], None]] = []
+        self.on_first_steps: list[Callable[[Loop], None]] = []
+        self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
+        self.on_unused_batch: Callable[[], None] | None = None  # a batch is asked for and the last met nothing
+        self._batch_unused = False
+        self._start_recorder = start_recorder
+        self._inside = 0
+        self._thread = threading.main_thread().ident
+        self._optimizer: Any = None  # the one that is stepping
+        self._stepper: Any = None  # who steps it: itself, or a scaler
+        self._optimizer_seen = False
+        self._on = True
+        self._happening: int | None = None  # the event that may be the first of a step
+        self._repeats = Repeats()
+        self.routine = Routine(whole_steps=self._steps_passed, open_step=self._follow_open_step)
+        self._events = self._known_events()
+        self._finder = StepFinder(self, optimizers=self.optimizers.keys, parameters_changed=self.parameters.changed)
+
+    @training_first
+    def start(self) -> None:
+        """Start the recorder, once: this process takes part in training."""
+        if self.recorder is None and self._on:
+            self.recorder = self._start_recorder()
+            self._on = self.recorder is not None
+            if self._on:
+                self.recorder.on_own_region = self._something_else
+
+    def stop(self) -> None:
+        """See nothing more."""
+        self._on = False
+        self.routine.forget()
+
+    def in_forked_child(self) -> None:
+        """A run that has begun is the parent's alone; where it has not, ranks may be forked from here."""
+        if self.recorder is not None:
+            self.stop()
+
+    @training_first
+    def safely(self, act: Callable[..., Any], *args: Any) -> Any:
+        """Return `act(*args)`, or False where it failed, after which the hooks are off."""
+        return act(*args)
+
+    @training_first
+    def finish(self) -> None:
+        """End the last step: training is over, or its process groups are about to go."""
+        self.routine.end()
+        if self._on and not self._inside:
+            self._finder.finish()
+
+    def data_begins(self) -> bool:
+        """Return whether this load counts; if so `data_ends` must follow."""
+        return self.routine.takes(_DATA_BEGINS) or self._data_begins()
+
+    @training_first
+    def _data_begins(self, at_ns: int | None = None) -> bool:
+        if not self._enters(DATA):
+            return False
+        self._happening = _DATA_BEGINS
+        self._finder.load_begins()
+        if self.routine.on:
+            return True
+        if self._batch_unused and self.on_unused_batch is not None:
+            self.on_unused_batch()
+        return self._begin(DATA, _DATA_BEGINS, at_ns)
+
+    def data_ends(self, *, got_batch: bool) -> None:
+        """End a load that counted."""
+        if not self.routine.takes(_DATA_ENDS if got_batch else _NO_BATCH):
+            self._data_ends(got_batch)
+
+    @training_first
+    def _data_ends(self, got_batch: bool, at_ns: int | None = None) -> None:
+        self._end(DATA, _DATA_ENDS if got_batch else _NO_BATCH, at_ns)
+        self._finder.load_ends(got_batch=got_batch)
+
+    def forward_begins(self, *, grad: bool, own: bool) -> bool:
+        """Return whether this call of a module counts; if so `forward_ends` must follow."""
+        return self.routine.takes(_FORWARD_BEGINS + grad + 2 * own) or self._forward_begins(grad, own)
+
+    @training_first
+    def _forward_begins(self, grad: bool, own: bool, at_ns: int | None = None) -> bool:
+        if not self._enters(FORWARD):
+            return False
+        token = self._happening = _FORWARD_BEGINS + grad + 2 * own
+        if not self._inside & OPTIMIZER:
+            self._finder.forward_begins(grad=grad, own=own)
+            if self.routine.on:
+                return True
+        self.forwards += 1
+        return self._begin(FORWARD, token, at_ns)
+
+    def forward_ends(self) -> None:
+        """End a forward that counted."""
+        if not self.routine.takes(_FORWARD_ENDS):
+            self._forward_ends()
+
+    @training_first
+    def _forward_ends(self, at_ns: int | None = None) -> None:
+        self._end(FORWARD, _FORWARD_ENDS, at_ns)
+
+    def backward_begins(self) -> bool:
+        """Return whether this backward counts; if so `backward_ends` must follow."""
+        return self.routine.takes(_BACKWARD_BEGINS) or self._backward_begins()
+
+    @training_first
+    def _backward_begins(self, at_ns: int | None = None) -> bool:
+        self._adopt_thread()
+        if not self._enters(BACKWARD):
+            return False
+        if self.recorder is None:
+            self.start()
+        if not self._inside & OPTIMIZER:
+            self._happening = _BACKWARD_BEGINS
+            self._finder.backward_begins()
+            if self.routine.on:
+                return True
+        self.backwards += 1
+        return self._begin(BACKWARD, _BACKWARD_BEGINS, at_ns)
+
+    @training_first
+    def gradient_sync_begins(self, *, of_every_step: bool = True) -> None:
+        """All gradients are computed; the rest of this backward waits for their reduction.
+
+        `of_every_step` is False where only some backwards are watched for it.
+        """
+        if of_every_step and self.routine.takes(_SYNC_BEGINS):
+            return
+        self._sync_begins(of_every_step)
+
+    def _sync_begins(self, of_every_step: bool = True, at_ns: int | None = None) -> None:
+        if self._inside & BACKWARD and threading.get_ident() == self._thread and self.recorder is not None:
+            self.recorder.enter(regions.GRADIENT_SYNC, at_ns)
+            if of_every_step:
+                self._repeats.add(self._events[_SYNC_BEGINS])
+
+    def backward_ends(self) -> None:
+        """End a backward that counted, and the wait for reductions inside it."""
+        if not self.routine.takes(_BACKWARD_ENDS):
+            self._backward_ends()
+
+    @training_first
+    def _backward_ends(self, at_ns: int | None = None) -> None:
+        self._end(BACKWARD, _BACKWARD_ENDS, at_ns)
+        if not self._optimizer_seen:
+            self.parameters.remember()
+
+    def schedule_begins(self) -> None:
+        """A pipeline schedule begins its step."""
+        if not self.routine.takes(_SCHEDULE_BEGINS):
+            self._schedule_begins()
+
+    @training_first
+    def _schedule_begins(self, at_ns: int | None = None) -> None:
+        if self._enters(DATA):
+            self._happening = _SCHEDULE_BEGINS
+            self._finder.schedule_begins()
+            if not self.routine.on:
+                self._repeats.add(self._events[_SCHEDULE_BEGINS])
+
+    def optimizer_begins(self, optimizer: Any, by: Any) -> None:
+        """An optimizer begins to step, `by` itself or by the scaler that will decide about it."""
+        if not self.routine.takes(id(optimizer) + id(by)):
+            self._optimizer_begins(optimizer, by)
+
+    @training_first
+    def _optimizer_begins(self, optimizer: Any, by: Any, at_ns: int | None = None) -> None:
+        self._adopt_thread()
+        if not self._on:
+            return
+        if self._inside & OPTIMIZER:
+            if by is not self._stepper:
+                self.optimizers.is_inner(optimizer, of=self._optimizer)
+                self._repeats.add(self._optimizer_event(optimizer, by, None))
+                return
+            self._repeats.break_off()
+            self._end(OPTIMIZER, None, None)  # it raised last time and so never ended
+        if threading.get_ident() == self._thread or self._inside & BACKWARD:
+            self.start()
+            self._optimizer_seen = True
+            self._happening = None
+            self._finder.optimizer_begins(id(optimizer))
+            self._optimizer, self._stepper = optimizer, by
+            self._repeats.add(self._optimizer_event(optimizer, by, ("begin", regions.OPTIMIZER)))
+            self._begin(OPTIMIZER, None, at_ns)
+
+    def optimizer_ends(self, by: Any) -> None:
+        """End what `by` began."""
+        if not self.routine.takes(-id(by)):
+            self._optimizer_ends(by)
+
+    @training_first
+    def _optimizer_ends(self, by: Any, at_ns: int | None = None) -> None:
+        counts = self._inside & OPTIMIZER and by is self._stepper
+        self._repeats.add(_optimizer_end(by, self._optimizer_ends, ("end", regions.OPTIMIZER) if counts else None))
+        if counts:
+            key = id(self._optimizer)
+            self._optimizer = self._stepper = None
+            self._end(OPTIMIZER, None, at_ns)
+            self._finder.optimizer_ends(key, perf_counter_ns() if at_ns is None else at_ns)
+
+    def step_end(self, at_ns: int | None = None) -> None:
+        """Tell the recorder, as the step finder decided."""
+        self.steps += 1
+        if self.recorder is not None:
+            self.recorder.step_end(at_ns=at_ns)
+        for tell in self.on_step:
+            tell(self)
+        if self.steps <= FIRST_STEPS:
+            for tell in self.on_first_steps:
+                tell(self)
+        self.forwards = self.backwards = 0
+        if self._repeats.next_step() and at_ns is None:
+            self._begin_routine()
+
+    def step_may_end(self) -> int:
+        """Ask the recorder, for the step finder, to remember this moment."""
+        self._repeats.break_off()
+        return int(self.recorder.step_may_end()) if self.recorder is not None else perf_counter_ns()
+
+    def step_begin(self) -> None:
+        """Tell the recorder, as the step finder decided."""
+        self._repeats.break_off()
+        if self.recorder is not None:
+            self.recorder.step_begin()
+
+    def _begin_routine(self) -> None:
+        """Only time the coming steps, where this event begins one as it began the last and nobody wants more."""
+        pattern = self._repeats.pattern
+        if self.watcher is None and not self._inside and self._optimizer_seen and self.recorder is not None and pattern:
+            steps = self.recorder.steps_to_time(SHORT_STEP_NS) if pattern.tokens[0] == self._happening else 0
+            if steps > 0:
+                self.routine.begin(
+                    pattern, steps=steps, mark=self.recorder.mark_step_end, nvtx=self.recorder.regions.nvtx
+                )
+
+    @training_first
+    def _steps_passed(self, pattern: Pattern, times: list[int], ends: list[Any]) -> None:
+        """Tell the recorder of steps that went like the last one."""
+        count = len(pattern.tokens)
+        self.steps += len(ends)
+        self.recorder.steps_passed(
+            [(times[first + count], pattern.region_times(times, first), end)
+             for first, end in zip(range(0, len(times) - 1, count), ends, strict=True)]
+        )  # fmt: skip
+
+    @training_first
+    def _follow_open_step(self, events: Sequence[Event], times: list[int]) -> None:
+        """Follow what happened in this step up to now, at which it goes another way than the last."""
+        self._repeats.break_off()
+        for event, at_ns in zip(events, times, strict=True):
+            event.follow(at_ns)
+
+    def _something_else(self) -> None:
+        """The script marks a region of its own: no routine in a step that has some."""
+        if threading.get_ident() == self._thread:
+            self.routine.end()
+            self._repeats.break_off()
+
+    def _enters(self, part: int) -> bool:
+        if self._on and not self._inside & _HIDDEN_INSIDE[part] and threading.get_ident() == self._thread:
+            return True
+        self._repeats.break_off()
+        return False
+
+    def _adopt_thread(self) -> None:
+        if not self._inside and not self.routine.on:
+            self._thread = threading.get_ident()
+
+    def _begin(self, part: int, token: int | None, at_ns: int | None) -> bool:
+        self._inside |= part
+        self._batch_unused = part == DATA
+        if self.watcher is not None:
+            self.watcher.part_begins(part)
+        if token is not None:
+            self._repeats.add(self._events[token])
+        if self.recorder is not None:
+            self.recorder.enter(_REGION[part], at_ns)
+        return True
+
+    def _end(self, part: int, token: int | None, at_ns: int | None) -> None:
+        self._inside &= ~part
+        if self.recorder is not None:
+            self.recorder.leave(_REGION[part], at_ns)
+        if token is not None:
+            self._repeats.add(self._events[token])
+        if self.watcher is not None:
+            self.watcher.part_ends(part)
+
+    def _known_events(self) -> dict[int, Event]:
+        """Return the events that are the same in every step; made once."""
+        follow: dict[int, tuple[tuple[str, str] | None, Callable[[int], Any]]] = {
+            _DATA_BEGINS: (("begin", regions.DATA_LOADING), self._data_begins),
+            _DATA_ENDS: (("end", regions.DATA_LOADING), partial(self._data_ends, True)),
+            _NO_BATCH: (("end", regions.DATA_LOADING), partial(self._data_ends, False)),
+            _FORWARD_ENDS: (("end", regions.FORWARD), self._forward_ends),
+            _BACKWARD_BEGINS: (("begin", regions.BACKWARD), self._backward_begins),
+            _BACKWARD_ENDS: (("end", regions.BACKWARD), self._backward_ends),
+            _SYNC_BEGINS: (("begin", regions.GRADIENT_SYNC), partial(self._sync_begins, True)),
+            _SCHEDULE_BEGINS: (None, self._schedule_begins),
+        }
+        for grad in (False, True):
+            for own in (False, True):
+                token = _FORWARD_BEGINS + grad + 2 * own
+                follow[token] = ("begin", regions.FORWARD), partial(self._forward_begins, grad, own)
+        return {token: Event(token, edge, act) for token, (edge, act) in follow.items()}
+
+    def _optimizer_event(self, optimizer: Any, by: Any, edge: tuple[str, str] | None) -> Event:
+        alive, alive_by = weakref.ref(optimizer), weakref.ref(by)
+
+        def follow(at_ns: int) -> None:
+            if (o := alive()) is not None and (b := alive_by()) is not None:
+                self._optimizer_begins(o, b, at_ns)
+
+        return Event(id(optimizer) + id(by), edge, follow)
+
+
+def _optimizer_end(by: Any, ends: Callable[[Any, int], None], edge: tuple[str, str] | None) -> Event:
+    alive = weakref.ref(by)
+
+    def follow(at_ns: int) -> None:
+        if (b := alive()) is not None:
+            ends(b, at_ns)
+
+    return Event(-id(by), edge, follow)

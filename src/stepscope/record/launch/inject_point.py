@@ -1,0 +1,41 @@
+"""What happens in a recorded job's process once torch is there: the hooks go in, or one line says why not."""
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import say
+from stepscope.record.progress_notes import leave_word
+
+OLDEST_TORCH = (2, 4)
+
+
+def begin() -> None:
+    """Put the hooks in, as the environment asks."""
+    config = RecordConfig.from_env()
+    if config is None:
+        return
+    leave_word("torch")
+    found = tuple(int(n) for n in re.findall(r"\d+", str(torch.__version__))[:2])
+    if found < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
+        return
+    from stepscope.record.hooks.install import install
+    from stepscope.record.samplers.nccl_log import turn_on_nccl_log
+
+    if config.nccl_log:
+        turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
+    install(lambda: _recorder(config))
+
+
+def _recorder(config: RecordConfig) -> Any:
+    """Return the recorder; None in a data loader's worker, and where the script has one: then its steps hold."""
+    from stepscope.record.session import Recorder, current
+
+    if torch.utils.data.get_worker_info() is not None or current() is not None:
+        return None
+    return Recorder.start(config)

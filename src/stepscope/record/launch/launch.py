@@ -1,0 +1,156 @@
+"""Run a command so that every PyTorch process in it records itself; its exit code and signals are untouched.
+
+    environment   STEPSCOPE_RECORD: the settings     PYTHONPATH: the folder with our `sitecustomize`, first
+                  STEPSCOPE_SEEN: a local folder in which processes leave word of how far they got
+
+Standard library only: torch is needed by the job, not here.
+"""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from stepscope.errors import UsageError
+from stepscope.output_path import why_no_folder
+from stepscope.record.config import RecordConfig
+from stepscope.record.helper.claim import folders_of_launch
+from stepscope.record.helper.scratch import make_scratch, remove_scratch
+from stepscope.record.launch.outside_tool import UNDER_TOOL, is_one_process, keep_outputs, under_tool
+from stepscope.record.launch.pass_signals import signals_passed_on
+from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
+from stepscope.record.samplers.nccl_log import debug_environment
+
+INJECT = Path(__file__).parent / "inject"
+_QUIET = {"KINETO_LOG_LEVEL": "99"}  # else the profiler announces its start and stop on the job's stderr
+_LINUX = sys.platform == "linux"
+_PR_SET_PDEATHSIG = 1
+_PYTHON = re.compile(r"^python[\d.]*$")
+_DEAF = re.compile(r"^-[a-zA-Z]*[IES]")
+_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """How a job ended, and what is known of what it recorded."""
+
+    exit_code: int  # negative: ended by that signal
+    folders: tuple[Path, ...]
+    python_seen: bool  # a Python process found our `sitecustomize`
+    torch_seen: bool
+    said: bool = False  # a process wrote a line of ours to the job's stderr
+    outputs: tuple[Path, ...] = ()  # of an outside tool
+
+
+def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> Launched:
+    """Return how the command ended, after running it under the recorder."""
+    config = replace(
+        config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
+    )
+    seen = _seen_folder()
+    try:
+        config = _with_outside_folder(config)
+        env = job_environment(config, os.environ if environ is None else environ)
+        if config.outside_tool is not None and is_one_process(command, env):
+            command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
+        exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
+        folders = _folders(config, seen)
+        return Launched(
+            exit_code,
+            folders=folders,
+            python_seen=seen is None or (seen / "python").exists(),
+            torch_seen=seen is None or (seen / "torch").exists(),
+            said=seen is not None and any(seen.glob(f"{SAID}*")),
+            outputs=tuple(keep_outputs(config, folders)) if config.outside_tool is not None else (),
+        )
+    finally:
+        if seen is not None:
+            remove_scratch(seen)
+
+
+def _seen_folder() -> Path | None:
+    """Return a folder in which processes leave word, None where there is no room for one: the job runs all the same."""
+    try:
+        return make_scratch(None)
+    except OSError:
+        return None
+
+
+def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every Python process records itself."""
+    path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    debug = debug_environment(config.debug, environ=environ).variables
+    return {**_QUIET, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def _with_outside_folder(config: RecordConfig) -> RecordConfig:
+    """Return settings with a folder beside the run's, for the outputs of a tool that starts before the run has one."""
+    if config.outside_tool is None or why_not_writable(config.out) is not None:
+        return replace(config, outside_tool=None, tool="torch") if config.outside_tool else config
+    out = Path(config.out)
+    folder = out.parent / f".{out.name}.{config.outside_tool}-{config.run_id}"
+    folder.mkdir(parents=True)
+    return replace(config, outside_folder=str(folder))
+
+
+def deaf_option(command: Sequence[str]) -> str | None:
+    """Return the option by which a Python in the command ignores PYTHONPATH or `sitecustomize`, None without one.
+
+    `python -I x.py` -> "-I", `srun python -Bs -m pkg -E` -> None: options after the script are the script's own.
+    """
+    words = iter(command)
+    for word in words:
+        if not _PYTHON.match(Path(word).name):
+            continue
+        for option in words:
+            if option in _TAKES_VALUE:
+                next(words, None)
+            elif not option.startswith("-") or option in ("-m", "-c", "-"):
+                break
+            elif _DEAF.match(option) and not option.startswith(("-X", "-W")):
+                return option
+    return None
+
+
+def why_not_writable(out: str) -> str | None:
+    """Return why a run folder cannot be made at `out`, None if it can."""
+    place = Path(out).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is not a folder"
+    if why_not := why_no_folder(out):
+        return why_not
+    return None if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written"
+
+
+def _run(command: Sequence[str], env: dict[str, str]) -> int:
+    with signals_passed_on() as job_started:
+        try:
+            job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
+        except OSError as e:
+            raise UsageError(
+                f"expected a command that can be run after --, found {command[0]!r}: {e.strerror}; check its name"
+            ) from e
+        job_started(job)
+        return job.wait()
+
+
+def _end_with_launcher() -> None:
+    """In the job's process: be killed when the launcher is, as the job alone would have been."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _folders(config: RecordConfig, seen: Path | None) -> tuple[Path, ...]:
+    """Return the run folders: told by processes on this machine, else found by the launch's id on shared storage."""
+    assert config.run_id is not None
+    files = seen.glob(f"{FOLDERS}*") if seen is not None else ()
+    told = [Path(line) for file in files for line in file.read_text().splitlines()]
+    found = [*told, *folders_of_launch(config.out, config.run_id)]
+    return tuple(sorted(set(found)))

@@ -1,0 +1,87 @@
+"""Ranks run under Nsight Systems (`nsys`) or Nsight Compute (`ncu`): one output per rank, of our window alone.
+
+A rank's Python, at its very start, replaces itself by the tool with the same command under it, so any launcher will
+do: torchrun, srun and mpirun say by variables which rank a process is. A job of one process is put under the tool
+where it is started. The window opens and closes the tool's range through CUDA's profiler interface (`cuda_range`).
+
+Standard library only: it runs before torch is imported.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from stepscope.contract.run_folder import rank_file
+from stepscope.record.config import RecordConfig
+from stepscope.record.rank import place_by_variables
+
+UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"
+NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_STARTS_RANKS = {
+    *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"),
+    *("srun", "mpirun", "mpiexec"),
+}
+
+
+def why_not_installed(tool: str) -> str | None:
+    """Return a line saying that the tool is missing and what to do, None where it is there."""
+    if shutil.which(tool) is not None:
+        return None
+    return (
+        f"{tool} is not installed ({NAMES[tool]}: not found on PATH); the job is recorded by torch's profiler instead; "
+        f"put the folder that holds {tool} on PATH"
+    )
+
+
+def under_tool(command: Sequence[str], config: RecordConfig, *, rank: int) -> list[str]:
+    """Return the command with the tool in front, writing one rank's output."""
+    assert config.outside_tool is not None and config.outside_folder is not None
+    out = str(Path(config.outside_folder, rank_file(rank, "x")).with_suffix(""))  # the tool adds its own ending
+    front = _nsys(config, out) if config.outside_tool == "nsys" else _ncu(config, out)
+    return [*front, *command]
+
+
+def start_under_tool(config: RecordConfig | None, environ: Mapping[str, str]) -> None:
+    """Replace this process by the tool with this very command under it, where that is this rank's lot."""
+    if config is None or config.outside_tool is None or UNDER_TOOL in environ:
+        return
+    place = place_by_variables(environ)
+    if place is None or not (config.ranks is None or place.rank in config.ranks):
+        return
+    command = under_tool([sys.executable, *sys.orig_argv[1:]], config, rank=place.rank)
+    os.execvpe(command[0], command, {**environ, UNDER_TOOL: "1"})
+
+
+def is_one_process(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Return whether the command trains in its own process, as far as can be told: it starts no ranks and is none."""
+    starts_ranks = any(Path(word).name in _STARTS_RANKS for word in command)
+    return not starts_ranks and place_by_variables(environ) is None
+
+
+def keep_outputs(config: RecordConfig, run_folders: Sequence[Path]) -> list[Path]:
+    """Return where the outputs of this machine's ranks are now: in the run folder, or where there is none at `out`."""
+    assert config.outside_folder is not None
+    made, target = Path(config.outside_folder), run_folders[0] if run_folders else Path(config.out)
+    kept = []
+    for path in sorted(made.iterdir()):
+        target.mkdir(parents=True, exist_ok=True)
+        kept.append(Path(shutil.move(path, target / path.name)))
+    made.rmdir()
+    return kept
+
+
+def _nsys(config: RecordConfig, out: str) -> list[str]:
+    return [
+        "nsys", "profile", "--trace=cuda,nvtx,osrt,cudnn,cublas", "--sample=process-tree", "--cuda-memory-usage=true",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", f"--duration={round(config.max_seconds)}",
+        "--kill=none", "--force-overwrite=true", f"--output={out}",
+    ]  # fmt: skip
+
+
+def _ncu(config: RecordConfig, out: str) -> list[str]:
+    return [
+        "ncu", "--set=full", "--profile-from-start=off", "--target-processes=application-only",
+        f"--kernel-name={config.kernels}", f"--launch-count={config.launches}", "--force-overwrite", f"--export={out}",
+    ]  # fmt: skip

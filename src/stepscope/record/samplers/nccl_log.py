@@ -1,0 +1,120 @@
+"""Logs of the libraries beneath: NCCL's own, one file per rank (`--nccl-log`), and debug switches of torch.
+
+All of them are environment variables that are read once, at the first use, so they are set before training begins.
+What the user has set stays as it is. NCCL writes to a local file; at the end it becomes `rank00000.nccl.log`.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.contract.run_folder import rank_file
+from stepscope.errors import UsageError
+from stepscope.record.failsafe import say
+from stepscope.record.rank import initialized_distributed
+
+_FOLDER = "stepscope-nccl-"
+_TELLING_LEVELS = ("INFO", "ABORT", "TRACE")
+_NOT_USED = "no NCCL log: NCCL wrote none in this process"
+_TOO_LATE = (
+    "no NCCL log: NCCL looks at its settings once, and was up before the recording began; "
+    "start the job with `stepscope record --nccl-log`, or begin the recording before init_process_group"
+)
+
+# INIT and GRAPH: topology, channels, rings and trees; TUNING: algorithm and protocol; COLL: a line per collective.
+NCCL_LOG = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,ENV,GRAPH,TUNING,COLL"}
+
+SWITCHES: Mapping[str, Mapping[str, str]] = {
+    "nccl": NCCL_LOG,
+    # DDP's and the process groups' own messages.
+    "distributed": {"TORCH_DISTRIBUTED_DEBUG": "INFO", "TORCH_CPP_LOG_LEVEL": "INFO"},
+    # Every collective is checked against the other ranks: finds mismatches, and slows the job.
+    "distributed-detail": {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_CPP_LOG_LEVEL": "INFO"},
+    # Why torch.compile breaks graphs and compiles again.
+    "compile": {"TORCH_LOGS": "graph_breaks,recompiles"},
+    "compile-detail": {"TORCH_LOGS": "+dynamo,graph_breaks,recompiles,perf_hints"},
+}
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Variables to add to an environment, and remarks on those that the user has set otherwise."""
+
+    variables: dict[str, str]
+    remarks: tuple[str, ...]
+
+
+def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) -> Additions:
+    """Return the variables that the named switches add to `environ`; what is set there already is kept."""
+    variables: dict[str, str] = {}
+    remarks = []
+    for switch in switches:
+        if switch not in SWITCHES:
+            raise UsageError(f"debug switch: expected one of {', '.join(SWITCHES)}, found {switch!r}")
+        for name, value in SWITCHES[switch].items():
+            if name not in environ:
+                variables[name] = value
+            elif environ[name] != value:
+                remarks.append(f"{name}={environ[name]} is set and kept; {switch} would set {value}")
+    return Additions(variables, tuple(remarks))
+
+
+def turn_on_nccl_log(environ: MutableMapping[str, str]) -> None:
+    """Let NCCL log to a local file of each process; what the user has set is kept. Safe to call again.
+
+    It has to be called before the first communicator is made: at the start of the process.
+    """
+    environ.update(debug_environment(["nccl"], environ=environ).variables)
+    if "NCCL_DEBUG_FILE" not in environ:
+        folder = tempfile.mkdtemp(prefix=_FOLDER)
+        environ["NCCL_DEBUG_FILE"] = str(Path(folder, "%p.log"))  # a child that inherits this has its own file
+
+
+class NcclLog:
+    """A sampler that keeps NCCL's log with the run."""
+
+    def __init__(self, *, environ: MutableMapping[str, str] | None = None) -> None:
+        self._environ = os.environ if environ is None else environ
+        self._was_up = _nccl_is_up()
+        turn_on_nccl_log(self._environ)
+        self.why_not = _too_quiet(self._environ["NCCL_DEBUG"])
+
+    def after_window(self, folder: str | Path, rank: int) -> None:
+        """Copy the log as far as it goes to `rank00000.nccl.log`."""
+        log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
+        if log.is_file():
+            shutil.copyfile(log, Path(folder) / rank_file(rank, "nccl.log"))
+
+    def on_close(self, folder: str | Path, rank: int) -> None:
+        """Copy the whole log; a file of the user's choice stays where it is, ours is removed."""
+        self.after_window(folder, rank)
+        if self.why_not is not None:
+            say(self.why_not)
+        log = log_of_process(self._environ["NCCL_DEBUG_FILE"], pid=os.getpid())
+        if not log.is_file():
+            say(_TOO_LATE if self._was_up else _NOT_USED)
+        if log.parent.name.startswith(_FOLDER):
+            with contextlib.suppress(OSError):
+                log.unlink(missing_ok=True)
+                log.parent.rmdir()  # the last process to leave empties it
+
+
+def log_of_process(pattern: str, *, pid: int) -> Path:
+    """Return the file that NCCL writes for NCCL_DEBUG_FILE=`pattern`: %p is the process, %h the host's name."""
+    return Path(pattern.replace("%p", str(pid)).replace("%h", socket.gethostname()))
+
+
+def _nccl_is_up() -> bool:
+    dist = initialized_distributed()
+    return dist is not None and "nccl" in str(dist.get_backend())
+
+
+def _too_quiet(level: str) -> str | None:
+    if level.upper() in _TELLING_LEVELS:
+        return None
+    return f"NCCL_DEBUG={level} is set and kept: NCCL's log will hold little; unset it or set NCCL_DEBUG=INFO"

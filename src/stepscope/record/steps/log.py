@@ -1,0 +1,99 @@
+"""The light log: one line per step, profiled or not, on its way to `rankNNNNN.steps.jsonl`.
+
+    {"schema": 1, "rank": 0, "world_size": 2, ...}                                            header
+    {"step": 7, "start_ns", "end_ns", "dur_ns", "device_ns", "profiled", "phase",
+     "regions": {"forward_pass": {"ns", "n"}}, ...what samplers add}                          one per step
+
+`start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps. On a CUDA device a line waits, in
+memory, for its device time, which is known when the device has passed the step's end.
+
+Each line leaves the process at once in the first steps, where jobs are short or fail, and while the profiler runs.
+Later lines leave four to ten times a second: several at once cost a fraction, because after a step's work nothing of
+ours is in the processor's caches. So a job that is killed loses at most its last quarter of a second.
+"""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepscope.record.steps.device_timer import DeviceTimer
+from stepscope.record.steps.regions import RegionTimes
+
+_PERIOD_NS = 100_000_000
+_FIRST_STEPS = 50
+
+PastStep = tuple[int, RegionTimes, dict[str, Any]]
+"""when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then"""
+
+
+class StepLog:
+    """Builds lines and sends them on, in the order of the steps."""
+
+    def __init__(self, send: Callable[..., None], timer: DeviceTimer | None) -> None:
+        self._send = send
+        self._timer = timer
+        self._ready: list[dict[str, Any]] = []
+        self._next_send_ns = 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Take in one step; it is sent soon, once its device time is known."""
+        line["end_ns"] = end_ns = time.time_ns() - line.pop("late_ns", 0)
+        line["start_ns"] = end_ns - line["dur_ns"]
+        line["device_ns"] = None
+        if self._timer is None:
+            self._ready.append(line)
+        else:
+            self._timer.step_end(line)
+            self._take_finished(all_of_them=False)
+        is_soon = self._next_send_ns - _PERIOD_NS <= end_ns < self._next_send_ns  # False where the clock was set back
+        if not is_soon or line["step"] < _FIRST_STEPS or line["profiled"]:
+            self._next_send_ns = end_ns + _PERIOD_NS
+            self._send_ready()
+
+    def may_wait(self, step: int) -> bool:
+        """Return whether the line of this step may leave a little later."""
+        return step >= _FIRST_STEPS
+
+    def mark_end(self) -> dict[str, Any]:
+        """Return the line, empty so far, of a step that ends now; `add_past` takes it in."""
+        line: dict[str, Any] = {}
+        if self._timer is not None:
+            self._timer.step_end(line)
+        return line
+
+    def add_past(self, steps: Sequence[PastStep], *, first: int, start_ns: int, phase: str) -> int:
+        """Take in steps whose end was marked, by `perf_counter_ns`; return the longest one's time."""
+        epoch_ns, longest_ns = time.time_ns() - time.perf_counter_ns(), 0
+        for step, (end_ns, regions, line) in enumerate(steps, first):
+            line.update(step=step, start_ns=start_ns + epoch_ns, end_ns=end_ns + epoch_ns, dur_ns=end_ns - start_ns)
+            line.update(profiled=False, phase=phase, regions=regions)
+            line.setdefault("device_ns", None)
+            if self._timer is None:
+                self._ready.append(line)
+            longest_ns = max(longest_ns, end_ns - start_ns)
+            start_ns = end_ns
+        return longest_ns
+
+    def restart(self) -> None:
+        """Let the next step's device time begin after a pause."""
+        if self._timer is not None:
+            self._timer.restart()
+
+    def flush(self) -> None:
+        """Send every line that still waits, with or without its device time."""
+        if self._timer is not None:
+            self._take_finished(all_of_them=True)
+        self._send_ready()
+
+    def _take_finished(self, *, all_of_them: bool) -> None:
+        assert self._timer is not None
+        for line, device_ns in self._timer.finished(all_of_them=all_of_them):
+            line["device_ns"] = device_ns
+            if "step" in line:  # not where its step was given up
+                self._ready.append(line)
+
+    def _send_ready(self) -> None:
+        ready, self._ready = self._ready, []
+        if ready:
+            self._send(*[json.dumps(line) for line in ready])

@@ -1,0 +1,99 @@
+"""One torch profiler, driven by hand: prepare, start, stop, export, and nothing it does not need in between.
+
+`torch.profiler.profile` with a schedule numbers steps from its own start; ours carry the job's numbers. Preparing it
+imports the compiler stack (over a second) even where nothing is compiled, and older versions build a Python object
+per event when they stop: both are avoided here, by what its own `prepare_trace` does otherwise.
+"""
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch.profiler import ProfilerActivity
+
+from stepscope.errors import UsageError
+from stepscope.record.config import RecordConfig
+from stepscope.record.window.profiler_guard import ProfilerGuard
+
+_ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}
+
+
+def why_not_available() -> str | None:
+    """Return why this torch cannot profile, or None where it can."""
+    if not torch.profiler.kineto_available():
+        return "this build of torch has no Kineto: steps are timed, no trace is recorded"
+    return None
+
+
+def activities_of(config: RecordConfig) -> list[Any]:
+    """Return the profiler activities that are asked for and that this torch supports."""
+    supported = torch.profiler.supported_activities()
+    if config.activities is None:
+        return [a for a in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if a in supported]
+    unknown = [name for name in config.activities if name not in _ACTIVITIES]
+    if unknown:
+        raise UsageError(f"activities: expected some of {', '.join(_ACTIVITIES)}, found {', '.join(unknown)}")
+    wanted = [getattr(ProfilerActivity, _ACTIVITIES[name], None) for name in config.activities]
+    return [a for a in wanted if a in supported]
+
+
+class Kineto:
+    """A profiler from preparation to export; all calls on the training thread."""
+
+    def __init__(self, config: RecordConfig, guard: ProfilerGuard, *, keep_events: bool) -> None:
+        self._guard = guard
+        self._keep_events = keep_events  # for a callback that asks the profiler for tables
+        self._switches = {
+            "record_shapes": config.record_shapes,
+            "profile_memory": config.profile_memory,
+            "with_stack": config.with_stack,
+            "with_flops": config.with_flops,
+            "with_modules": config.with_modules,
+        }
+        self.torch_profiler = torch.profiler._KinetoProfile(activities=activities_of(config), **self._switches)
+
+    def prepare(self) -> None:
+        """Set up the buffers, so that the first recorded step does not pay for it."""
+        profiler = self.torch_profiler
+        profiler.has_cudagraphs = _compiles_to_cuda_graphs()
+        profiler.profiler = autograd_profiler.profile(
+            use_cpu=ProfilerActivity.CPU in profiler.activities,
+            use_device="cuda" if ProfilerActivity.CUDA in profiler.activities else None,
+            use_kineto=True,
+            **self._switches,
+        )
+        with self._guard.ours():
+            profiler.profiler._prepare_trace()
+        if not self._keep_events:
+            profiler.profiler._parse_kineto_results = lambda *_args, **_kwargs: []
+
+    def start(self) -> None:
+        """Record from now on."""
+        with self._guard.ours():
+            self.torch_profiler.start_trace()
+
+    def stop(self, *, about: dict[str, Any]) -> None:
+        """End recording and keep the results; `about` goes into the trace under the key `stepscope`."""
+        self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))
+        with self._guard.ours():
+            self.torch_profiler.stop_trace()
+
+    def export(self, path: str) -> None:
+        """Write the trace as plain JSON. It returns normally on a full disk: read the file back before use."""
+        self.torch_profiler.export_chrome_trace(path)
+
+    def cancel(self, *, prepared: bool) -> None:
+        """End a profiler that was started, or only prepared, and drop its results."""
+        with self._guard.ours():
+            if prepared:  # there is no way back but through
+                self.torch_profiler.profiler._start_trace()
+            if torch.autograd._profiler_enabled():
+                torch.autograd._disable_profiler()
+
+
+def _compiles_to_cuda_graphs() -> bool:
+    """Return whether compiled code runs as CUDA graphs, without importing the compiler to find out."""
+    config = sys.modules.get("torch._inductor.config")
+    return bool(config is not None and config.triton.cudagraphs)

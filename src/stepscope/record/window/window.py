@@ -1,0 +1,233 @@
+"""The profiled window: opened and closed by step number, dropped at the first sign of danger.
+
+    state     idle -> prepared -> recording -> idle            (once per window)
+    a danger  another profiler, an error, a budget             -> the window ends, training goes on
+
+Every recorded step lies in a span `ProfilerStep#N`, N being the job's own step number. A window that ended has an
+outcome: the file that it was exported to, or the reason why there is none.
+"""
+
+import atexit
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepscope.record.collectives.groups import group_timeout_s
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import explain, say
+from stepscope.record.window.budget import Budget, UsualStep
+from stepscope.record.window.cuda_range import CudaRange
+from stepscope.record.window.kineto import Kineto, why_not_available
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.schedule import WARMUP, WINDOW, phase_of
+from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
+
+IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
+_OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"
+_OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
+
+
+class Window:
+    """The windows of one rank, one after the other."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        *,
+        guard: ProfilerGuard,
+        scratch: Path,
+        on_open: Callable[[], None],
+        on_closed: Callable[[dict[str, Any]], None],
+        on_trace_ready: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.state = IDLE
+        self.usual = UsualStep()
+        self._config = config
+        self._guard = guard
+        self._scratch = scratch
+        self._on_open = on_open
+        self._on_closed = on_closed
+        self._on_trace_ready = on_trace_ready
+        self._number = -1  # the newest window that was begun
+        self._first_step = 0
+        self._steps_done = 0
+        self._profiler: Any = None
+        self._step_mark: Any = None
+        self._budget: Budget | None = None
+        self._thread = 0
+        self._left: Any = None  # a profiler that runs on another thread
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the current step is being recorded."""
+        return self.state == RECORDING
+
+    def before_step(self, step: int) -> bool:
+        """Bring the profiler to where the coming step wants it; return whether that took more than a moment."""
+        phase, number = phase_of(step, self._config)
+        if self.state == RECORDING and not self._on_its_thread():
+            self._lose(_OTHER_THREAD)
+            return True
+        if self.state == RECORDING:
+            self._steps_done += 1
+            spent = self._budget.spent_at_step(self._steps_done) if self._budget else None
+            if phase == WINDOW and number == self._number and spent is None:
+                self._mark_step(step)
+                return False
+            self._close(spent if phase == WINDOW and number == self._number else None)
+            return True
+        if phase == WARMUP and self.state == IDLE and number > self._number:
+            return self._guarded(lambda: self._prepare(number))
+        if phase == WINDOW and (self.state == PREPARED or number > self._number):
+            return self._guarded(lambda: self._open(step, number))
+        return False
+
+    def after_step(self) -> None:
+        """End the current step's span."""
+        mark, self._step_mark = self._step_mark, None
+        if mark is not None and self._on_its_thread():
+            mark.__exit__(None, None, None)
+
+    def look_at_budget(self) -> None:
+        """End the window in the middle of a step where a limit was met; called when a region ends."""
+        if self.state == RECORDING and self._budget and self._on_its_thread():
+            spent = self._budget.spent_inside_step()
+            if spent is not None:
+                self._close(f"{spent}; step {self._last()} is incomplete")
+
+    def abandon(self) -> None:
+        """End whatever is open without a word: nothing can be written anyway."""
+        if self.state != IDLE and self._on_its_thread():
+            self._guarded(lambda: self._profiler.cancel(prepared=self.state == PREPARED))
+        self.state = IDLE
+
+    def finish(self) -> None:
+        """End whatever is open because training is over; complete steps are kept."""
+        if self.state == RECORDING and self._on_its_thread():
+            self._close("training ended inside the window")
+        elif self.state == RECORDING:
+            self._lose("the thread that trained is gone, and only it could stop the profiler")
+        elif self.state == PREPARED:
+            self._guarded(lambda: self._profiler.cancel(prepared=True))
+            self._drop("training ended before the window")
+
+    def _prepare(self, number: int) -> None:
+        self._number = number
+        self._thread = threading.get_ident()
+        why_not = why_not_available() if self._config.tool == "torch" else None
+        if why_not is not None or not self._guard.is_free():
+            self._drop(why_not or (_OTHER_THREAD if self._guard.left_behind else _OTHER_PROFILER))
+            return
+        if self._config.tool == "cuda":
+            self._profiler = CudaRange()
+        else:
+            self._profiler = Kineto(self._config, self._guard, keep_events=self._on_trace_ready is not None)
+        self._guard.give_way = self._give_way
+        self._profiler.prepare()
+        self.state = PREPARED
+
+    def _open(self, step: int, number: int) -> None:
+        if self.state == IDLE:
+            self._prepare(number)
+        if self.state != PREPARED:
+            return
+        if not at_thread_end(self._thread_ends):
+            self._drop(NO_SIGN)
+            return
+        self._first_step, self._steps_done = step, 0
+        self._thread = threading.get_ident()
+        self._profiler.start()
+        self.state = RECORDING
+        self._budget = Budget(self._config, usual=self.usual, group_timeout_s=group_timeout_s())
+        self._on_open()
+        self._mark_step(step)
+
+    def _mark_step(self, step: int) -> None:
+        self._step_mark = torch.profiler.record_function(f"ProfilerStep#{step}")
+        self._step_mark.__enter__()
+
+    def _close(self, cut: str | None) -> None:
+        """Stop, export, and hand the outcome on."""
+        self._guarded(lambda: self._stop_and_export(cut))
+
+    def _stop_and_export(self, cut: str | None) -> None:
+        self._guard.give_way = None
+        self._profiler.stop(about={"window": self._number, "first_step": self._first_step, "last_step": self._last()})
+        self.after_step()  # of a step cut short: only now, so that the trace has it as unfinished
+        self.state = IDLE
+        profiler, self._profiler = self._profiler, None
+        outcome = self._outcome(cut=cut)
+        if self._config.tool == "cuda":
+            self._on_closed({**outcome, "status": "left to the tool that the job runs under"})
+            return
+        if self._on_trace_ready is not None:
+            self._on_trace_ready(profiler.torch_profiler)
+            self._on_closed({**outcome, "status": "handed to on_trace_ready"})
+            return
+        plain = self._scratch / f"window{self._number}.json"
+        profiler.export(str(plain))
+        self._on_closed({**outcome, "status": "exported", "plain": str(plain)})
+
+    def _give_way(self) -> None:
+        """Stop without export: the user starts a profiler of their own."""
+        if self.state != IDLE and self._on_its_thread():
+            self._profiler.cancel(prepared=self.state == PREPARED)
+        self._drop(_OTHER_PROFILER)
+
+    def _on_its_thread(self) -> bool:
+        """Return whether this is the thread that started the profiler; stopping it from another crashes the process."""
+        return threading.get_ident() == self._thread
+
+    def _lose(self, reason: str) -> None:
+        """Give up a profiler that only another thread can stop, and will as it ends."""
+        self._left, self._guard.left_behind = self._profiler, True
+        atexit.register(self._thread_ends)  # the main thread's end
+        self._drop(reason)
+
+    def _thread_ends(self) -> None:
+        """Stop what this thread started; nobody else can, and the process would crash."""
+        if not self._on_its_thread():
+            return
+        if self._left is not None:
+            left, self._left, self._guard.left_behind = self._left, None, False
+            self._guarded(lambda: left.cancel(prepared=False))
+        elif self.state == RECORDING and self._steps_done:
+            self._close("the thread that trained ended inside the window")
+        elif self.state == RECORDING:
+            self._guarded(lambda: self._profiler.cancel(prepared=False))
+            self._drop(_OTHER_THREAD)
+
+    def _drop(self, reason: str) -> None:
+        self.state = IDLE
+        self._profiler = None
+        self._step_mark = None
+        self._guard.give_way = None
+        say(f"no trace of this window: {reason}")
+        self._on_closed({**self._outcome(cut=None), "status": "dropped", "reason": reason})
+
+    def _outcome(self, *, cut: str | None) -> dict[str, Any]:
+        return {"window": self._number, "first_step": self._first_step, "last_step": self._last(), "cut": cut}
+
+    def _last(self) -> int:
+        """Return the number after the last complete step."""
+        return self._first_step + self._steps_done
+
+    def _guarded(self, act: Callable[[], None]) -> bool:
+        """Do it; whatever the profiler raises ends this window with one warning."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._abandon_after(e)
+        return True
+
+    def _abandon_after(self, error: Exception) -> None:
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None and self.state != IDLE:
+                profiler.cancel(prepared=False)
+        except Exception as e:  # noqa: BLE001 - the first error is the one to tell
+            del e
+        self._drop(f"the profiler failed: {explain(error)}")

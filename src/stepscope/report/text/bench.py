@@ -1,0 +1,128 @@
+"""The results of a benchmark on the terminal: a table of times, one of communication and memory, and every doubt."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.results.times import BenchTimes, bench_times, ratio
+
+Row = dict[str, Any]
+
+
+def print_bench(document: dict[str, Any], out: Console) -> None:
+    """Print the series of a results document, the first one as the reference of the others."""
+    rows = [row for row in document["series"] if row["samples_ms"]]
+    if not rows:
+        out.print("nothing was measured")
+        return
+    out.print(_headline(document["environment"], rows), markup=False)
+    _print_times(rows, out)
+    _print_figures(rows, out)
+    _print_agreement(rows, out)
+    print_doubts(rows, out)
+
+
+def times_of(row: Row) -> BenchTimes | None:
+    """Return the times of one series."""
+    return bench_times(row["samples_ms"], warmup_steps=row["config"].get("warmup_steps") or 0)
+
+
+def print_doubts(rows: list[Row], out: Console) -> None:
+    """Print what speaks against the measurement, evidence and remedy, the same doubt of several series once."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        times = times_of(row)
+        for doubt in times.doubts if times else ():
+            found.setdefault(doubt.remedy, []).append(f"{row['name']}: {doubt.evidence}")
+    if not found:
+        out.print("steady: nothing speaks against these times", markup=False)
+    for remedy, evidence in found.items():
+        shown = "; ".join(evidence[:3]) + (f"; and {len(evidence) - 3} more" if len(evidence) > 3 else "")
+        out.print(f"unsteady: {shown}. What to do: {remedy}.", markup=False)
+
+
+def _headline(environment: dict[str, Any], rows: list[Row]) -> str:
+    runs, steps = len(rows[0]["samples_ms"]), len(rows[0]["samples_ms"][0])
+    where = f"{environment.get('world_size')} ranks, {environment.get('backend')}, {environment.get('device')}"
+    return f"{where}, torch {environment.get('torch')}; {runs} interleaved runs of {steps} steps"
+
+
+def _print_times(rows: list[Row], out: Console) -> None:
+    table = _table(out, "", "median ms", "95 % interval", "mean ± std", "min - max", "time")
+    for row in rows:
+        times, summary = times_of(row), row["summary"]
+        assert times is not None
+        table.add_row(
+            name_text(row["name"]),
+            f"{times.median_ms:.2f}",
+            f"{times.low_ms:.2f} - {times.high_ms:.2f}",
+            f"{times.mean_ms:.2f} ± {times.std_ms:.2f}",
+            f"{summary['min_step_time']:.1f} - {summary['max_step_time']:.1f}",
+            "1" if row is rows[0] else _ratio_text(row, rows[0]),
+        )
+    out.print(table)
+
+
+def _table(out: Console, *columns: str) -> Table:
+    """Return a table whose names are never cut."""
+    table = plain_table(out, *columns)
+    table.columns[0].no_wrap = True
+    return table
+
+
+def _ratio_text(row: Row, reference: Row) -> str:
+    middle, low, high = ratio(row["samples_ms"], reference["samples_ms"])
+    return f"{middle:.2f} x [{low:.2f}, {high:.2f}]"
+
+
+_THROUGHPUT = {"samples/s": ("throughput_samples_per_sec", ".1f"), "tokens/s": ("tokens_per_sec", ",.0f")}
+_COMMUNICATION = {
+    "comm ms": ("comm_ms_per_step", ".2f"),
+    "exposed ms": ("exposed_comm_ms_per_step", ".2f"),
+    "hidden %": ("overlap_pct", ".0f"),
+    "overlap": ("overlap_efficiency", ".2f"),
+}
+_MEMORY = {"peak GB": ("peak_memory_allocated_gb", ".2f"), "reserved GB": ("peak_memory_reserved_gb", ".2f")}
+_LOSS = {"final loss": ("final_loss", ".4f")}
+
+
+def _print_figures(rows: list[Row], out: Console) -> None:
+    """Print throughput and loss, and communication and memory where they are known of any series."""
+    groups = [_THROUGHPUT, *(g for g in (_COMMUNICATION, _MEMORY) if _known(rows, g)), _LOSS]
+    columns = {title: figure for group in groups for title, figure in group.items()}
+    table = _table(out, "", *columns)
+    for row in rows:
+        cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
+        table.add_row(name_text(row["name"]), *cells)
+    out.print(table)
+    if _COMMUNICATION in groups:
+        said = "hidden: under compute; overlap: together / the smaller of the two"
+        out.print(f"communication per step while profiled; {said}", markup=False)
+
+
+def _known(rows: list[Row], group: dict[str, tuple[str, str]]) -> bool:
+    return any(row["summary"].get(name) is not None for row in rows for name, _ in group.values())
+
+
+def _print_agreement(rows: list[Row], out: Console) -> None:
+    checked = [(row["name"], row["agreement"]) for row in rows if row.get("agreement")]
+    if len(checked) < 2:
+        return
+    apart = [(name, a) for name, a in checked if not a["agrees"]]
+    for name, a in apart:
+        out.print(f"{name} DIFFERS from {checked[0][0]}: {_errors(a)}", markup=False)
+    if not apart:
+        worst = max((a for _, a in checked), key=lambda a: a["weight_error"])
+        same = "all equal bit by bit" if all(a["equal"] for _, a in checked) else f"at most {_errors(worst)}"
+        out.print(f"same results after {worst['steps']} steps: {same}", markup=False)
+
+
+def _errors(a: dict[str, Any]) -> str:
+    gradient = "unknown" if a["gradient_error"] is None else f"{a['gradient_error']:.1e}"
+    return f"gradient {gradient}, weights {a['weight_error']:.1e}, loss {a['loss_error']:.1e} (relative)"
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "?" if value is None else f"{value:{form}}"

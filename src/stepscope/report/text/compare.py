@@ -1,0 +1,162 @@
+"""A comparison on one screen of a terminal, from its JSON: the step, where the difference went, what came and went."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.report.text.terminal import name_text, plain_table
+
+_MOST_PARTS = 8
+_MOST_ROWS = 6
+_MOST_METRICS = 8
+_MOST_FINDINGS = 6
+_SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
+_STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "went": "green"}
+
+Document = Mapping[str, Any]
+
+
+def print_comparison(document: Document, out: Console) -> None:
+    """Print the comparison of two sides of runs."""
+    _heading(document, out)
+    _step(document, out)
+    _budget(document["budget"], out)
+    _metrics(document["metrics"], out)
+    for what in ("kernels", "operators"):
+        _rows(what, document[what], document[f"{what}_changed"], out)
+    _findings(document["findings"], out)
+    _end(document, out)
+
+
+def print_bench_comparison(document: Document, out: Console) -> None:
+    """Print the comparison of two sides of benchmarks, a line per series."""
+    _heading(document, out)
+    table = plain_table(out, "series", "A ms", "B ms", "change %", "95 % interval", "runs", "")
+    for s in document["series"]:
+        step = s["step_ms"]
+        runs = " and ".join(map(str, s["num_runs"]))
+        cells = [_number(step["a"]), _number(step["b"]), _signed(step["change_pct"], 1), _pct_interval(step), runs]
+        table.add_row(name_text(s["name"], width=50), *cells, _marked(s["verdict"]))
+    out.print(table)
+    for s in document["series"]:
+        if s["config_changes"]:
+            out.print(name_text(f"{s['name']}: {', '.join(s['config_changes'])}", width=200, style="bright_black"))
+    for side in ("a", "b"):
+        if document[f"only_{side}"]:
+            out.print(name_text(f"only in {side.upper()}: {', '.join(document[f'only_{side}'])}", width=300))
+    _end(document, out)
+
+
+def _heading(document: Document, out: Console) -> None:
+    line = name_text(document["a"]["name"], style="bold").append(" (A) against ")
+    out.print(line.append_text(name_text(document["b"]["name"], style="bold")).append(" (B)"))
+
+
+def _step(document: Document, out: Console) -> None:
+    step, verdict = document["step_ms"], document["verdict"]
+    line = Text(verdict, style=f"bold {_STYLE.get(verdict, '')}".strip())
+    line.append(f"  step {_number(step['a'])} -> {_number(step['b'])} ms {document['basis']}, ")
+    line.append(f"{_signed(step['change'])} ms ({_signed(step['change_pct'], 1)} %)")
+    if step["p_value"] is not None:
+        line.append(f", 95 % interval {_pct_interval(step)} %, p {_p(step['p_value'])}")
+    out.print(line)
+    steps = " and ".join(str(sum(r["num_steps"] for r in document[s]["runs"])) for s in ("a", "b"))
+    if step["smallest_detectable"] is not None:
+        least = f"{_number(step['smallest_detectable'])} ms ({step['smallest_detectable_pct']:.1f} %)"
+        out.print(f"from {steps} steps; a difference of {least} would be found in four of five such comparisons")
+    out.print()
+
+
+def _budget(parts: Sequence[Document], out: Console) -> None:
+    if not parts:
+        return
+    table = plain_table(out, "where the difference went", "A ms", "B ms", "change ms", "95 % interval", "")
+    shown = sorted(parts, key=lambda p: -abs(p["change"]))
+    for p in shown[:_MOST_PARTS]:
+        table.add_row(
+            p["part"], _number(p["a"]), _number(p["b"]), _signed(p["change"]), _interval(p), _marked(p["what"])
+        )
+    rest = shown[_MOST_PARTS:]
+    if rest:
+        table.add_row(f"{len(rest)} other parts", *(_number(sum(p[k] for p in rest)) for k in ("a", "b")),
+                      _signed(sum(p["change"] for p in rest)), "", "")  # fmt: skip
+    total = [sum(p[k] for p in parts) for k in ("a", "b", "change")]
+    table.add_row("step", _number(total[0]), _number(total[1]), _signed(total[2]), "", "", style="bold")
+    out.print(table)
+
+
+def _metrics(metrics: Sequence[Document], out: Console) -> None:
+    """Print the metrics that everybody asks for, as far as they are known."""
+    shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
+    for m in shown[:_MOST_METRICS]:
+        doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
+        change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
+        out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
+
+
+def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None:
+    marked = [r for r in rows if r["what"] != "no difference found"]
+    if not marked:
+        out.print(f"{what}: none appeared, vanished, or changed by more than chance")
+        return
+    table = plain_table(out, what, "A ms", "B ms", "change ms", "A calls", "B calls", "")
+    for r in marked[:_MOST_ROWS]:
+        calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
+        cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
+        table.add_row(name_text(r["name"], width=48), *cells, _marked(r["what"]))
+    out.print(table)
+    if count > _MOST_ROWS:
+        out.print(f"... {count} {what} differ at all; --json and --html have more")
+
+
+def _findings(findings: Sequence[Document], out: Console) -> None:
+    if not findings:
+        out.print("findings: none on either side")
+    for f in findings[:_MOST_FINDINGS]:
+        line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
+        line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
+        out.print(line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)"))
+    if len(findings) > _MOST_FINDINGS:
+        out.print(f"... and {len(findings) - _MOST_FINDINGS} more findings with --json")
+
+
+def _end(document: Document, out: Console) -> None:
+    for gate in document["gates"]:
+        held = Text("holds ", style="green") if gate["holds"] else Text("FAILS ", style="bold red")
+        out.print(held.append_text(name_text(f"--fail-on {gate['fail_on']}: {gate['said']}", width=300)))
+    for note in document["notes"]:
+        out.print(Text("! ", style="yellow").append_text(name_text(note, width=300)))
+
+
+def _marked(what: str) -> Text:
+    return Text("" if what == "no difference found" else what, style=_STYLE.get(what, ""))
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:.2f}" if abs(value) >= 1 or not value else f"{value:.3f}"
+
+
+def _signed(value: float | None, places: int | None = None) -> str:
+    if value is None:
+        return "?"
+    if places is not None:
+        return f"{value:+,.{places}f}"
+    return f"{value:+.2f}" if abs(value) >= 1 or not value else f"{value:+.3f}"
+
+
+def _interval(row: Document) -> str:
+    return "none" if row["low"] is None else f"{_signed(row['low'])} to {_signed(row['high'])}"
+
+
+def _pct_interval(row: Document) -> str:
+    if row.get("low_pct") is None or row.get("high_pct") is None:
+        return "unknown"
+    return f"{_signed(row['low_pct'], 1)} to {_signed(row['high_pct'], 1)}"
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"

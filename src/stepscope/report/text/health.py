@@ -1,0 +1,82 @@
+"""The health of a run on the terminal: one table of ranks, the checks, and the gates."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.analyze.account import Account
+from stepscope.compare.conditions import GateResult
+from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
+from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
+from stepscope.diagnose.verdict import verdict
+from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.units import NS_PER_MS
+
+_MOST_RANKS = 32
+_STYLE = {"pass": "green", "fail": "red", "not measured": "bright_black"}
+
+
+def print_health(account: Account, checks: Sequence[Check], gates: Sequence[GateResult], out: Console) -> None:
+    """Print the table of ranks, who is late, what fails and whether the gates hold."""
+    _heading(account, out)
+    _ranks(rank_health(account), out)
+    _stragglers(account, out)
+    print_checks(checks, out)
+    for result in gates:
+        held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
+        out.print(held.append(f"--fail-on {result.gate}: {result.said}", style=""))
+
+
+def print_checks(checks: Sequence[Check], out: Console) -> None:
+    """Print every check with its number and limits."""
+    table = plain_table(out, "check", "value", "good", "bad", "status")
+    for c in checks:
+        value = "?" if c.value is None else f"{c.value:.1f}"
+        table.add_row(c.id, value, c.good, c.bad or "-", Text(c.status, style=_STYLE[c.status]))
+    out.print(table)
+    for c in checks:
+        if c.status == FAIL:
+            out.print(Text(f"{c.id}: {c.reason}"))
+    for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
+        same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
+        out.print(Text(f"{same}: not measured, {reason}", style="bright_black"))
+
+
+def _heading(account: Account, out: Console) -> None:
+    step = account.step
+    line = name_text(account.run.name, style="bold")
+    ranks, bound = len(account.run.ranks), verdict(account) or "no step recorded"
+    line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps, {bound}")
+    if step is not None:
+        known = "unprofiled" if step.unprofiled_ns else "profiled"
+        line.append(f", step {step.step_ns / NS_PER_MS:.2f} ms {known}")
+    out.print(line)
+
+
+def _ranks(rows: Sequence[RankHealth], out: Console) -> None:
+    shown = [c for c in COLUMNS if any(r.pct[c] >= 0.05 for r in rows)]
+    table = plain_table(out, "rank", "profiled ms", *(f"{c} %" for c in shown), "late ms")
+    for r in _worth_showing(rows):
+        late = "" if r.late_ns is None else f"{r.late_ns / NS_PER_MS:.2f} {r.cause}"
+        cells = [f"{r.step_ns / NS_PER_MS:.2f}", *(f"{r.pct[c]:.1f}" for c in shown), late]
+        table.add_row(str(r.rank), *cells, style="bold red" if r.late_ns is not None else "")
+    out.print(table)
+    if len(rows) > _MOST_RANKS:
+        out.print(f"... {len(rows) - _MOST_RANKS} more ranks are like these; --json has them all")
+
+
+def _worth_showing(rows: Sequence[RankHealth]) -> list[RankHealth]:
+    """Return the late ranks and as many others as fit, by rank."""
+    late = [r for r in rows if r.late_ns is not None][:_MOST_RANKS]
+    others = [r for r in rows if r.late_ns is None][: _MOST_RANKS - len(late)]
+    return sorted([*late, *others], key=lambda r: r.rank)
+
+
+def _stragglers(account: Account, out: Console) -> None:
+    if not account.stragglers:
+        alone = len(account.run.ranks) < 2
+        out.print("stragglers: one rank alone cannot be late" if alone else "stragglers: none")
+    for s in account.stragglers:
+        late = f"rank {s.rank} is {s.late_ns_per_step / NS_PER_MS:.2f} ms late in {s.steps_late} of {s.num_steps} steps"
+        out.print(Text(f"straggler: {late}, because of its {s.cause}", style="bold red"))

@@ -1,0 +1,50 @@
+"""An investigation as text, step by step, and as the record that stays in the run folder."""
+
+from collections.abc import Sequence
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.diagnose.finding import Evidence
+from stepscope.document.report import plain
+from stepscope.investigate.investigation import Step
+from stepscope.report.text.terminal import PlainConsole, name_text
+
+_WIDTH = 120
+
+
+def print_step(step: Step, out: Console) -> None:
+    """Print one step: its question, its answer, and the numbers it rests on."""
+    out.print(Text(f"{step.number}. {step.name}", style="bold").append(f"  {step.question}", style="bright_black"))
+    out.print(Text("   ").append_text(name_text(step.answer, width=600)))
+    for fact in step.facts:
+        out.print(_fact(fact))
+    for line in step.todo:
+        out.print(Text("   -> ", style="green").append_text(name_text(line, width=600)))
+    out.print()
+
+
+def investigation_json(
+    steps: Sequence[Step], *, run: str, fixed: str | None, finding: str | None, date: str
+) -> dict[str, Any]:
+    """Return one investigation as a JSON object."""
+    return {"date": date, "run": run, "fixed": fixed, "finding": finding, "steps": plain(list(steps))}
+
+
+def investigation_text(steps: Sequence[Step], *, run: str, fixed: str | None, date: str) -> str:
+    """Return the investigation as plain text."""
+    buffer = StringIO()
+    out = PlainConsole(file=buffer, width=_WIDTH, soft_wrap=True, highlight=False, color_system=None)
+    out.print(name_text(f"Investigation of {run}{f' against {fixed}' if fixed else ''}, {date}", width=300))
+    out.print()
+    for step in steps:
+        print_step(step, out)
+    return buffer.getvalue()
+
+
+def _fact(fact: Evidence) -> Text:
+    value = f"{fact.value:,g}" if isinstance(fact.value, float) else str(fact.value)
+    line = name_text(f"   {fact.what:<44} {value} {fact.unit}".rstrip(), width=140)
+    return line.append_text(name_text(f"  ({fact.where})", style="bright_black")) if fact.where else line

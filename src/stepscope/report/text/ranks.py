@@ -1,0 +1,78 @@
+"""Each rank's window on the terminal, the late ones first, in as many columns as the terminal holds."""
+
+from rich.console import Console
+from rich.table import Table
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.ranks.collectives import RankWait
+from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.ranks.window import RankAccount
+from stepscope.report.text.terminal import plain_table
+from stepscope.units import NS_PER_MS
+
+MOST_RANKS = 8
+_COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
+_OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
+_LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
+"""where the terminal is too narrow"""
+_UNLIMITED = 1000
+
+
+def print_ranks(account: Account, out: Console) -> None:
+    """Print the window of each rank and who the others waited for."""
+    late = {s.rank: s for s in account.stragglers}
+    shown = list(zip(account.run.ranks, account.ranks, account.waits, strict=True))
+    shown.sort(key=lambda row: (row[0].rank not in late, row[0].rank))
+    rows = [(str(r.rank), _cells(a, w, late.get(r.rank))) for r, a, w in shown[:MOST_RANKS]]
+    out.print()
+    out.print(_fitting(rows, out, alone=not _communicates(account)))
+    if len(shown) > MOST_RANKS:
+        out.print(f"... and {len(shown) - MOST_RANKS} more ranks with --json")
+    _last_to_arrive(account, out)
+
+
+def _communicates(account: Account) -> bool:
+    return len(account.run.ranks) > 1 or any(a is not None and a.comm.total_ns for a in account.ranks)
+
+
+def _fitting(rows: list[tuple[str, dict[str, str]]], out: Console, *, alone: bool) -> Table:
+    """Return the table with the columns that fit."""
+    columns = [c for c in _COLUMNS if not (alone and c in _OF_SEVERAL)]
+    for gone in (None, *_LEFT_OUT_FIRST):
+        columns = [c for c in columns if c != gone]
+        table = plain_table(out, "rank", *columns)
+        for rank, cells in rows:
+            table.add_row(rank, *(cells[c] for c in columns))
+        if out.measure(table, options=out.options.update_width(_UNLIMITED)).maximum <= out.width:
+            break
+    return table
+
+
+def _cells(a: RankAccount | None, w: RankWait | None, behind: Straggler | None) -> dict[str, str]:
+    if a is None:
+        return dict.fromkeys(_COLUMNS, "?")
+    wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
+    times = (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns)
+    return dict(
+        zip(
+            _COLUMNS,
+            (
+                *(f"{t / NS_PER_MS:.2f}" for t in times),
+                wait,
+                f"{a.idle_ns / NS_PER_MS:.2f}",
+                "-" if a.overlap_pct is None else f"{a.overlap_pct:.1f}",
+                f"{behind.late_ns_per_step / NS_PER_MS:.1f} ({behind.cause})" if behind else "",
+            ),
+            strict=True,
+        )
+    )
+
+
+def _last_to_arrive(account: Account, out: Console) -> None:
+    """Print who the others waited for where that is worth a line: over 1 % of its window each."""
+    others = len(account.run.ranks) - 1
+    for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
+        each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
+        if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
+            waited = f"the others waited {each_ns / NS_PER_MS:.2f} ms each, collectives summed"
+            out.print(f"last to arrive: rank {rank.rank}; {waited}")

@@ -1,0 +1,71 @@
+"""A run without traces on one screen: what its step logs say of each rank, and which rank is late."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from stepscope.analyze.ranks.log_stragglers import WAITING, Floats, LateRank, late_ranks
+from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.run.step_log import StepLog, unprofiled_step
+from stepscope.units import NS_PER_MS
+
+_PREFIX, _SUFFIX = "regions.", ".ns"
+_FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
+_MOST_RANKS = 32
+
+
+def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings: Sequence[str] = ()) -> None:
+    """Print step and region times by rank, late ranks first, and how to see more."""
+    step = unprofiled_step(logs)
+    ranks = "1 rank" if len(logs) == 1 else f"{len(logs)} ranks"
+    out.print(
+        name_text(folder.absolute().name, style="bold").append(f"  {ranks}, {max(map(len, logs))} steps, no trace")
+    )
+    if step is not None:
+        out.print(f"step {step.median_ms:.2f} ms, median of {step.num_steps} steps without the profiler")
+    if step is not None and step.uneven:
+        out.print(step.uneven)
+    late = late_ranks(logs)
+    out.print()
+    _table(logs, late, out)
+    for one in late:
+        out.print(f"straggler: rank {one.rank} is {one.late_ms:.2f} ms late per step ({one.slowdown:.2f} x the others)")
+    out.print("medians in ms, of steps without the profiler; ?: not seen on that rank")
+    for line in warnings:
+        out.print(name_text(f"warning: {line}"))
+    out.print(
+        "\nWhat happens inside the steps is in a trace: record without --light, with --steps that the job reaches"
+    )
+
+
+def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> None:
+    names = _regions(logs)
+    table = plain_table(out, "rank", "steps", "step", *names)
+    order = {one.rank: i for i, one in enumerate(late)}
+    for log in sorted(logs, key=lambda log: order.get(log.rank, len(order)))[:_MOST_RANKS]:
+        cells = [_median(log, log.column(f"{_PREFIX}{name}{_SUFFIX}")) for name in names]
+        table.add_row(str(log.rank), str(len(log)), _median(log, log.dur_ns.astype(float)), *cells)
+    out.print(table)
+    if len(logs) > _MOST_RANKS:
+        out.print(f"and {len(logs) - _MOST_RANKS} more ranks")
+
+
+def _regions(logs: Sequence[StepLog]) -> list[str]:
+    """Return the regions that any rank has, in the order of a step."""
+    paths = {path for log in logs for path in log.numbers if path.startswith(_PREFIX) and path.endswith(_SUFFIX)}
+    names = {path.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in paths}
+    return [*(n for n in _FIRST if n in names), *sorted(names.difference(_FIRST))]
+
+
+def _median(log: StepLog, values_ns: Floats) -> str:
+    known = values_ns[log.undisturbed & _split(log) & ~np.isnan(values_ns)]
+    return f"{np.median(known) / NS_PER_MS:.2f}" if len(known) else "?"
+
+
+def _split(log: StepLog) -> npt.NDArray[np.bool_]:
+    """Return the steps whose wait was told apart from the backward pass, all where that was done in none."""
+    told = ~np.isnan(log.column(WAITING))
+    return told if told.any() else np.ones(len(log), bool)

@@ -1,0 +1,119 @@
+"""The account on one screen of a terminal: verdict, step, what to fix first, where the time went, what to doubt."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.verdict import verdict
+from stepscope.report.next_commands import next_commands
+from stepscope.report.text.budget import print_budget
+from stepscope.report.text.ranks import print_ranks
+from stepscope.report.text.terminal import name_text, print_indented
+from stepscope.units import NS_PER_MS
+
+_MOST_FINDINGS = 5
+_MOST_WARNINGS = 6
+
+
+def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = ()) -> None:
+    """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
+    _heading(account, out)
+    _step_line(account, out)
+    _findings(diagnosis, out)
+    print_budget(account, out)
+    print_ranks(account, out)
+    _warnings(account, out)
+    _next(diagnosis, given, out)
+
+
+def _heading(account: Account, out: Console) -> None:
+    run = account.run
+    world = run.world_size
+    ranks = "1 rank" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
+    if world and world != len(run.ranks):
+        ranks = f"{len(run.ranks)} of {world} ranks"
+    line = name_text(run.name, style="bold")
+    device = name_text(run.ranks[0].device_name or "device unknown", width=40)
+    steps = "1 step" if account.num_steps == 1 else f"{account.num_steps} steps"
+    line.append(f"  {ranks}, {steps}, {account.strategy.name}, ").append_text(device)
+    out.print(line)
+
+
+def _step_line(account: Account, out: Console) -> None:
+    """Print verdict, step time and MFU on one line."""
+    step, used = account.step, account.efficiency
+    line = Text()
+    named = verdict(account)
+    if named:
+        line.append(f"{named}", style="bold")
+    if step:
+        whole = "step" if account.num_steps else "whole window"
+        line.append(f"  {whole} {step.step_ns / NS_PER_MS:.2f} ms")
+        if step.overhead_pct is not None:
+            more = f", +{step.overhead_pct:.0f} %" if step.overhead_pct >= 0.5 else ""
+            line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled{more})")
+        else:
+            line.append(" while profiled")
+    if used.mfu is not None:
+        line.append(f"  MFU {100 * used.mfu:.1f} %")
+    if used.tokens_per_s is not None:
+        line.append(f"  {used.tokens_per_s:,.0f} tokens/s")
+    if line:
+        out.print(line)
+
+
+def _findings(diagnosis: Diagnosis, out: Console) -> None:
+    """Print what to fix first."""
+    out.print()
+    saving = [f for f in diagnosis.findings if f.saving_ns > 0]
+    if not saving:
+        out.print("Nothing worth fixing was found.")
+        return
+    out.print(Text("What to fix first", style="bold"))
+    for n, finding in enumerate(saving[:_MOST_FINDINGS], start=1):
+        _finding(n, finding, out)
+    if len(saving) > 1:
+        ids, together = diagnosis.combined[min(len(saving), _MOST_FINDINGS) - 1]
+        out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms per step")
+    if len(saving) > _MOST_FINDINGS:
+        out.print(f"   and {len(saving) - _MOST_FINDINGS} more with --json")
+
+
+def _finding(n: int, f: Finding, out: Console) -> None:
+    line = name_text(f.title, width=100, style="bold")
+    line.append(
+        f"  saves {f.saving_ns / NS_PER_MS:.1f} ms ({f.saving_pct:.0f} %; "
+        f"{f.low_ns / NS_PER_MS:.1f} to {f.high_ns / NS_PER_MS:.1f})",
+        style="not bold green",
+    )
+    print_indented(out, line, first=f"{n}. ", indent="   ")
+    for text in (f"{f.id}: {f.cause}", f.remedy.split(". ")[0]):
+        print_indented(out, name_text(text, width=400), first="   ", indent="   ")
+
+
+def _warnings(account: Account, out: Console) -> None:
+    """Print what to be careful about; what another line says in full is not said twice."""
+    lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
+    shown = lines if len(lines) == _MOST_WARNINGS + 1 else lines[:_MOST_WARNINGS]
+    for line in shown:
+        print_indented(out, name_text(line, width=400), first="! ", indent="  ")
+    if len(lines) > len(shown):
+        out.print(f"! ... and {len(lines) - len(shown)} more warnings with --json")
+
+
+def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console) -> None:
+    """Print what to run next, one command per line, with what each tells where that fits."""
+    lines = next_commands(diagnosis, given) if given else []
+    width = max((len(command) for command, _ in lines), default=0)
+    fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width
+    if lines:
+        out.print()
+    for i, (command, what) in enumerate(lines):
+        line = Text("next  " if i == 0 else "      ").append(command, style="cyan")
+        if fits:
+            line.append(f"{'':{width - len(command)}}   {what}", style="dim")
+        out.print(line, soft_wrap=True)  # so that it can be copied whole

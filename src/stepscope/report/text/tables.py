@@ -1,0 +1,67 @@
+"""Answers to queries on the terminal and as JSON, and which tables there are."""
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from itertools import islice
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.tables.schema import TABLES
+from stepscope.tables.sql import Answer
+
+MOST_ROWS = 100
+_WIDEST = 60
+
+
+def print_answer(answer: Answer, out: Console, *, most: int = MOST_ROWS) -> None:
+    """Print the first rows of an answer, and how to get all where there are more."""
+    rows = list(islice(answer.rows, most + 1))
+    table = plain_table(out, *(name_text(name).plain for name in answer.columns))
+    for i, column in enumerate(table.columns):
+        if any(isinstance(row[i], str) for row in rows):
+            column.justify = "left"
+    for row in rows[:most]:
+        table.add_row(*(_cell(value) for value in row))
+    out.print(table)
+    if len(rows) > most:
+        out.print(f"the first {most} rows; --csv - or --json - gives all")
+
+
+def answer_json(answer: Answer) -> dict[str, Any]:
+    """Return an answer as a JSON object, one object per row."""
+    rows = [dict(zip(answer.columns, map(_json_value, row), strict=True)) for row in answer.rows]
+    return {"schema": SCHEMA, "columns": list(answer.columns), "rows": rows}
+
+
+def print_tables(out: Console, names: Iterable[str] = TABLES) -> None:
+    """Print every table with its columns."""
+    for name in names:
+        schema = TABLES[name]
+        out.print(Text(name, style="bold").append(f"  {schema.meaning}", style="not bold"))
+        table = plain_table(out, "  column", "type", "unit", "meaning")
+        for column in table.columns[1:]:
+            column.justify, column.no_wrap = "left", False
+        for c in schema.columns:
+            table.add_row(f"  {c.name}", c.dtype, c.unit, c.meaning)
+        out.print(table)
+
+
+def _cell(value: Any) -> Text:
+    if value is None:
+        return Text("")
+    if isinstance(value, float | Decimal):
+        return Text(f"{value:,.3f}")
+    return Text(str(value)) if isinstance(value, int) else name_text(str(value), width=_WIDEST)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        value = float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

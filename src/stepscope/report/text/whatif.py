@@ -1,0 +1,67 @@
+"""A what-if on the terminal and as JSON."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.units import NS_PER_MS, ms
+from stepscope.whatif.settings import Answer
+
+_MOST_RANKS = 16
+
+
+def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
+    """Return the answer as a JSON object."""
+    found = answer.prediction
+    return {
+        "schema": SCHEMA,
+        "run": name,
+        "set": list(found.changes),
+        "measured_ms": None if answer.measured_ns is None else ms(answer.measured_ns),
+        "baseline_ms": ms(found.baseline_ns),
+        "predicted_ms": ms(found.step_ns),
+        "predicted_low_ms": ms(found.low_ns),
+        "predicted_high_ms": ms(found.high_ns),
+        "saving_ms": ms(found.baseline_ns - found.step_ns),
+        "saving_pct": round(_saving_pct(answer), 3),
+        "ranks": [{"rank": rank, "predicted_ms": ms(ns)} for rank, ns in found.rank_step_ns.items()],
+        "notes": list(answer.notes),
+    }
+
+
+def print_whatif(name: str, answer: Answer, out: Console) -> None:
+    """Print the step as it was, as replayed and as predicted, then each rank."""
+    found = answer.prediction
+    out.print(name_text(name, style="bold").append(f"  with {' '.join(found.changes)}"))
+    table = plain_table(out, "step", "ms", "at least", "at most")
+    if answer.measured_ns is not None:
+        table.add_row("measured", _ms(answer.measured_ns), "", "")
+    table.add_row("replayed as recorded", _ms(found.baseline_ns), "", "")
+    table.add_row("predicted", _ms(found.step_ns), _ms(found.low_ns), _ms(found.high_ns), style="bold")
+    out.print(table)
+    saving = found.baseline_ns - found.step_ns
+    out.print(f"{'saves' if saving >= 0 else 'costs'} {_ms(abs(saving))} ms per step, {abs(_saving_pct(answer)):.1f} %")
+    _ranks(answer, out)
+    for note in answer.notes:
+        out.print(Text(f"! {note}", style="yellow"))
+
+
+def _ranks(answer: Answer, out: Console) -> None:
+    by_rank = list(answer.prediction.rank_step_ns.items())
+    if len(by_rank) < 2:
+        return
+    shown = ", ".join(f"rank {rank} {_ms(ns)}" for rank, ns in by_rank[:_MOST_RANKS])
+    more = f" and {len(by_rank) - _MOST_RANKS} more (--json has them all)" if len(by_rank) > _MOST_RANKS else ""
+    out.print(f"predicted ms per rank: {shown}{more}")
+
+
+def _saving_pct(answer: Answer) -> float:
+    found = answer.prediction
+    return 100 * (1 - found.step_ns / found.baseline_ns) if found.baseline_ns else 0.0
+
+
+def _ms(time_ns: float) -> str:
+    return f"{time_ns / NS_PER_MS:.2f}"

@@ -1,0 +1,85 @@
+"""What does a benchmark's results folder hold: series of step times by name, each of one or several runs?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.run_folder import SCHEMA, json_object_in
+from stepscope.errors import InputError
+from stepscope.run.sources import RESULTS_JSON
+from stepscope.side_file import is_number
+
+KIND = "bench"
+MAX_TIME_MS = 1e12
+"""thirty years"""
+
+
+@dataclass(frozen=True)
+class BenchSeries:
+    """One configuration that was measured."""
+
+    name: str
+    samples_ms: tuple[tuple[float, ...], ...]
+    """step times of every run, in order"""
+    config: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, float] = field(default_factory=dict)
+    """its other numbers"""
+
+
+@dataclass(frozen=True)
+class BenchResults:
+    """The results of one benchmark."""
+
+    name: str
+    command: str
+    series: dict[str, BenchSeries]
+
+
+def is_bench_folder(path: str | Path) -> bool:
+    """Return whether a folder holds the results of a benchmark."""
+    file = Path(path) / RESULTS_JSON
+    return file.is_file() and json_object_in(file).get("kind") == KIND
+
+
+def read_bench_results(folder: str | Path) -> BenchResults:
+    """Return the results in a folder; an `InputError` where they are damaged or of another schema."""
+    path = Path(folder) / RESULTS_JSON
+    document = json_object_in(path)
+    if document.get("kind") != KIND or document.get("schema") != SCHEMA:
+        raise InputError(f"expected benchmark results of schema {SCHEMA}, found something else at {path}")
+    rows = document.get("series")
+    found = [_series(row, path) for row in (rows if isinstance(rows, list) else [])]
+    kept = {s.name: s for s in found if s.samples_ms}
+    if not kept:
+        raise InputError(f"expected series with samples_ms, found none in {path}; was the benchmark cut short?")
+    return BenchResults(Path(folder).resolve().name, str(document.get("command") or ""), kept)
+
+
+def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:
+    """Return the series of several results of one side, the runs of the same name together."""
+    out: dict[str, BenchSeries] = {}
+    for results in several:
+        for name, one in results.series.items():
+            before = out.get(name)
+            runs = (*before.samples_ms, *one.samples_ms) if before else one.samples_ms
+            out[name] = BenchSeries(name, runs, one.config, one.summary)
+    return out
+
+
+def _series(row: Any, path: Path) -> BenchSeries:
+    name, samples = (row.get("name"), row.get("samples_ms")) if isinstance(row, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(samples, list):
+        raise InputError(f"expected a series with name and samples_ms, found {type(row).__name__} in {path}")
+    runs = [tuple(float(t) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
+    config, summary = (row.get(key) if isinstance(row.get(key), dict) else {} for key in ("config", "summary"))
+    numbers = {k: float(v) for k, v in summary.items() if _is_number(v)}
+    return BenchSeries(name, tuple(run for run in runs if run), config, numbers)
+
+
+def _is_number(value: object) -> bool:
+    return is_number(value)
+
+
+def _is_time(value: object) -> bool:
+    return is_number(value, high=MAX_TIME_MS) and isinstance(value, int | float) and value > 0

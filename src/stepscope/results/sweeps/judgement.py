@@ -1,0 +1,85 @@
+"""How did each variant of a sweep do? Its time, memory and results beside those of the first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from stepscope.results.sweeps.agreement import Agreement, Check, agreement
+from stepscope.results.sweeps.gain import Gain, Row, gain
+
+_STATUS = {"not_measured": "not measured", "out_of_memory": "out of memory", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One variant."""
+
+    name: str
+    status: str
+    """measured, not measured, out of memory, failed"""
+    reason: str | None = None
+    step_ms: float | None = None
+    gain: Gain | None = None
+    agreement: Agreement | None = None
+    mfu: float | None = None
+    peak_memory_gb: float | None = None
+    """allocated on the device; on the CPU, what the process grew by"""
+    reserved_memory_gb: float | None = None
+    """what the device's allocator held; None on the CPU"""
+    first_step_ms: float | None = None
+
+    @property
+    def out(self) -> bool:
+        """Return whether its results differ."""
+        return self.agreement is not None and self.agreement.agrees is False
+
+
+def judged(
+    variant: Mapping[str, Any],
+    row: Row | None,
+    first: Row | None,
+    *,
+    sweep: Mapping[str, Any],
+    peak_flops_per_s: float | None,
+) -> Judged:
+    """Return how a variant did against the first measured one; `row` is None where it has no measurement."""
+    refused = sweep["refusals"].get(variant["name"])
+    status = "measured" if row and not refused else _STATUS[refused["what"]] if refused else "not measured"
+    reason = refused["reason"] if refused else None if row else "the sweep ended before"
+    if row is None or first is None:
+        return Judged(variant["name"], status, reason)
+    summary = row["summary"]
+    step_ms = median(t for run in row["samples_ms"] for t in run)
+    on_device = None if variant.get("graph_memory") else summary.get("peak_memory_allocated_gb")
+    return Judged(
+        name=variant["name"],
+        status=status,
+        reason=reason,
+        step_ms=step_ms,
+        gain=gain(row, first),
+        agreement=_agreement(variant, row, first, sweep),
+        mfu=summary["flops_per_step"] / (step_ms / 1e3) / peak_flops_per_s if peak_flops_per_s else None,
+        peak_memory_gb=on_device or summary.get("peak_host_memory_gb"),
+        reserved_memory_gb=summary.get("peak_memory_reserved_gb"),
+        first_step_ms=_checks(row)[0]["first_step_ms"],
+    )
+
+
+def _agreement(variant: Mapping[str, Any], row: Row, first: Row, sweep: Mapping[str, Any]) -> Agreement:
+    in_halves = sweep["reference"] == "halves"
+    unchanged = row if in_halves else first
+    return agreement(
+        _checks(row),
+        row["reference"] if in_halves else _checks(first)[0],
+        repeats=_checks(unchanged),
+        name=unchanged["name"],
+        tolerance=variant.get("tolerance") or sweep["tolerance"],
+        reordered=sweep.get("reordered"),
+    )
+
+
+def _checks(row: Row) -> Sequence[Check]:
+    """Return the check of every run; results written before those were kept have the first run's alone."""
+    found: Sequence[Check] = row["checks"] if "checks" in row else [row["check"]]
+    return found

@@ -1,0 +1,50 @@
+"""What does a sweep recommend? Every variant judged against the first, and the advice."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.cost.chips.hardware import look_up, mfu_peak
+from stepscope.results.sweeps.advice import held_memory, memory_advice, size_advice, time_advice
+from stepscope.results.sweeps.judgement import Judged, judged
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All variants and the advice; `chosen` is None where nothing was measured."""
+
+    variants: tuple[Judged, ...]
+    chosen: str | None
+    advice: tuple[str, ...]
+    mfu_reason: str | None
+    """why there is no MFU, or what it is measured against"""
+
+
+def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
+    """Return the verdict of a sweep's results."""
+    sweep, rows = document["sweep"], {row["name"]: row for row in document["series"]}
+    peak, mfu_reason = _peak(document["environment"])
+    first = next((rows[v["name"]] for v in sweep["variants"] if v["name"] in rows), None)
+    every = tuple(judged(v, rows.get(v["name"]), first, sweep=sweep, peak_flops_per_s=peak) for v in sweep["variants"])
+    if first is None:
+        return Verdict(every, None, ("nothing was measured",), mfu_reason)
+    reference = next(v for v in every if v.name == first["name"])
+    rest = [v for v in every if v.gain and v is not reference]
+    if sweep["name"] == "batch-size":
+        chosen, advice = size_advice(reference, rest, rows)
+    elif sweep["goal"] == "memory":
+        chosen, advice = memory_advice(reference, rest)
+    else:
+        chosen, advice = time_advice(reference, rest, rows)
+    if sweep["name"] == "allocator":
+        advice += held_memory(reference, rest)
+    return Verdict(every, chosen, tuple(advice), mfu_reason)
+
+
+def _peak(environment: Mapping[str, Any]) -> tuple[float | None, str | None]:
+    memory_gb = environment.get("device_memory_gb")
+    found = look_up(environment.get("device") or "", memory_bytes=int(memory_gb * 1e9) if memory_gb else None)
+    peak = mfu_peak(found.chip) if found.chip else None
+    if peak is None:
+        return None, f"no MFU: {found.reason or 'the chip has no 16-bit tensor peak'}"
+    return peak.flops_per_s, f"MFU against {peak.flops_per_s / 1e12:.0f} TFLOP/s, dense {peak.precision}"

@@ -1,0 +1,60 @@
+"""All tables of a run by name, each made when it is first asked for.
+
+stepscope.load("run/").table("collectives")["wait_ns"]      a NumPy array
+stepscope.load("run/").table("events").arrow()              a pyarrow.Table
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.errors import UsageError
+from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.load import Run
+from stepscope.tables.account import ACCOUNT_TABLES, NEED_FINDINGS, account_table
+from stepscope.tables.recorded import collectives, device_work, events, step_log, step_values, steps
+from stepscope.tables.schema import TABLES
+from stepscope.tables.table import Table
+
+_OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
+_OF_LOGS = {"step_log": step_log, "step_values": step_values}
+
+
+class RunTables:
+    """The tables of one run. The account is made, as `account` says, where a table needs it."""
+
+    def __init__(self, run: Run, *, account: Account | Callable[[Run], Account] = account_of) -> None:
+        self._run = run
+        self._given = account
+        self._made: dict[str, Table] = {}
+
+    def table(self, name: str) -> Table:
+        """Return one table; a `UsageError` that lists them all where there is none of that name."""
+        if name not in TABLES:
+            raise UsageError(f"expected a table of the run, found {name!r}; use one of {', '.join(TABLES)}")
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Table:
+        if name in _OF_TRACES:
+            return _OF_TRACES[name](self._shared)
+        if name in _OF_LOGS:
+            return _OF_LOGS[name](self._run.logs)
+        assert name in ACCOUNT_TABLES
+        return account_table(name, self.account, self._diagnosis if name in NEED_FINDINGS else None)
+
+    @cached_property
+    def account(self) -> Account:
+        """Return the account of the run."""
+        return self._given if isinstance(self._given, Account) else self._given(self._run)
+
+    @cached_property
+    def _shared(self) -> Aligned:
+        made = isinstance(self._given, Account) or "account" in self.__dict__
+        return self.account.shared if made else aligned(self._run)
+
+    @cached_property
+    def _diagnosis(self) -> Diagnosis:
+        return diagnose(self.account)

@@ -1,0 +1,81 @@
+"""SQL over the tables of a run, by DuckDB, which reaches nothing but these tables.
+
+No file, no network, no extension, no Python variable: external access is off and the configuration locked before the
+query runs. A table is made only where the query names it.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stepscope.errors import UsageError
+from stepscope.tables.catalog import RunTables
+from stepscope.tables.schema import TABLES
+
+_CONFIG = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_ROWS_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a query found. The rows can be walked through once."""
+
+    columns: tuple[str, ...]
+    rows: Iterator[tuple[Any, ...]]
+
+
+def require_duckdb() -> Any:
+    """Return the module; a `UsageError` where it is not installed."""
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401 - duckdb reads our tables through it
+    except ImportError as error:
+        raise UsageError(
+            f"expected duckdb and pyarrow for SQL, found {error.name} not installed; pip install 'stepscope[sql]'"
+        ) from error
+    return duckdb
+
+
+def queried(tables: RunTables, sql: str) -> Answer:
+    """Return the answer to one query; a `UsageError` where it is no SQL or asks for what is not there."""
+    duckdb = require_duckdb()
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    for name in _named(sql):
+        connection.register(name, tables.table(name).arrow())
+    connection.execute("SET lock_configuration = true")
+    try:
+        found = connection.execute(sql)
+    except duckdb.Error as error:
+        raise UsageError(_why(error)) from error
+    if found is None:
+        raise UsageError('expected a query, found none; e.g. "SELECT * FROM steps"')
+    return Answer(tuple(d[0] for d in found.description or ()), _rows(duckdb, connection))
+
+
+def _named(sql: str) -> list[str]:
+    """Return the tables that the query may mean: those it names, all where it names none (SHOW TABLES)."""
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
+    return [name for name in TABLES if name in words] or list(TABLES)
+
+
+def _rows(duckdb: Any, connection: Any) -> Iterator[tuple[Any, ...]]:
+    try:
+        while rows := connection.fetchmany(_ROWS_AT_ONCE):
+            yield from rows
+    except duckdb.Error as error:
+        raise UsageError(_why(error)) from error
+
+
+def _why(error: Exception) -> str:
+    """Return DuckDB's message on one line, without the query and its pointer."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(line for line in lines[:2] if not line.startswith(("LINE ", "^")))
+    return f"the query failed: {said}; `stepscope sql --tables` lists the tables and their columns"

@@ -1,0 +1,118 @@
+"""One table of a run: columns as NumPy arrays, and the same as Arrow where pyarrow is installed."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.errors import UsageError
+from stepscope.tables.schema import Column, TableSchema
+
+_NUMPY = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "text": np.int32}
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The values of one column."""
+
+    values: npt.NDArray[Any]
+    """numbers; for a text its place in `texts`"""
+    texts: tuple[str, ...] | None = None
+    """the distinct texts; None for a column of numbers"""
+    missing: npt.NDArray[np.bool_] | None = None
+    """where nothing is known; None where every row has a value"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a run. `table["dur_ns"]` is a NumPy array; `table.arrow()` the whole as Arrow."""
+
+    schema: TableSchema
+    cells: Mapping[str, Cells]
+
+    def __len__(self) -> int:
+        return len(self.cells[self.schema.columns[0].name].values)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns."""
+        return tuple(column.name for column in self.schema.columns)
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return one column: numbers, masked where some are unknown, or texts as objects with None."""
+        if name not in self.cells:
+            raise UsageError(f"expected a column of {self.schema.name}, found {name!r}; use {', '.join(self.columns)}")
+        cells = self.cells[name]
+        if cells.texts is not None:
+            place = cells.values if cells.missing is None else np.where(cells.missing, len(cells.texts), cells.values)
+            return np.array([*cells.texts, None], object)[place]
+        return cells.values if cells.missing is None else np.ma.MaskedArray(cells.values, cells.missing)
+
+    def arrow(self) -> Any:
+        """Return the table as a `pyarrow.Table`; texts are dictionary-encoded, fields carry unit and meaning."""
+        pa = pyarrow_module()
+        fields, arrays = [], []
+        for column in self.schema.columns:
+            array = _arrow_array(pa, self.cells[column.name])
+            about = {"unit": column.unit, "meaning": column.meaning}
+            fields.append(pa.field(column.name, array.type, nullable=column.null, metadata=about))
+            arrays.append(array)
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata={"meaning": self.schema.meaning}))
+
+
+def table_of(schema: TableSchema, columns: Mapping[str, Cells | npt.NDArray[Any]]) -> Table:
+    """Return a table of whole columns, in the order and with the types of its schema."""
+    if set(columns) != {c.name for c in schema.columns}:
+        raise ValueError(f"{schema.name}: the columns are not those of the schema: {sorted(columns)}")
+    return Table(schema, {c.name: _typed(c, columns[c.name]) for c in schema.columns})
+
+
+def table_of_rows(schema: TableSchema, rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table of few rows, each with one value per column; None is unknown."""
+    listed = list(rows)
+    by_column = list(zip(*listed, strict=True)) if listed else [()] * len(schema.columns)
+    return table_of(schema, {c.name: _of_values(c, v) for c, v in zip(schema.columns, by_column, strict=True)})
+
+
+def known(values: npt.NDArray[Any], where: npt.NDArray[np.bool_], *, texts: Sequence[str] | None = None) -> Cells:
+    """Return a column that has a value only `where` it is known."""
+    return Cells(values, None if texts is None else tuple(texts), None if where.all() else ~where)
+
+
+def _of_values(column: Column, values: Sequence[Any]) -> Cells:
+    where = np.array([v is not None and v == v for v in values], bool)  # a NaN is unknown too
+    if column.dtype == "text":
+        codes: dict[str, int] = {}
+        places = [codes.setdefault(str(v), len(codes)) if ok else 0 for v, ok in zip(values, where, strict=True)]
+        return known(np.array(places, np.int32), where, texts=tuple(codes))
+    numbers = [v if ok else 0 for v, ok in zip(values, where, strict=True)]
+    return known(np.array(numbers, _NUMPY[column.dtype]), where)
+
+
+def _typed(column: Column, given: Cells | npt.NDArray[Any]) -> Cells:
+    cells = given if isinstance(given, Cells) else Cells(given)
+    if (cells.texts is not None) != (column.dtype == "text"):
+        raise ValueError(f"{column.name}: expected {column.dtype}")
+    if cells.missing is not None and not column.null:
+        raise ValueError(f"{column.name}: must not be empty")
+    return Cells(cells.values.astype(_NUMPY[column.dtype], copy=False), cells.texts, cells.missing)
+
+
+def _arrow_array(pa: Any, cells: Cells) -> Any:
+    array = pa.array(cells.values, mask=cells.missing)
+    if cells.texts is None:
+        return array
+    return pa.DictionaryArray.from_arrays(array, pa.array(cells.texts, pa.string()))
+
+
+def pyarrow_module() -> Any:
+    """Return pyarrow; a `UsageError` where it is not installed."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise UsageError(
+            "expected pyarrow for Arrow and Parquet, found it not installed; pip install 'stepscope[sql]'"
+        ) from error
+    return pa

@@ -1,0 +1,222 @@
+"""What each setting of a what-if does to the replay: makers of changes from an account and a value."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.attribution.budget import host_device_copies
+from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
+from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
+from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
+from stepscope.analyze.replay.overlap_changes import overlapped
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.straggler_off import straggler_off
+from stepscope.contract.regions import Region
+from stepscope.cost.operators.families import Family
+from stepscope.errors import UsageError
+from stepscope.run.quality import rank_ranges
+from stepscope.trace.classify import EventKind
+
+Masks = list[npt.NDArray[np.bool_]]
+
+_TIMES = re.compile(r"^(\d+\.?\d*|\.\d+)x$")
+_NOT_FREE = ("tp", "pp", "ep", "cp")
+"""parallel over these, collectives stand inside the passes: their results are needed at once"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One `KEY=VALUE`, and what it is asked of."""
+
+    account: Account
+    key: str
+    value: str
+    fixes: Mapping[str, Change] | None = None
+    """the rules' fixes by finding id"""
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}"
+
+    def expected(self, what: str) -> UsageError:
+        """Return the error for a value that cannot be used."""
+        return UsageError(f"--set {self}: expected {what}")
+
+
+@dataclass(frozen=True)
+class Made:
+    """A setting as a change."""
+
+    change: Change
+    doubt: float = 0.15
+    """relative error of the modelled change"""
+    saving_ns: float = 0.0
+    """what a formula says it saves per step, where no replay can tell"""
+    note: str | None = None
+
+
+Maker = Callable[[Asked], Made]
+
+
+def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False) -> Maker:
+    """Return the maker of a setting that has one value."""
+
+    def make(asked: Asked) -> Made:
+        if asked.value != word:
+            raise asked.expected(f"{asked.key}={word}")
+        if device:
+            _needs_device(asked)
+        return Made(change, doubt)
+
+    return make
+
+
+def fix(word: str, finding: str) -> Maker:
+    """Return the maker of a setting that undoes a fault the rules know."""
+
+    def make(asked: Asked) -> Made:
+        if asked.value != word:
+            raise asked.expected(f"{asked.key}={word}")
+        if asked.fixes is None:
+            raise asked.expected("the rules' fixes (fixes=fixes_of(account)), found none")
+        if finding not in asked.fixes:
+            return Made(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
+        return Made(asked.fixes[finding], doubt=0.3)
+
+    return make
+
+
+def straggler(asked: Asked) -> Made:
+    """Return late ranks as fast as the median of the others: those found, or those named."""
+    ranks = [r.rank for r in asked.account.run.ranks]
+    if asked.value == "off":
+        late = [s.rank for s in asked.account.stragglers]
+        if not late:
+            return Made(_same, note=f"{asked}: no rank is late, so nothing changes")
+    elif re.fullmatch(r"\d+(,\d+)*", asked.value):
+        late = [int(part) for part in asked.value.split(",")]
+    else:
+        raise asked.expected("off, or ranks such as 3 or 1,3")
+    if not set(late) <= set(ranks) or set(late) == set(ranks):
+        raise asked.expected(f"some but not all of the recorded ranks ({', '.join(map(str, ranks[:16]))})")
+    return Made(lambda replay: straggler_off(replay, late))
+
+
+def network(asked: Asked) -> Made:
+    """Return every transfer faster."""
+    speedup = _times(asked)
+    return Made(lambda replay: faster_network(replay, speedup))
+
+
+def fewer(asked: Asked) -> Made:
+    """Return every collective with a share of its bytes."""
+    share = _times(asked)
+    known = any((rank.collectives.full_bytes > 0).any() for rank in asked.account.run.ranks)
+    note = None if known else f"{asked}: no collective's size was recorded (--shapes on gloo), so nothing changes"
+    return Made(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
+
+
+def overlap(asked: Asked) -> Made:
+    """Return gradients sent while backward runs."""
+    if asked.value != "perfect":
+        raise asked.expected("overlap=perfect")
+    backward = _backward(asked)
+    return Made(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
+
+
+def bucket_mb(asked: Asked) -> Made:
+    """Return gradients in buckets of one size: small ones merged, large ones split, each sent when it is ready."""
+    message_bytes = max(1, round(_number(asked) * 2**20))
+    backward = _backward(asked)
+
+    def rebucketed(replay: Replay) -> Replay:
+        merged = larger_messages(replay, message_bytes)
+        return overlapped(merged, backward, message_bytes=message_bytes, exactly=True)
+
+    return Made(rebucketed, doubt=0.35)
+
+
+def copies(asked: Asked) -> Made:
+    """Return the run without copies between host and device."""
+    if asked.value != "hidden":
+        raise asked.expected("copies=hidden")
+    _needs_device(asked)
+    moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
+    return Made(lambda replay: without_work(replay, moves))
+
+
+def recompute(asked: Asked) -> Made:
+    """Return the run without forward work repeated in backward."""
+    if asked.value != "off":
+        raise asked.expected("recompute=off")
+    _needs_device(asked)
+    again: Masks = [c.recomputed & (c.rank.work.step >= 0) for c in asked.account.costs]
+    return Made(lambda replay: without_work(replay, again))
+
+
+def kernel(asked: Asked) -> Made:
+    """Return the kernels of one family faster."""
+    family, share = asked.key.removeprefix("kernel:"), 1 / _times(asked)
+    _needs_device(asked)
+    costs, kinds = asked.account.costs, [c.rank.work.kind == EventKind.KERNEL for c in asked.account.costs]
+    ran = {int(code) for c, is_kernel in zip(costs, kinds, strict=True) for code in np.unique(c.family[is_kernel])}
+    present = sorted(FAMILIES[code].value for code in ran)
+    if family not in present:
+        raise asked.expected(f"a family whose kernels ran ({', '.join(f'kernel:{name}' for name in present)})")
+    code = FAMILY_CODE[Family(family)]
+    chosen: Masks = [(c.family == code) & is_kernel for c, is_kernel in zip(costs, kinds, strict=True)]
+    return Made(lambda replay: faster_work(replay, chosen, share))
+
+
+def microbatches(asked: Asked) -> Made:
+    """Return another number of micro-batches at the same total work: a pipeline's bubble shrinks like 1/m."""
+    number = _number(asked)
+    account, view = asked.account, asked.account.views.pipeline
+    if not number.is_integer():
+        raise asked.expected("a whole number such as microbatches=16")
+    if view is None or not view.microbatches or account.step is None:
+        raise asked.expected(f"a run with a pipeline, found strategy {account.strategy.name!r}")
+    bubble_ns = view.bubble_pct / 100 * account.step.step_ns
+    note = f"{asked}: by formula; of the step, the bubble's {view.bubble_pct:.1f} % shrinks by {view.microbatches}/m"
+    return Made(_same, 0.3, bubble_ns * (1 - view.microbatches / number), note)
+
+
+def _same(replay: Replay) -> Replay:
+    return replay
+
+
+def _times(asked: Asked) -> float:
+    found = _TIMES.match(asked.value)
+    if not found or not float(found[1]):
+        raise asked.expected("a factor above 0 such as 2x or 0.5x")
+    return float(found[1])
+
+
+def _number(asked: Asked) -> float:
+    if not re.fullmatch(r"\d+\.?\d*|\.\d+", asked.value) or not 0 < float(asked.value) < 1e9:
+        raise asked.expected("a number above 0 such as 16")
+    return float(asked.value)
+
+
+def _backward(asked: Asked) -> Masks:
+    """Return the work of the backward pass, where collectives are of gradients alone."""
+    _needs_device(asked)
+    if asked.account.strategy.has(*_NOT_FREE):
+        found = asked.account.strategy.name
+        raise asked.expected(
+            f"communication of gradients alone, found {found!r}: its collectives are needed where they stand"
+        )
+    pairs = zip(asked.account.run.ranks, asked.account.budgets, strict=True)
+    return [
+        b.regions.region == Region.BACKWARD if b is not None and b.regions is not None else np.zeros(len(r.work), bool)
+        for r, b in pairs
+    ]
+
+
+def _needs_device(asked: Asked) -> None:
+    without = [rank.rank for rank in asked.account.run.ranks if not rank.has_device]
+    if without:
+        raise asked.expected(f"device work on every rank, found none of rank {rank_ranges(without)}")

@@ -1,0 +1,187 @@
+"""A step whose every microsecond is known, on a chip with 1000 TFLOP/s in bf16 and 100 in fp32.
+
+One step of 1000 us: a bf16 product at half its peak (200), an fp32 product at half of its own (100), a product that
+backward runs again (100), an addition (150), a copy (50), and 400 idle.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.products import FORWARD, FP32_KERNEL, add, matmul, node
+
+from stepscope.analyze.attribution.budget import budgets
+from stepscope.analyze.attribution.compute_kinds import COMPUTE_PARTS, OTHER, RECOMPUTED, compute_kinds_ns
+from stepscope.analyze.attribution.waterfall import ACHIEVED, LOSSES, Waterfall, waterfall
+from stepscope.analyze.attribution.without_profiler import step_budget
+from stepscope.analyze.kernels.call_costs import call_costs
+from stepscope.analyze.kernels.chip import run_chip
+from stepscope.analyze.kernels.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernels.kernel_costs import kernel_costs
+from stepscope.cost.chips.hardware import Lookup
+from stepscope.cost.chips.table import Chip
+from stepscope.run.aligned import aligned
+from stepscope.run.load import Run, load
+
+DATA = Path(__file__).parents[2] / "data"
+CHIP = Chip("round", (re.compile("round"),), {"bf16": 1000.0, "fp32": 100.0}, source="made up")
+IDLE = ("data_loading", "launch_gaps", "host_sync", "other_idle")
+
+
+def known_step(rank: int = 0, *, world_size: int = 1, steps: int = 4, jitter_us: Sequence[float] = ()) -> RankTrace:
+    r = RankTrace(rank, world_size=world_size, clock_offset_us=50 * rank)
+    for n in range(steps):
+        t = 1000.0 * n
+        more = jitter_us[n] if n < len(jitter_us) else 0.0
+        r.step(n, t, t + 1000)
+        matmul(r, t, m=5000, n=5000, k=2000, start=t + 20, end=t + 220, **FORWARD)
+        matmul(r, t + 20, m=1000, n=1000, k=2500, start=t + 220, end=t + 320, kernel=FP32_KERNEL, kind="float")
+        node(r, "MmBackward0", t + 40, t + 80)
+        matmul(r, t + 50, m=5000, n=5000, k=2000, start=t + 320, end=t + 420, thread=AUTOGRAD, **FORWARD)
+        add(r, t + 100, elements=10**6, start=t + 420, end=t + 570 + more)
+        r.copy(at=t + 900, start=t + 950, end=t + 1000)
+    return r
+
+
+def analysed(
+    run: Run, *, chip: Chip | None = CHIP, unprofiled_ms: float | None = None, given: Given | None = None
+) -> tuple[Efficiency, Waterfall]:
+    found = budgets(aligned(run))
+    step = step_budget(found, unprofiled_ms=unprofiled_ms)
+    costs = [kernel_costs(call_costs(rank)) for rank in run.ranks]
+    lookup = Lookup(chip, None if chip else "no such chip")
+    used = efficiency(run, costs, chip=lookup, step_ns=step.step_ns if step else None, given=given)
+    return used, waterfall(found, costs, step=step, efficiency=used, chip=chip)
+
+
+def pct(found: Waterfall) -> dict[str, float]:
+    assert found.rows is not None
+    return {row.loss: row.pct_of_peak for row in found.rows if row.pct_of_peak is not None}
+
+
+def test_every_loss_is_what_was_put_in(tmp_path: Path) -> None:
+    used, found = analysed(built_run(tmp_path, [known_step()]))
+    rows = pct(found)
+    assert tuple(rows) == LOSSES
+    assert rows["non_matmul_kernels"] == pytest.approx(15)
+    assert rows["recomputation"] == pytest.approx(10)
+    assert rows["precision"] == pytest.approx(9)
+    assert rows["matmul_below_peak"] == pytest.approx(10.5)
+    assert rows["copies"] == pytest.approx(5)
+    assert sum(rows[loss] for loss in IDLE) == pytest.approx(40)
+    assert rows[ACHIEVED] == pytest.approx(10.5)
+    assert used.mfu == pytest.approx(0.105)
+    assert used.hfu == pytest.approx(0.205)
+
+
+def test_the_rows_sum_to_all_and_the_last_is_mfu(tmp_path: Path) -> None:
+    used, found = analysed(built_run(tmp_path, [known_step(jitter_us=(3, 17, 29, 1))]))
+    assert found.rows
+    assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
+    assert found.rows[-1].loss == ACHIEVED
+    assert found.rows[-1].pct_of_peak == pytest.approx(100 * (used.mfu or 0), abs=1e-9)
+    assert sum(row.ns_per_step or 0 for row in found.rows) == pytest.approx(1e6, rel=1e-3)
+
+
+def test_without_the_profiler_the_idle_time_shrinks_and_the_rest_grows(tmp_path: Path) -> None:
+    _, found = analysed(built_run(tmp_path, [known_step()]), unprofiled_ms=0.8)
+    rows = pct(found)
+    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
+    assert sum(rows[loss] for loss in IDLE) == pytest.approx(25)
+    assert rows["non_matmul_kernels"] == pytest.approx(15 / 0.8)
+    assert rows[ACHIEVED] == pytest.approx(10.5 / 0.8)
+
+
+def test_losses_are_means_over_ranks(tmp_path: Path) -> None:
+    """Rank 1 comes 100 us late to an all-reduce of which 50 us are transfer."""
+    ranks = []
+    for rank, arrival in ((0, 600.0), (1, 700.0)):
+        r = known_step(rank, world_size=2)
+        for n in range(4):
+            t = 1000.0 * n
+            r.collective("allreduce", at=t + 200 + arrival - 600, start=t + arrival, end=t + 750)
+        ranks.append(r)
+    rows = pct(analysed(built_run(tmp_path, ranks))[1])
+    assert rows["wait_for_stragglers"] == pytest.approx(5, abs=0.1)
+    assert rows["exposed_transfer"] == pytest.approx(5, abs=0.1)
+    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
+
+
+def test_equal_steps_have_no_spread_and_unequal_ones_have(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    equal = analysed(built_run(tmp_path, [known_step()]))[1].rows
+    unequal = analysed(built_run(tmp_path / "b", [known_step(jitter_us=(0, 40, 0, 80))]))[1].rows
+    assert equal and unequal
+    other = LOSSES.index("non_matmul_kernels")
+    assert equal[other].plus_minus == pytest.approx(0, abs=1e-9)
+    jitter = np.std([4.0, 0.0, 8.0], ddof=1)
+    assert unequal[other].plus_minus == pytest.approx(2 * jitter / 3**0.5, rel=0.01)
+
+
+def test_a_single_complete_step_has_no_error_bar(tmp_path: Path) -> None:
+    found = analysed(built_run(tmp_path, [known_step(steps=2)]))[1]
+    assert found.rows and all(row.plus_minus is None for row in found.rows)
+    assert any("error bars" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("chip", "reason"), [(None, "no such chip"), (CHIP, "FLOPs unknown")])
+def test_unknown_flops_or_peak_give_no_waterfall(tmp_path: Path, chip: Chip | None, reason: str) -> None:
+    r = known_step()
+    if chip:
+        r.kernel(FP32_KERNEL, at=300, start=600, end=690)  # a product without shapes
+    _, found = analysed(built_run(tmp_path, [r]), chip=chip)
+    assert found.rows is None
+    assert reason in found.notes[0]
+
+
+def test_a_given_peak_on_an_unknown_chip_leaves_precision_unknown(tmp_path: Path) -> None:
+    _, found = analysed(built_run(tmp_path, [known_step()]), chip=None, given=Given(peak_tflops=1000))
+    rows = pct(found)
+    assert set(LOSSES) - set(rows) == {"precision"}
+    assert rows["matmul_below_peak"] == pytest.approx(19.5)
+    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
+    assert any("precision unknown" in note for note in found.notes)
+
+
+def test_more_flops_than_the_products_had_time_for_are_called_out(tmp_path: Path) -> None:
+    _, found = analysed(built_run(tmp_path, [known_step()]), given=Given(flops_per_step=5e11))
+    assert pct(found)["matmul_below_peak"] < 0
+    assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
+    assert any("FLOPs per step are too many" in note for note in found.notes)
+
+
+def test_kinds_sum_to_the_compute_of_the_budget(tmp_path: Path) -> None:
+    run = built_run(tmp_path, [known_step()])
+    (budget,) = budgets(aligned(run))
+    assert budget
+    kinds = compute_kinds_ns(budget, kernel_costs(call_costs(run.ranks[0])))
+    assert kinds.sum(axis=1).tolist() == budget.part_ns[:, COMPUTE_PARTS].sum(axis=1).tolist()
+    assert kinds[1, [RECOMPUTED, OTHER]].tolist() == [100_000, 150_000]
+
+
+@pytest.mark.parametrize("folder", ["h200-python-stacks", "h200-cuda-graphs"])
+def test_real_runs_add_up(folder: str) -> None:
+    run = load(DATA / folder, cache=False)
+    chip = run_chip(run.ranks).chip
+    _, found = analysed(run, chip=chip, given=Given(flops_per_step=1e10))
+    rows = pct(found)
+    assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
+    assert min(rows.values()) >= 0
+
+
+def test_a_rank_without_a_device_has_its_products_on_the_host(tmp_path: Path) -> None:
+    r = RankTrace(backend="gloo")
+    for n in range(3):
+        t = 1000.0 * n
+        r.step(n, t, t + 1000)
+        shapes = {"Input Dims": [[1000, 500], [500, 1000]], "Input type": ["float", "float"]}
+        r.ran("aten::mm", t + 100, t + 500, **shapes)
+        r.ran("aten::add", t + 500, t + 700)
+    _, found = analysed(built_run(tmp_path, [r]), chip=None, given=Given(peak_tflops=10))
+    rows = pct(found)
+    assert rows["non_matmul_kernels"] == pytest.approx(20, abs=0.1)
+    assert rows["matmul_below_peak"] + rows[ACHIEVED] == pytest.approx(40, abs=0.1)
+    assert rows[ACHIEVED] == pytest.approx(10)

@@ -1,0 +1,165 @@
+"""Kernels held against a chip with round numbers: 1000 TFLOP/s in bf16, 100 in fp32, 1000 GB/s."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.analyze.products import ADD_KERNEL, BF16_KERNEL, FP32_KERNEL, add, matmul
+
+from stepscope.analyze.kernels.call_costs import call_costs
+from stepscope.analyze.kernels.kernel_costs import kernel_costs
+from stepscope.analyze.kernels.kernels import Kernel, KernelTable, kernel_table
+from stepscope.analyze.kernels.roofline import SHORT_NS
+from stepscope.cost.chips.table import Chip
+from stepscope.run.load import Run, load
+
+DATA = Path(__file__).parents[2] / "data"
+CHIP = Chip("round", (re.compile("round"),), {"bf16": 1000.0, "fp32": 100.0}, source="made up", memory_gb_per_s=1000.0)
+
+
+def table_of(run: Run, chip: Chip | None = CHIP) -> KernelTable:
+    return kernel_table([kernel_costs(call_costs(rank)) for rank in run.ranks], chip=chip)
+
+
+def only(tmp_path: Path, r: RankTrace, chip: Chip | None = CHIP) -> Kernel:
+    (kernel,) = table_of(built_run(tmp_path, [r]), chip).kernels
+    return kernel
+
+
+def test_achieved_rate_of_a_product(tmp_path: Path) -> None:
+    r = RankTrace()
+    matmul(r, 0, m=10_000, n=10_000, k=10_000, start=100, end=4100)  # 2e12 FLOPs in 4 ms
+    kernel = only(tmp_path, r)
+    assert kernel.tflops == pytest.approx(500)
+    assert kernel.gb_per_s == pytest.approx(3 * 1e8 * 2 / 4e6)
+    assert (kernel.bound, kernel.bound_from) == ("compute-bound", "shapes")
+    assert (kernel.family, kernel.tensor_core, kernel.precision) == ("gemm", True, "bf16")
+
+
+def test_achieved_bandwidth_of_an_elementwise_kernel(tmp_path: Path) -> None:
+    r = RankTrace()
+    add(r, 0, elements=10_000_000, start=100, end=300)  # 120 MB in 0.2 ms
+    kernel = only(tmp_path, r)
+    assert kernel.tflops is None
+    assert kernel.gb_per_s == pytest.approx(600)
+    assert (kernel.bound, kernel.tensor_core, kernel.precision) == ("memory-bound", False, None)
+
+
+def test_a_thin_product_is_memory_bound(tmp_path: Path) -> None:
+    r = RankTrace()
+    matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
+    assert only(tmp_path, r).bound == "memory-bound"
+
+
+def test_the_same_product_turns_compute_bound_off_the_tensor_cores(tmp_path: Path) -> None:
+    """400 FLOPs per byte need 400 TFLOP/s to keep up with 1000 GB/s: below bf16's peak, above fp32's."""
+    for name, kernel, kind, size in (("a", BF16_KERNEL, "c10::BFloat16", 1200), ("b", FP32_KERNEL, "float", 2400)):
+        r = RankTrace()
+        matmul(r, 0, m=size, n=size, k=size, start=100, end=2000, kernel=kernel, kind=kind)
+        (tmp_path / name).mkdir()
+        expected = "memory-bound" if name == "a" else "compute-bound"
+        assert only(tmp_path / name, r).bound == expected
+
+
+def test_a_short_kernel_far_from_its_roof_is_bound_by_latency(tmp_path: Path) -> None:
+    r = RankTrace()
+    add(r, 0, elements=1000, start=100, end=105)
+    assert only(tmp_path, r).bound == "latency"
+
+
+def test_a_short_kernel_near_its_roof_is_not(tmp_path: Path) -> None:
+    r = RankTrace()
+    add(r, 0, elements=500_000, start=100, end=108)  # 6 MB need 6 us
+    assert only(tmp_path, r).bound == "memory-bound"
+
+
+@pytest.mark.parametrize(("name", "bound"), [(BF16_KERNEL, "compute-bound"), (ADD_KERNEL, "memory-bound")])
+def test_without_shapes_the_family_decides(tmp_path: Path, name: str, bound: str) -> None:
+    r = RankTrace()
+    r.kernel(name, at=0, start=100, end=200)
+    kernel = only(tmp_path, r)
+    assert (kernel.bound, kernel.bound_from, kernel.tflops, kernel.gb_per_s) == (bound, "family", None, None)
+
+
+def test_without_a_chip_rates_are_known_and_bounds_follow_the_family(tmp_path: Path) -> None:
+    r = RankTrace()
+    matmul(r, 0, m=1, n=10_000, k=10_000, start=100, end=400)
+    kernel = only(tmp_path, r, chip=None)
+    assert kernel.gb_per_s is not None
+    assert (kernel.bound, kernel.bound_from) == ("compute-bound", "family")
+
+
+def test_a_name_that_does_not_tell_is_explained_by_its_operator(tmp_path: Path) -> None:
+    r = RankTrace()
+    name = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
+    r.kernel(name, at=None, start=0, end=50)
+    query = {"Input Dims": [[1, 8, 64, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
+    with r.op("aten::_scaled_dot_product_cudnn_attention", 0, 50, **query):
+        r.kernel(name, at=10, start=100, end=150)
+    kernel = only(tmp_path, r)
+    assert (kernel.family, kernel.precision, kernel.count) == ("attention", "bf16", 2)
+
+
+def test_counts_times_and_shares(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.step(0, 0, 400)
+    r.step(1, 400, 1000)
+    r.kernel("a", at=10, start=100, end=190)
+    r.kernel("a", at=500, start=600, end=610)
+    r.kernel("b", at=510, start=700, end=705)
+    r.kernel("b", at=None, start=0, end=5)
+    table = table_of(built_run(tmp_path, [r]))
+    a, b = table.kernels
+    assert (a.name, a.count, a.total_ns, a.mean_ns, a.max_ns) == ("a", 2, 100_000, 50_000, 90_000)
+    assert (b.share, table.total_ns) == (10 / 110, 110_000)
+    assert (table.kernels_per_step, table.launches_per_step) == (1.5, 1.5)
+    assert SHORT_NS == 10_000
+    assert (table.short_count_share, table.short_time_share) == (0.5, 10 / 110)
+
+
+def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.kernel("a", at=10, start=100, end=130, **{"est. achieved occupancy %": 80})
+    r.kernel("a", at=20, start=200, end=210, **{"est. achieved occupancy %": 40})
+    assert only(tmp_path, r).occupancy_pct == pytest.approx(70)
+
+
+def test_occupancy_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.kernel("a", at=10, start=100, end=130)
+    assert only(tmp_path, r).occupancy_pct is None
+
+
+def test_communication_has_no_bound(tmp_path: Path) -> None:
+    ranks = [RankTrace(0, world_size=2), RankTrace(1, world_size=2, clock_offset_us=100)]
+    for r in ranks:
+        r.collective("allreduce", at=10, start=100, end=200)
+    table = table_of(built_run(tmp_path, ranks))
+    (kernel,) = table.kernels
+    assert (kernel.family, kernel.bound, kernel.count) == ("communication", None, 1)
+    assert table.memory_bound_share is None
+
+
+def test_shares_of_tensor_cores_and_of_memory_bound_time(tmp_path: Path) -> None:
+    r = RankTrace()
+    matmul(r, 0, m=4096, n=4096, k=4096, start=100, end=130)
+    matmul(r, 20, start=130, end=140, kernel=FP32_KERNEL, kind="float")
+    add(r, 40, elements=10**7, start=200, end=320)
+    table = table_of(built_run(tmp_path, [r]))
+    assert table.tensor_core_share == pytest.approx(0.75)
+    assert table.memory_bound_share == pytest.approx(120 / 160)
+
+
+def test_a_graph_launches_many_kernels_by_one_call() -> None:
+    table = table_of(load(DATA / "h200-cuda-graphs", cache=False))
+    assert table.kernels_per_step and table.launches_per_step
+    assert table.kernels_per_step > 10 * table.launches_per_step
+
+
+def test_no_product_of_a_real_run_beats_the_chip() -> None:
+    run = load(DATA / "h200-python-stacks", cache=False)
+    table = table_of(run, None)
+    products = [k for k in table.kernels if k.family == "gemm" and k.tflops]
+    assert products and all(0 < (k.tflops or 0) < 989.4 for k in products)
+    assert table.tensor_core_share == 1

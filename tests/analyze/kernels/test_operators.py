@@ -1,0 +1,113 @@
+"""The operator table gives back what was put in: self and total, host and device, memory, shapes."""
+
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+
+from stepscope.analyze.kernels.operators import SORTABLE, GroupBy, Operator, OperatorTable, operator_table
+from stepscope.run.load import load
+
+STACKS = Path(__file__).parents[2] / "data" / "h200-python-stacks"
+
+
+def two_threads(rank: int = 0, *, world_size: int = 1, mm_kernel_us: float = 100) -> RankTrace:
+    """aten::linear calls aten::mm, which launches; aten::to calls itself; backward on its own thread."""
+    r = RankTrace(rank, world_size=world_size, clock_offset_us=rank * 250)
+    r.step(0, 0, 1000)
+    with (
+        r.op("aten::linear", 0, 100, **{"Input Dims": [[8, 4], [2, 4]]}),
+        r.op("aten::mm", 20, 60, **{"Input Dims": [[8, 4], [4, 2]]}),
+    ):
+        r.kernel("gemm", at=30, start=100, end=100 + mm_kernel_us)
+        r.memory(4096, at=25)
+    with r.op("aten::mm", 110, 140, **{"Input Dims": [[2, 2], [2, 2]]}):
+        r.kernel("gemm", at=120, start=300, end=310)
+        r.memory(-1024, at=125)
+        r.memory(64, at=126, on_device=False)
+    with r.op("aten::to", 200, 300), r.op("aten::_to_copy", 210, 290), r.op("aten::to", 220, 280):
+        r.kernel("copy", at=230, start=400, end=450)
+    with r.op("aten::mul", 0, 500, thread=AUTOGRAD):
+        pass
+    r.kernel("orphan", at=None, start=0, end=7)
+    return r
+
+
+def named(table: OperatorTable) -> dict[str, Operator]:
+    return {o.name: o for o in table.operators}
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> OperatorTable:
+    return operator_table(built_run(tmp_path, [two_threads()]).ranks)
+
+
+def test_self_excludes_and_total_includes_what_was_called(table: OperatorTable) -> None:
+    linear, mm = named(table)["aten::linear"], named(table)["aten::mm"]
+    assert (linear.calls, linear.host_self_ns, linear.host_total_ns) == (1, 60_000, 100_000)
+    assert (linear.device_self_ns, linear.device_total_ns) == (0, 100_000)
+    assert (mm.calls, mm.host_self_ns, mm.host_total_ns) == (2, 70_000, 70_000)
+    assert (mm.device_self_ns, mm.device_total_ns) == (110_000, 110_000)
+
+
+def test_an_operator_that_calls_itself_counts_its_time_once(table: OperatorTable) -> None:
+    to = named(table)["aten::to"]
+    assert (to.calls, to.host_self_ns, to.host_total_ns) == (2, 80_000, 100_000)
+    assert (to.device_self_ns, to.device_total_ns) == (50_000, 50_000)
+
+
+def test_self_times_sum_to_what_was_busy(table: OperatorTable) -> None:
+    assert sum(o.host_self_ns for o in table.operators) == table.host_busy_ns == 730_000
+    device = sum(o.device_self_ns for o in table.operators)
+    assert table.device_without_operator_ns == 7_000
+    assert device + table.device_without_operator_ns == table.device_busy_ns == 167_000
+
+
+def test_memory_is_net_and_belongs_to_the_innermost_operator(table: OperatorTable) -> None:
+    mm, linear = named(table)["aten::mm"], named(table)["aten::linear"]
+    assert (mm.device_memory_bytes, mm.host_memory_bytes) == (3072, 64)
+    assert (linear.device_memory_bytes, linear.host_memory_bytes) == (0, 0)
+
+
+def test_memory_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
+    r = RankTrace()
+    r.ran("aten::mm", 0, 10)
+    (mm,) = operator_table(built_run(tmp_path, [r]).ranks).operators
+    assert mm.device_memory_bytes is None
+    assert mm.host_memory_bytes is None
+
+
+def test_shapes_are_those_of_the_most_expensive_call(table: OperatorTable) -> None:
+    assert named(table)["aten::mm"].shapes == "[[8, 4], [4, 2]]"
+    assert named(table)["aten::mul"].shapes is None
+
+
+def test_calls_with_other_shapes_are_other_operators_when_asked(tmp_path: Path) -> None:
+    run = built_run(tmp_path, [two_threads()])
+    mms = [o for o in operator_table(run.ranks, group_by=GroupBy.NAME_AND_SHAPE).operators if o.name == "aten::mm"]
+    assert [(o.shapes, o.device_self_ns) for o in mms] == [("[[8, 4], [4, 2]]", 100_000), ("[[2, 2], [2, 2]]", 10_000)]
+
+
+def test_several_ranks_give_means_per_rank(tmp_path: Path) -> None:
+    ranks = [two_threads(0, world_size=2), two_threads(1, world_size=2, mm_kernel_us=200)]
+    table = operator_table(built_run(tmp_path, ranks).ranks)
+    mm = named(table)["aten::mm"]
+    assert (mm.calls, mm.device_self_ns) == (2, 160_000)
+    assert table.host_busy_ns == 730_000
+
+
+@pytest.mark.parametrize("by", SORTABLE)
+def test_top_sorts_by_any_number(table: OperatorTable, by: str) -> None:
+    values = [getattr(o, by) or 0 for o in table.top(3, by=by)]
+    assert values == sorted((getattr(o, by) or 0 for o in table.operators), reverse=True)[:3]
+
+
+def test_nothing_is_lost_on_a_real_trace() -> None:
+    table = operator_table(load(STACKS, cache=False).ranks)
+    assert sum(o.host_self_ns for o in table.operators) == pytest.approx(table.host_busy_ns, abs=1)
+    busy = sum(o.device_self_ns for o in table.operators) + table.device_without_operator_ns
+    assert busy == pytest.approx(table.device_busy_ns, abs=1)
+    mm = named(table)["aten::mm"]
+    assert mm.calls == 54
+    assert mm.shapes == "[[1024, 512], [512, 32768]]"
+    assert mm.device_memory_bytes and mm.device_memory_bytes > 0

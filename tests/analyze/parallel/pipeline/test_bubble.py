@@ -1,0 +1,132 @@
+"""Stages, micro-batches, schedule and bubble of constructed pipelines are recovered."""
+
+from pathlib import Path
+
+import pytest
+from tests.analyze.pipelines import gpipe, interleaved, one_f_one_b, pipeline_run
+
+from stepscope.analyze.parallel.pipeline.actions import Action, stage_actions
+from stepscope.analyze.parallel.pipeline.bubble import PipelineView, pipeline_view
+from stepscope.analyze.parallel.pipeline.ideal import replayed, schedule_name, textbook_bubble
+from stepscope.analyze.parallel.pipeline.shape import microbatches_and_chunks
+from stepscope.analyze.parallel.strategy import strategy_of
+from stepscope.analyze.ranks.window import rank_account
+from stepscope.run.aligned import aligned
+from stepscope.run.load import Run
+
+
+def view_of(run: Run) -> PipelineView:
+    found = pipeline_view(aligned(run), strategy_of(run), [rank_account(r) for r in run.ranks])
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("orders", "schedule"), [(gpipe(4, 4), "gpipe"), (one_f_one_b(4, 8), "1f1b"), (one_f_one_b(2, 3), "1f1b")]
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_schedule_and_bubble_are_recovered(tmp_path: Path, orders: list, schedule: str, marked: bool) -> None:
+    stages, microbatches = len(orders), sum(kind == "F" for kind, _, _ in orders[0])
+    found = view_of(pipeline_run(tmp_path, orders, marked=marked))
+    ideal = 100 * (stages - 1) / (microbatches + stages - 1)
+    assert (found.stages, found.microbatches, found.chunks, found.schedule) == (stages, microbatches, 1, schedule)
+    assert found.marked == marked
+    assert found.textbook_pct == pytest.approx(ideal)
+    assert found.schedule_pct == pytest.approx(ideal)
+    assert found.bubble_pct == pytest.approx(ideal, abs=1.5)  # messages take a little
+    assert found.imbalance == pytest.approx(1)
+    for r in found.ranks:
+        assert r.forward_ms == pytest.approx(0.2 * microbatches)
+        assert r.backward_ms == pytest.approx(0.4 * microbatches)
+        assert r.forward_microbatch_ms == pytest.approx(0.2)
+        parts = (r.forward_ms, r.backward_ms, r.other_ms, r.transfer_ms, r.wait_ms, r.gaps_ms, r.idle_ms)
+        assert sum(parts) == pytest.approx(r.step_ms)
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_chunks_of_an_interleaved_pipeline_are_counted(tmp_path: Path, marked: bool) -> None:
+    found = view_of(pipeline_run(tmp_path, interleaved(4, 4, 2), marked=marked))
+    assert (found.stages, found.microbatches, found.chunks) == (4, 4, 2)
+    assert found.schedule == "interleaved-gpipe"
+    assert found.textbook_pct == pytest.approx(100 * 3 / (4 * 2 + 3))
+    assert found.bubble_pct == pytest.approx(found.textbook_pct, abs=1.5)
+    if marked:
+        assert found.schedule_pct == pytest.approx(found.textbook_pct)
+
+
+def test_work_between_backwards_that_builds_no_graph_is_no_micro_batch(tmp_path: Path) -> None:
+    found = view_of(pipeline_run(tmp_path, interleaved(4, 4, 2), scaled=True))
+    assert (found.microbatches, found.chunks, found.schedule) == (4, 2, "interleaved-gpipe")
+
+
+def test_stages_that_disagree_leave_the_micro_batches_unknown(tmp_path: Path) -> None:
+    run = pipeline_run(tmp_path, one_f_one_b(2, 3))
+    shared, strategy = aligned(run), strategy_of(run)
+    made = {
+        i: stage_actions(r, strategy.passes[i], strategy.rows_of(i, "pp"), position=i)[0]
+        for i, r in enumerate(run.ranks)
+    }
+    assert microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False) == (3, 1, [])
+    made[1] = made[1][1:]
+    found = microbatches_and_chunks(shared, strategy, (0, 1), made, marked=False)
+    assert found[:2] == (None, None)
+    assert "could not be told apart" in found[2][0]
+
+
+def test_missing_rank_leaves_the_schedule_unknown_and_says_so(tmp_path: Path) -> None:
+    run = pipeline_run(tmp_path, one_f_one_b(4, 4))
+    part = Run(run.name, run.ranks[:3])
+    found = view_of(part)
+    assert found.schedule is None
+    assert found.schedule_pct is None
+    assert "not all ranks" in found.notes[0]
+    assert (found.stages, found.microbatches) == (4, 4)
+
+
+def actions(orders: list, durations: dict[str, float]) -> tuple[list[list[Action]], list[list[float]]]:
+    made = [[Action(kind, stage, i, 0, 0, 0, 0) for kind, stage, i in order] for order in orders]
+    return made, [[durations[a.kind] for a in order] for order in made]
+
+
+def test_replay_of_equal_stages_is_the_textbook() -> None:
+    found = replayed(*actions(one_f_one_b(4, 8), {"F": 1, "B": 2}))
+    assert found is not None
+    assert found.makespan == pytest.approx(3 * (8 + 3))
+    assert found.mean_idle_share == pytest.approx(textbook_bubble(4, 8))
+
+
+def test_slow_stage_makes_the_others_idle() -> None:
+    made, durations = actions(one_f_one_b(4, 8), {"F": 1, "B": 2})
+    durations[1] = [2 * d for d in durations[1]]
+    found = replayed(made, durations)
+    assert found is not None
+    assert found.idle_share[1] < 0.3 < 0.5 < found.idle_share[0]
+
+
+def test_splitting_the_backward_shrinks_the_bubble() -> None:
+    """Weights' gradients fill what input gradients leave: ZB-H1 with F = I = W idles (p - 1) of 3 m + p - 1."""
+    stages, microbatches = 4, 8
+    orders = []
+    for s in range(stages):
+        order = []
+        for kind, _, i in one_f_one_b(stages, microbatches)[s]:
+            order.append((("I" if kind == "B" else "F"), s, i))
+            if kind == "B" and i >= s:
+                order.append(("W", s, i - s))
+        order += [("W", s, i) for i in range(microbatches - s, microbatches)]
+        orders.append(order)
+    made, durations = actions(orders, {"F": 1, "I": 1, "W": 1})
+    found = replayed(made, durations)
+    assert found is not None
+    assert schedule_name(made, chunks=1) == "zero-bubble"
+    assert found.mean_idle_share == pytest.approx((stages - 1) / (3 * microbatches + stages - 1), abs=0.03)
+
+
+def test_orders_that_wait_for_each_other_have_no_replay() -> None:
+    made, durations = actions([[("B", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)]], {"F": 1, "B": 1})
+    assert replayed(made, durations) is None
+
+
+def test_order_that_is_neither_is_other() -> None:
+    early = [[("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)], [("F", 1, 0), ("B", 1, 0), ("F", 1, 1), ("B", 1, 1)]]
+    assert schedule_name(actions(early, {"F": 1, "B": 1})[0], chunks=1) == "other"

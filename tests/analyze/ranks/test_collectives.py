@@ -1,0 +1,166 @@
+"""What collectives cost, on jobs whose waits, bytes and bandwidths are known."""
+
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analyze.ranks.collectives import CollectiveRow, bus_factor, collective_rows, late_rank, rank_wait
+from stepscope.analyze.ranks.window import RankAccount, rank_account
+from stepscope.run.aligned import Aligned, aligned
+
+
+def shared_of(folder: Path, traces: list[RankTrace]) -> tuple[Aligned, tuple[RankAccount | None, ...]]:
+    shared = aligned(built_run(folder, traces))
+    return shared, tuple(rank_account(r) for r in shared.run.ranks)
+
+
+def rows_of(folder: Path, traces: list[RankTrace]) -> list[CollectiveRow]:
+    return collective_rows(*shared_of(folder, traces))
+
+
+def job(ranks: int = 2, *, late: int = 1, elements: int = 250_000, calls: int = 4) -> list[RankTrace]:
+    """Return ranks that all-reduce 1 MB in 100 us, one of them 300 us late each time."""
+    traces = [RankTrace(r, world_size=ranks) for r in range(ranks)]
+    for trace in traces:
+        trace.step(0, 0, 1000 * calls)
+        for k in range(calls):
+            start = 1000 * k + (400 if trace.rank == late else 100)
+            trace.collective("allreduce", at=1000 * k + 50, start=start, end=1000 * k + 500, elements=elements)
+    return traces
+
+
+def test_row_has_count_bytes_wait_transfer_and_bandwidth(tmp_path: Path) -> None:
+    (row,) = rows_of(tmp_path, job())
+    assert (row.op, row.group.name, row.count, row.size_bytes) == ("all_reduce", "default_pg", 4, 4_000_000)
+    assert row.wait_ns == 4 * 300_000 / 2, "mean over the ranks: one waits, the other does not"
+    assert row.transfer_ns == 4 * 100_000
+    assert row.exposed_ns == 4 * (400_000 + 100_000) / 2
+    assert row.algbw_gb_per_s == pytest.approx(1_000_000 / 100_000)
+    assert row.busbw_gb_per_s == pytest.approx(10)
+    assert row.late_rank == 1
+    assert row.unmatched == 0
+
+
+def test_bandwidth_is_of_the_rank_that_saw_only_the_transfer(tmp_path: Path) -> None:
+    """The early rank's end may lag a little: all of them share one transfer."""
+    traces = job(4, late=3)
+    for event in traces[0].events:
+        if event["cat"] == "kernel":
+            event["dur"] += 20
+    (row,) = rows_of(tmp_path, traces)
+    assert row.algbw_gb_per_s == pytest.approx(10, rel=0.05)
+    assert row.busbw_gb_per_s == pytest.approx(15, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("op", "ranks", "factor"),
+    [
+        ("all_reduce", 2, 1.0),
+        ("all_reduce", 8, 1.75),
+        ("all_gather", 8, 0.875),
+        ("reduce_scatter", 4, 0.75),
+        ("all_to_all", 4, 0.75),
+        ("broadcast", 8, 1.0),
+        ("send", 8, 1.0),
+        ("all_reduce", 1, 1.0),
+    ],
+)
+def test_bus_factor(op: str, ranks: int, factor: float) -> None:
+    assert bus_factor(op, ranks) == factor
+
+
+def test_late_rank_is_not_named_within_the_clocks_doubt(tmp_path: Path) -> None:
+    traces = job(3, late=2)
+    for event in traces[2].events:
+        if event["cat"] == "kernel":  # now 10 us late, and the transfer takes 400
+            event["ts"] -= 290
+            event["dur"] += 290
+    (row,) = rows_of(tmp_path, traces)
+    assert row.late_rank is None
+
+
+def test_late_rank_is_the_one_that_was_waited_for_longest_not_most_often(tmp_path: Path) -> None:
+    """Rank 1 comes last once, by 3 ms; rank 2 three times, by 0.3 ms."""
+    traces = [RankTrace(r, world_size=3) for r in range(3)]
+    late_us = {(1, 0): 3000, (2, 1): 300, (2, 2): 300, (2, 3): 300}
+    for trace in traces:
+        trace.step(0, 0, 20_000)
+        for k in range(4):
+            last = max(late_us.get((r, k), 0) for r in range(3))
+            ready = 5000 * k + 100
+            start = ready + late_us.get((trace.rank, k), 0)
+            trace.collective("allreduce", at=5000 * k, start=start, end=ready + last + 100, elements=1000)
+    shared, accounts = shared_of(tmp_path, traces)
+    waits = [rank_wait(shared, i, a) for i, a in enumerate(accounts) if a]
+    assert late_rank(shared) == collective_rows(shared, accounts)[0].late_rank == 1
+    assert [w.waited_for_ns for w in waits] == [0, 2 * 3_000_000, 2 * 900_000]
+
+
+def test_one_row_for_a_mesh_dimension_of_many_groups(tmp_path: Path) -> None:
+    traces = []
+    for rank in range(4):
+        groups = {"dp": (0, 2) if rank % 2 == 0 else (1, 3), "tp": (0, 1) if rank < 2 else (2, 3)}
+        trace = RankTrace(rank, world_size=4, groups=groups, descriptions={"dp": "mesh_dp", "tp": "mesh_tp"})
+        trace.step(0, 0, 2000)
+        trace.collective("allreduce", at=10, start=100, end=300, group="tp", elements=100)
+        trace.collective("_allgather_base", at=400, start=500, end=900, group="dp", elements=100, out_elements=200)
+        traces.append(trace)
+    rows = rows_of(tmp_path, traces)
+    assert [(r.op, r.group.name, r.count, r.size_bytes, r.group.size) for r in rows] == [
+        ("all_gather", "mesh_dp", 1, 800, 2),
+        ("all_reduce", "mesh_tp", 1, 400, 2),
+    ]
+
+
+def test_unknown_bytes_give_no_bandwidth(tmp_path: Path) -> None:
+    traces = [RankTrace(r, world_size=2) for r in range(2)]
+    for trace in traces:
+        trace.step(0, 0, 1000)
+        trace.kernel("ncclKernel_AllReduce_RING_LL_Sum_float", at=10, start=100, end=300)
+    (row,) = rows_of(tmp_path, traces)
+    assert row.size_bytes is None
+    assert row.algbw_gb_per_s is None
+    assert row.busbw_gb_per_s is None
+    assert row.transfer_ns == 200_000
+
+
+def test_unmatched_operations_are_neither_wait_nor_transfer(tmp_path: Path) -> None:
+    shared, accounts = shared_of(tmp_path, job()[:1])
+    (row,) = collective_rows(shared, accounts)
+    assert (row.wait_ns, row.transfer_ns, row.unmatched, row.late_rank) == (None, None, 4, None)
+    assert accounts[0] is not None
+    wait = rank_wait(shared, 0, accounts[0])
+    assert (wait.wait_ns, wait.transfer_ns, wait.unmatched_ns) == (None, None, 4 * 400_000)
+
+
+def test_rank_without_communication_waits_zero(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    trace.step(0, 0, 1000)
+    trace.kernel("gemm", at=10, start=100, end=300)
+    shared, accounts = shared_of(tmp_path, [trace])
+    assert accounts[0] is not None
+    wait = rank_wait(shared, 0, accounts[0])
+    assert (wait.wait_ns, wait.transfer_ns, wait.unmatched_ns) == (0, 0, 0)
+    assert collective_rows(shared, accounts) == []
+
+
+def test_wait_and_transfer_and_unmatched_make_up_the_communication(tmp_path: Path) -> None:
+    """Also where operations of two streams overlap and one of them is unmatched."""
+    traces = job()
+    traces[0].collective("send", at=60, start=300, end=900, peer=7, stream=21)
+    shared, accounts = shared_of(tmp_path, traces)
+    assert accounts[0] is not None
+    wait = rank_wait(shared, 0, accounts[0])
+    assert wait.wait_ns == 4 * 300_000
+    assert wait.unmatched_ns == 400_000, "from 500, where the matched operation ends, to 900"
+    assert wait.transfer_ns == 4 * 100_000
+    assert wait.wait_ns + wait.transfer_ns + wait.unmatched_ns == accounts[0].comm.total_ns
+
+
+def test_operations_from_before_the_window_are_in_no_row(tmp_path: Path) -> None:
+    traces = job()
+    traces[0].collective("allreduce", at=None, start=-100, end=50)
+    (row,) = rows_of(tmp_path, traces)
+    assert row.count == 4
+    assert row.unmatched == 0

@@ -1,0 +1,230 @@
+"""A rank that others wait for is named, with its cause; a rank that merely lags or idles is not (A8)."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analyze.ranks.stragglers import Straggler, common_steps, find_stragglers, own_times
+from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.load import load
+
+GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
+MS = 1000.0
+STEPS = 6
+
+Slow = Callable[[RankTrace, float], tuple[float, float]]
+"""Add what makes a rank's step slow at `begin`; return by how much its launches and its compute are longer."""
+
+
+def job(slow: dict[int, Slow], *, ranks: int = 4, steps: int = STEPS, offset_us: float = 0) -> list[RankTrace]:
+    """Return ranks that compute 6 ms, all-reduce when the last is ready, and wait for the device at the end."""
+    traces = [RankTrace(r, world_size=ranks, clock_offset_us=offset_us * r) for r in range(ranks)]
+    begin = 0.0
+    for step in range(steps):
+        ready, ends = [], []
+        for trace in traces:
+            host, device = slow.get(trace.rank, lambda *_: (0.0, 0.0))(trace, begin)
+            launch = begin + 1 * MS + host
+            with trace.op("aten::mm", launch - 5, launch + 5, **{"Input Dims": [[64, 64]]}):
+                trace.kernel("gemm", at=launch, start=launch + 5, end=launch + 5 + 6 * MS + device)
+            ready.append(launch + 5 + 6 * MS + device)
+            ends.append(launch)
+        end = max(ready) + 1 * MS
+        for trace, own, launch in zip(traces, ready, ends, strict=True):
+            trace.collective("allreduce", at=launch + 50, start=own, end=end, elements=1_000_000)
+            trace.call("cudaDeviceSynchronize", launch + 100, end + 10)
+            trace.step(step, begin, end + 20)
+        begin = end + 30
+    return traces
+
+
+def host_slow(extra_ms: float) -> Slow:
+    def add(trace: RankTrace, begin: float) -> tuple[float, float]:
+        trace.ran("aten::busy", begin + 100, begin + 100 + extra_ms * MS)
+        return extra_ms * MS, 0.0
+
+    return add
+
+
+def data_slow(extra_ms: float) -> Slow:
+    def add(trace: RankTrace, begin: float) -> tuple[float, float]:
+        trace.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", begin, begin + extra_ms * MS)
+        return extra_ms * MS, 0.0
+
+    return add
+
+
+def device_slow(extra_ms: float) -> Slow:
+    return lambda *_: (0.0, extra_ms * MS)
+
+
+def found(folder: Path, traces: list[RankTrace], **options: float) -> list[Straggler]:
+    return find_stragglers(aligned(built_run(folder, traces)), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("slow", "cause"),
+    [(host_slow(5), "host"), (data_slow(5), "data"), (device_slow(5), "device")],
+    ids=["host", "data", "device"],
+)
+@pytest.mark.parametrize(("ranks", "late"), [(2, 1), (2, 0), (4, 2), (8, 7)])
+def test_late_rank_is_named_with_its_cause(tmp_path: Path, slow: Slow, cause: str, ranks: int, late: int) -> None:
+    (straggler,) = found(tmp_path, job({late: slow}, ranks=ranks, offset_us=20 * MS))
+    assert (straggler.rank, straggler.cause) == (late, cause)
+    assert straggler.steps_late == straggler.num_steps == STEPS
+    assert straggler.persistent
+    assert straggler.late_ns_per_step == pytest.approx(5e6, rel=0.02)
+    assert straggler.slowdown == pytest.approx((8 + 5) / 8, rel=0.01)
+
+
+def test_evidence_says_which_part_is_longer(tmp_path: Path) -> None:
+    (straggler,) = found(tmp_path, job({1: device_slow(4)}))
+    assert straggler.evidence == {"data": 0.0, "device": pytest.approx(4e6, rel=0.01)}
+
+
+def test_host_that_runs_ahead_of_a_busy_device_is_no_straggler(tmp_path: Path) -> None:
+    """Without synchronisation the device decides the step: 3 ms more of the host hide behind its 7 ms."""
+    traces = job({1: host_slow(3)})
+    for trace in traces:
+        trace.events = [e for e in trace.events if e["name"] != "cudaDeviceSynchronize"]
+        spans = sorted((e for e in trace.events if "ProfilerStep" in e["name"]), key=lambda e: e["ts"])
+        host_us = 4500 if trace.rank == 1 else 1500
+        for e in spans:
+            e["dur"] = host_us
+    assert found(tmp_path, traces) == []
+
+
+def test_more_work_of_the_same_kind_is_load_and_not_a_slow_device(tmp_path: Path) -> None:
+    traces = job({3: device_slow(5)})
+    for event in traces[3].events:
+        if event["name"] == "aten::mm":
+            event["args"]["Input Dims"] = [[128, 64]]
+    (straggler,) = found(tmp_path, traces)
+    assert (straggler.rank, straggler.cause) == (3, "load")
+
+
+def test_equal_ranks_have_no_straggler(tmp_path: Path) -> None:
+    assert found(tmp_path, job({})) == []
+
+
+def test_constant_lag_of_a_rank_is_no_straggler(tmp_path: Path) -> None:
+    """One rank's clock and whole schedule are 3 ms behind; what it does takes no longer."""
+    traces = job({})
+    for event in traces[2].events:
+        event["ts"] += 3 * MS
+    assert found(tmp_path, traces) == []
+
+
+def test_rank_late_in_few_steps_is_intermittent(tmp_path: Path) -> None:
+    slow = host_slow(40)
+    calls = []
+
+    def sometimes(trace: RankTrace, begin: float) -> tuple[float, float]:
+        calls.append(begin)
+        return slow(trace, begin) if len(calls) % 3 == 1 else (0.0, 0.0)
+
+    (straggler,) = found(tmp_path, job({1: sometimes}))
+    assert straggler.rank == 1
+    assert straggler.steps_late == 2
+    assert not straggler.persistent
+
+
+def test_thresholds_are_settable(tmp_path: Path) -> None:
+    traces = job({1: device_slow(1)})
+    (straggler,) = found(tmp_path, traces)
+    assert found(tmp_path, traces, slowdown=1.5) == []
+    assert found(tmp_path, traces, threshold=straggler.score + 1) == []
+    assert found(tmp_path, traces, overhead_ns_per_step=2e6) == []
+
+
+def test_window_looks_at_the_last_steps_only(tmp_path: Path) -> None:
+    begins: list[float] = []
+
+    def early(trace: RankTrace, begin: float) -> tuple[float, float]:
+        begins.append(begin)
+        return (0.0, 20 * MS) if len(begins) <= 3 else (0.0, 0.0)
+
+    traces = job({1: early})
+    assert [s.rank for s in found(tmp_path, traces)] == [1]
+    assert found(tmp_path, traces, window_steps=3) == []
+
+
+def test_most_ranks_slow_is_no_straggler(tmp_path: Path) -> None:
+    """Three of four need longer: none of them is an outlier, and the quick one is late for nobody."""
+    assert found(tmp_path, job({1: device_slow(6), 2: device_slow(6), 3: device_slow(6)})) == []
+
+
+def test_longer_work_that_nobody_waits_for_is_no_straggler(tmp_path: Path) -> None:
+    """The collective comes first, all arrive together; what one rank does afterwards delays nobody on record."""
+    traces = [RankTrace(r, world_size=3) for r in range(3)]
+    for trace in traces:
+        trace.step(0, 0, 1 * MS)
+        trace.collective("allreduce", at=10, start=20, end=1 * MS)
+        trace.kernel("gemm", at=50, start=1 * MS, end=(12 if trace.rank == 1 else 3) * MS)
+    assert found(tmp_path, traces) == []
+
+
+def test_rank_whose_steps_are_unknown_is_not_compared(tmp_path: Path) -> None:
+    traces = job({1: device_slow(5)}, ranks=2)
+    traces[1].events = [e for e in traces[1].events if "ProfilerStep" not in e["name"]]
+    shared = aligned(built_run(tmp_path, traces))
+    own = own_times(shared)
+    assert own is not None
+    assert np.isnan(own[1]).all()
+    assert find_stragglers(shared) == []
+
+
+def test_no_device_no_steps_no_matches(tmp_path: Path) -> None:
+    alone = RankTrace(0)
+    alone.step(0, 0, 100)
+    alone.kernel("gemm", at=5, start=10, end=50)
+    (tmp_path / "one").mkdir()
+    assert found(tmp_path / "one", [alone]) == []
+    traces = job({1: device_slow(6)}, ranks=2)
+    for trace in traces:
+        trace.events = [e for e in trace.events if "ProfilerStep" not in e["name"]]
+    (tmp_path / "two").mkdir()
+    assert found(tmp_path / "two", traces) == []
+
+
+def test_rank_without_steps_or_matches_does_not_end_the_comparison(tmp_path: Path) -> None:
+    traces = job({1: device_slow(5)}, ranks=5)
+    traces[4].events = [e for e in traces[4].events if "ProfilerStep" not in e["name"]]
+    traces[3].events = [e for e in traces[3].events if "nccl" not in e["name"]]
+    shared = aligned(built_run(tmp_path, traces))
+    own = own_times(shared)
+    assert own is not None
+    assert np.isnan(own).all(axis=1).tolist() == [False, False, False, True, True]
+    assert [s.rank for s in find_stragglers(shared)] == [1]
+
+
+def test_common_steps_are_those_of_all_that_have_any(tmp_path: Path) -> None:
+    traces = job({}, ranks=3)
+    for rank, dropped in ((0, "ProfilerStep#0"), (1, "ProfilerStep#5"), (2, "ProfilerStep#")):
+        traces[rank].events = [e for e in traces[rank].events if not e["name"].startswith(dropped)]
+    assert common_steps(built_run(tmp_path, traces).ranks).tolist() == [1, 2, 3, 4]
+    assert common_steps(()).tolist() == []
+
+
+def test_recorded_gloo_rank_that_slept_is_named() -> None:
+    (straggler,) = find_stragglers(aligned(load(GLOO, cache=False)))
+    assert (straggler.rank, straggler.cause, straggler.persistent) == (1, "host", True)
+    assert straggler.late_ns_per_step > 4e6, "it slept 4 ms in every step"
+
+
+def test_point_to_point_waits_blame_nobody(tmp_path: Path) -> None:
+    """In a pipeline the last stage waits by schedule."""
+    traces = [RankTrace(r, world_size=2) for r in range(2)]
+    for trace in traces:
+        for step in range(4):
+            begin = 20 * MS * step
+            trace.step(step, begin, begin + 19 * MS)
+            own = 8 * MS if trace.rank == 0 else 2 * MS
+            trace.kernel("gemm", at=begin + 10, start=begin + 20, end=begin + own)
+            op, peer = ("send", 1) if trace.rank == 0 else ("recv", 0)
+            trace.collective(op, at=begin + 50, start=begin + own, end=begin + 9 * MS, peer=peer, elements=100)
+    shared: Aligned = aligned(built_run(tmp_path, traces))
+    assert find_stragglers(shared) == []

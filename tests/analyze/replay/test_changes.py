@@ -1,0 +1,207 @@
+"""Every what-if, made on the replay of a simulated job, gives the step of the job simulated with that change (D3)."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+
+from stepscope.analyze.replay.changes import (
+    Change,
+    as_graph,
+    evenly_spread,
+    faster_network,
+    faster_work,
+    fused_work,
+    with_transfer_times,
+    without_allocator,
+    without_data_wait,
+    without_stalls,
+    without_syncs,
+    without_work,
+)
+from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages, without_collectives
+from stepscope.analyze.replay.predicted_step import predict
+from stepscope.analyze.replay.program import EMPTY_PROGRAM
+from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
+from stepscope.analyze.replay.straggler_off import straggler_off
+from stepscope.trace.classify import EventKind
+
+KERNELS = [kernel(300) for _ in range(5)]
+TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]
+DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100)]
+
+
+def replayed(folder: Path, programs: Sequence[Sequence[Op]], **options: float) -> Replay:
+    replay = replay_of(simulate(*programs, **options).aligned(folder))  # type: ignore[arg-type]
+    assert replay is not None
+    return replay
+
+
+def named(replay: Replay, name: str) -> list[np.ndarray]:
+    """Return the device work of a name, per rank."""
+    return [np.array([r.trace.text(int(n)) == name for n in r.work.name]) for r in replay.shared.run.ranks]
+
+
+def ddp(*, compute: float = 1, host: float = 1, transfer: float = 1) -> list[Op]:
+    """Return a synchronised data-parallel step, its parts longer or shorter by a factor."""
+    return [
+        *(
+            replace(
+                op,
+                host_us=op.host_us * host,
+                device_us=op.device_us * (transfer if op.what == "collective" else compute),
+            )
+            for op in DDP
+        ),
+        SYNC,
+    ]
+
+
+Programs = list[Sequence[Op]]
+CASES: dict[str, tuple[Programs, Programs, Change]] = {
+    "data": ([[Op("data", 3000), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_data_wait),
+    "data that was hidden": ([[Op("data", 500), *KERNELS]], [KERNELS], without_data_wait),
+    "stall": ([[*KERNELS, Op("stall", 4000), SYNC]], [[*KERNELS, SYNC]], without_stalls),
+    "allocator": ([[Op("alloc", 2500), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_allocator),
+    "sync in between": ([[*KERNELS, SYNC, *TINY]], [[*KERNELS, *TINY]], without_syncs),
+    "sync at the end": ([[*TINY, *KERNELS, SYNC]], [[*TINY, *KERNELS]], without_syncs),
+    "work gone": ([[*KERNELS, *TINY, SYNC]], [[*KERNELS, SYNC]], lambda r: without_work(r, named(r, "tiny"))),
+    "work twice as fast": (
+        [[*KERNELS, SYNC]],
+        [[*[kernel(150)] * 5, SYNC]],
+        lambda r: faster_work(r, named(r, "gemm"), 0.5),
+    ),
+    "work fused": (
+        [[*KERNELS, *TINY]],
+        [[*KERNELS, kernel(40, host_us=100)]],
+        lambda r: fused_work(r, named(r, "tiny"), launches=1, device_share=0.25),
+    ),
+    "network twice as fast": ([ddp()] * 2, [ddp(transfer=0.5)] * 2, lambda r: faster_network(r, 2)),
+    "slow device": ([ddp(), ddp(), ddp(compute=4)], [ddp()] * 3, lambda r: straggler_off(r, [2])),
+    "slow host": ([ddp(), ddp(), ddp(host=30)], [ddp()] * 3, lambda r: straggler_off(r, [2])),
+    "slow data": ([ddp(), ddp(), [Op("data", 3000), *ddp()]], [ddp()] * 3, lambda r: straggler_off(r, [2])),
+    "uneven work": ([ddp(compute=1.5), ddp(compute=0.5)], [ddp()] * 2, evenly_spread),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prediction_equals_the_job_with_the_change(tmp_path: Path, name: str) -> None:
+    before, after, change = CASES[name]
+    replay = replayed(tmp_path, before)
+    truth_us = simulate(*after).period_us
+    assert change(replay).period_ns / 1000 == pytest.approx(truth_us, rel=0.02)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_short_window_predicts_the_same(tmp_path: Path, name: str) -> None:
+    before, after, change = CASES[name]
+    replay = replayed(tmp_path, before, steps=3)
+    assert change(replay).period_ns / 1000 == pytest.approx(simulate(*after).period_us, rel=0.02)
+
+
+def test_graph_launch_leaves_the_device_alone(tmp_path: Path) -> None:
+    """Host-bound: afterwards the step takes what the device does, back to back."""
+    replay = replayed(tmp_path, [TINY])
+    assert replay.period_ns / 1000 == pytest.approx(8 * 102, rel=0.01)
+    assert as_graph(replay).period_ns / 1000 == pytest.approx(8 * 20, rel=0.05)
+
+
+def test_changes_compose(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, Op("alloc", 2000), SYNC]])
+    both = without_allocator(without_data_wait(replay))
+    assert both.period_ns / 1000 == pytest.approx(simulate([*KERNELS, SYNC]).period_us, rel=0.02)
+    assert without_data_wait(without_allocator(replay)).period_ns == both.period_ns
+
+
+def test_transfer_times_can_be_given(tmp_path: Path) -> None:
+    program = [kernel(300), collective(500), WAIT, kernel(100), SYNC]
+    replay = replayed(tmp_path, [program] * 2)
+    times = [np.full(len(r.collectives), 50_000) for r in replay.shared.run.ranks]
+    truth = simulate(*[[kernel(300), collective(50), WAIT, kernel(100), SYNC]] * 2).period_us
+    assert with_transfer_times(replay, times).period_ns / 1000 == pytest.approx(truth, rel=0.01)
+
+
+def test_half_the_bytes_keep_the_latency(tmp_path: Path) -> None:
+    """Transfers of 100 us + 1 us per 10,000 elements: half the elements save only their own part."""
+    calls = [collective(100 + n / 10_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
+    halved = [collective(100 + n / 20_000, elements=n) for n in (1_000_000, 4_000_000, 8_000_000)]
+    replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
+    truth = simulate(*[[kernel(100), *halved, WAIT, kernel(50), SYNC]] * 2).period_us
+    assert fewer_bytes(replay, 0.5).period_ns / 1000 == pytest.approx(truth, rel=0.02)
+
+
+def test_collectives_can_be_left_out(tmp_path: Path) -> None:
+    """Every second all-reduce is redundant."""
+    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
+    drop = [np.arange(len(r.collectives)) % 2 == 1 for r in replay.shared.run.ranks]
+    truth = simulate(*[[kernel(300), collective(500), kernel(300), kernel(300), WAIT, kernel(100), SYNC]] * 2).period_us
+    assert without_collectives(replay, drop).period_ns / 1000 == pytest.approx(truth, rel=0.03)
+
+
+LATE_IN_ONE_PLACE: dict[str, Sequence[Op]] = {
+    "one kernel is long": [kernel(2300), *ddp()[1:]],
+    "a kernel that no peer has": [kernel(2000, name="burner"), *ddp()],
+    "one call is slow": [kernel(300, host_us=4000), *ddp()[1:]],
+}
+
+
+@pytest.mark.parametrize("name", LATE_IN_ONE_PLACE)
+def test_lateness_goes_from_where_it_was(tmp_path: Path, name: str) -> None:
+    late = LATE_IN_ONE_PLACE[name]
+    replay = replayed(tmp_path, [ddp(), ddp(), late])
+    found_us = straggler_off(replay, [2]).period_ns / 1000
+    assert found_us == pytest.approx(simulate(ddp(), ddp(), ddp()).period_us, rel=0.02)
+
+
+def test_straggler_with_a_program_of_its_own_is_shortened_evenly(tmp_path: Path) -> None:
+    """A stage that does other things than its peers: as long as they are, no more is known."""
+    other = [replace(op, name=f"stage{i}", device_us=op.device_us * (4 if op.what == "kernel" else 1))
+             for i, op in enumerate(ddp())]  # fmt: skip
+    replay = replayed(tmp_path, [ddp(), ddp(), other])
+    assert straggler_off(replay, [2]).period_ns / 1000 == pytest.approx(simulate(*[ddp()] * 3).period_us, rel=0.02)
+
+
+def test_head_start_of_the_hosts_does_not_pass_for_a_faster_job(tmp_path: Path) -> None:
+    """Peers of a straggler run ahead; once it is as fast as they are, their hosts decide the step again."""
+    busy = [kernel(100, host_us=150), collective(100, host_us=150), kernel(100, host_us=150), WAIT, kernel(100)]
+    late = [kernel(5000, name="burner"), *busy]
+    replay = replayed(tmp_path, [busy, busy, late])
+    assert straggler_off(replay, [2]).period_ns / 1000 == pytest.approx(simulate(*[busy] * 3).period_us, rel=0.02)
+
+
+def test_small_messages_are_merged_once(tmp_path: Path) -> None:
+    calls = [collective(100 + n / 10_000, elements=n) for n in (50_000, 100_000, 200_000, 400_000)]
+    replay = replayed(tmp_path, [[kernel(100), *calls, WAIT, kernel(50), SYNC]] * 2)
+    merged = larger_messages(replay)
+    assert merged.period_ns < replay.period_ns
+    assert larger_messages(merged) is merged
+
+
+def test_unknown_straggler_changes_nothing(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
+    assert straggler_off(replay, [7]) is replay
+    assert straggler_off(replay, [0, 1]) is replay
+
+
+def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, SYNC]])
+    found = predict(replay, [("data=instant", without_data_wait)])
+    assert found.baseline_ns == replay.period_ns
+    assert found.low_ns < found.step_ns < found.high_ns <= found.baseline_ns
+    assert found.changes == ("data=instant",)
+    assert found.rank_step_ns == {0: pytest.approx(found.step_ns, rel=0.01)}
+
+
+def test_work_of_a_kind_is_all_that_is_scaled(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
+    kinds = [r.work.kind == EventKind.COMM_KERNEL for r in replay.shared.run.ranks]
+    assert faster_work(replay, kinds, 0.5).period_ns == faster_network(replay, 2).period_ns
+
+
+def test_rank_without_the_steps_has_no_prediction(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
+    one = replace(replay, programs=(replay.programs[0], EMPTY_PROGRAM), meetings=())
+    assert list(predict(rebuilt(one, one.programs, ()), []).rank_step_ns) == [0]

@@ -1,0 +1,151 @@
+"""The replay of a recorded job takes as long as the job did, and knows what the profiler added (D3, A11)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+
+from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
+from stepscope.run.aligned import aligned
+from stepscope.run.load import load
+
+GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
+
+DDP = [kernel(300), collective(500), kernel(300), collective(500), kernel(300), WAIT, kernel(100)]
+PROGRAMS: dict[str, list[Sequence[Op]]] = {
+    "host-bound": [[kernel(10, host_us=100) for _ in range(20)]],
+    "device-bound": [[kernel(500) for _ in range(20)]],
+    "synchronised at the end": [[*[kernel(300) for _ in range(6)], SYNC]],
+    "synchronised in between": [[*[kernel(300) for _ in range(5)], SYNC, *[kernel(50, host_us=100) for _ in range(5)]]],
+    "loading data": [[Op("data", 3000), *[kernel(300) for _ in range(5)], SYNC]],
+    "stalled": [[Op("stall", 3000), *[kernel(300) for _ in range(5)], SYNC]],
+    "allocating": [[Op("alloc", 3000), *[kernel(300) for _ in range(5)], SYNC]],
+    "another stream": [DDP, DDP],
+    "late device": [[*DDP, SYNC], [kernel(2300), *DDP[1:], SYNC]],
+    "late host": [[*DDP, SYNC], [kernel(300, host_us=2000), *DDP[1:], SYNC], [*DDP, SYNC]],
+    "late in turn": [
+        [kernel(900), collective(200), kernel(100), SYNC],
+        [kernel(100), collective(200), kernel(900), SYNC],
+    ],
+}  # fmt: skip
+
+
+def replayed(folder: Path, programs: Sequence[Sequence[Op]], **options: float) -> tuple[float, Replay]:
+    """Return the true period in us, and the replay."""
+    job = simulate(*programs, **options)  # type: ignore[arg-type]
+    replay = replay_of(job.aligned(folder))
+    assert replay is not None
+    return job.period_us, replay
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_replay_takes_as_long_as_the_job(tmp_path: Path, name: str) -> None:
+    truth, replay = replayed(tmp_path, PROGRAMS[name])
+    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
+    assert replay.profiled_ns == replay.period_ns
+    assert (replay.host_factor, replay.factor_identified) == (1.0, False)
+
+
+@pytest.mark.parametrize("name", ["late host", "another stream"])
+def test_clocks_apart_change_nothing(tmp_path: Path, name: str) -> None:
+    truth, replay = replayed(tmp_path, PROGRAMS[name], offset_us=(0, 5e6, -20_000))  # type: ignore[arg-type]
+    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_short_window_is_repeated_until_it_is_steady(tmp_path: Path, name: str) -> None:
+    """Two recorded steps, laid end to end: how the window happened to begin wears off."""
+    truth = simulate(*PROGRAMS[name], steps=12).period_us
+    _, replay = replayed(tmp_path, PROGRAMS[name], steps=3)
+    assert replay.graph.num_steps >= 8
+    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "name", ["host-bound", "device-bound", "synchronised in between", "another stream", "late host"]
+)
+@pytest.mark.parametrize("left_out", ["first", "last"])
+def test_step_left_out_is_predicted_from_the_others(tmp_path: Path, name: str, left_out: str) -> None:
+    """Durations vary by 1 %; the period of a step is known from the other steps within 3 %."""
+    job = simulate(*PROGRAMS[name], steps=9, jitter=0.01, seed=5)
+    ends = job.step_ends_us[0]
+    step = 1 if left_out == "first" else 8
+    truth = ends[step] - ends[step - 1]
+    gone = {f"ProfilerStep#{k}" for k in ((0, 1) if left_out == "first" else (8,))}
+    for trace in job.traces:
+        trace.events = [e for e in trace.events if e["name"] not in gone]
+    replay = replay_of(job.aligned(tmp_path))
+    assert replay is not None
+    assert len(replay.steps) == 9 - len(gone)
+    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.03)
+
+
+def test_profiler_is_taken_out_of_a_host_bound_step(tmp_path: Path) -> None:
+    """The step took 70 % without the profiler: the host's own time shrinks until the replay does too."""
+    shared = simulate(PROGRAMS["host-bound"][0]).aligned(tmp_path)
+    recorded = replay_of(shared)
+    assert recorded is not None
+    replay = replay_of(shared, unprofiled_ns=0.7 * recorded.period_ns)
+    assert replay is not None
+    assert replay.factor_identified
+    assert replay.host_factor == pytest.approx(0.7, abs=0.01)
+    assert replay.period_ns == pytest.approx(0.7 * recorded.period_ns, rel=0.01)
+    assert replay.profiled_ns == recorded.period_ns
+
+
+def test_device_bound_step_cannot_tell_what_the_profiler_added(tmp_path: Path) -> None:
+    shared = simulate(PROGRAMS["device-bound"][0]).aligned(tmp_path)
+    recorded = replay_of(shared)
+    assert recorded is not None
+    replay = replay_of(shared, unprofiled_ns=recorded.period_ns)
+    assert replay is not None
+    assert not replay.factor_identified
+    assert replay.host_factor < 1, "a cost per recorded event stands in for it"
+    assert replay.period_ns == pytest.approx(recorded.period_ns, rel=0.001)
+
+
+def test_unprofiled_step_that_no_factor_gives_keeps_the_prior(tmp_path: Path) -> None:
+    shared = simulate(PROGRAMS["device-bound"][0]).aligned(tmp_path)
+    recorded = replay_of(shared)
+    assert recorded is not None
+    replay = replay_of(shared, unprofiled_ns=0.5 * recorded.period_ns)
+    assert replay is not None
+    assert not replay.factor_identified
+
+
+def test_rebuilt_without_a_change_is_the_same(tmp_path: Path) -> None:
+    _, replay = replayed(tmp_path, PROGRAMS["late in turn"])
+    assert rebuilt(replay, replay.programs).period_ns == replay.period_ns
+
+
+def test_run_without_steps_or_launches_has_no_replay(tmp_path: Path) -> None:
+    bare = RankTrace(0)
+    bare.step(0, 0, 1000)
+    (tmp_path / "a").mkdir()
+    assert replay_of(aligned(built_run(tmp_path / "a", [bare]))) is None
+    unmarked = RankTrace(0)
+    unmarked.kernel("gemm", at=1, start=5, end=9)
+    (tmp_path / "b").mkdir()
+    assert replay_of(aligned(built_run(tmp_path / "b", [unmarked]))) is None
+
+
+def test_rank_that_recorded_no_step_takes_no_part(tmp_path: Path) -> None:
+    job = simulate(*PROGRAMS["late host"])
+    truth = job.period_us
+    job.traces[2].events = [e for e in job.traces[2].events if "ProfilerStep" not in e["name"]]
+    replay = replay_of(job.aligned(tmp_path))
+    assert replay is not None
+    assert [len(p) > 0 for p in replay.programs] == [True, True, False]
+    assert replay.period_ns / 1000 == pytest.approx(truth, rel=0.003)
+
+
+def test_recorded_gloo_run_is_replayed() -> None:
+    """Operators and gloo's threads: the replay comes near the recorded spans of the host's steps."""
+    shared = aligned(load(GLOO, cache=False))
+    replay = replay_of(shared)
+    assert replay is not None
+    recorded = [(r.steps.end_ns[-1] - r.steps.start_ns[0]) / len(r.steps) for r in shared.run.ranks]
+    assert replay.period_ns == pytest.approx(sum(recorded) / 2, rel=0.15)
+    assert len(replay.meetings) == 12

@@ -1,0 +1,120 @@
+"""Warm-up, drift, spikes and throughput of series whose truth is known."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analyze.step.steadiness import Series, steadiness, steadiness_of
+from stepscope.run.load import Run
+from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.units import NS_PER_MS
+
+
+def series(ms: Any) -> Series:
+    ns = np.round(np.asarray(ms, float) * NS_PER_MS).astype(np.int64)
+    return Series("step logs", np.arange(len(ns)), ns, ())
+
+
+def noise(n: int, sigma: float = 0.5) -> Any:
+    return np.random.default_rng(3).normal(0, sigma, n)
+
+
+def log(rank: int, ms: Any, *, profiled: range = range(0)) -> StepLog:
+    lines = []
+    at = 0
+    for n, dur_ms in enumerate(np.asarray(ms, float)):
+        dur = round(dur_ms * NS_PER_MS)
+        lines.append(
+            {"step": n, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": n in profiled, "phase": "before"}
+        )
+        at += dur
+    return step_log_of(lines, rank=rank)
+
+
+def test_warm_up_is_found_and_left_out() -> None:
+    ms = 100 + noise(200)
+    ms[:4] += [3000, 200, 80, 60]
+    found = steadiness_of(series(ms))
+    assert found.warm_up_steps == 4
+    assert found.warm_up_ms == pytest.approx(3340, rel=0.01)
+    assert found.mean_ms == pytest.approx(100, rel=0.01)
+    assert found.spread_pct == pytest.approx(0.5, rel=0.3)
+    assert found.num_spikes == 0
+    assert found.drift is not None and not found.drift.significant
+
+
+def test_drift_is_significant_and_sized() -> None:
+    ms = 100 + noise(500) + np.linspace(0, 10, 500)
+    found = steadiness_of(series(ms)).drift
+    assert found is not None and found.significant
+    assert found.low_pct <= found.change_pct <= found.high_pct
+    assert found.change_pct == pytest.approx(100 * 10 / 105, rel=0.1)
+
+
+def test_regular_spikes_are_found_with_their_interval_and_cost() -> None:
+    ms = 100 + noise(400)
+    ms[49::50] += 80
+    found = steadiness_of(series(ms))
+    assert found.num_spikes == 8
+    assert found.spike_every == 50
+    assert found.spikes[0].step == 49
+    assert found.spikes[0].extra_ms == pytest.approx(80, rel=0.05)
+    assert found.spikes_ms_per_step == pytest.approx(80 / 50, rel=0.05)
+    assert found.drift is not None and not found.drift.significant
+
+
+def test_a_drift_makes_no_spikes() -> None:
+    assert steadiness_of(series(np.linspace(100, 300, 400) + noise(400))).num_spikes == 0
+
+
+def test_throughput_counts_spikes_and_the_whole_job() -> None:
+    found = steadiness_of(series([100] * 9 + [200]), samples_per_step=8, tokens_per_step=4096)
+    assert found.samples_per_s == pytest.approx(8 / 0.110)
+    assert found.tokens_per_s == pytest.approx(4096 / 0.110)
+
+
+def two_rank_run(tmp_path: Path) -> Run:
+    ranks = []
+    for rank in (0, 1):
+        r = RankTrace(rank, world_size=2, clock_offset_us=rank * 1e6)
+        for n in range(3):
+            r.step(n, n * 1000, n * 1000 + 990)
+        ranks.append(r)
+    return built_run(tmp_path, ranks)
+
+
+def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tmp_path: Path) -> None:
+    run = two_rank_run(tmp_path)
+    ms = np.full(30, 100.0)
+    ms[10:15] = 250
+    found = steadiness(run, logs=[log(0, ms, profiled=range(10, 15)), log(1, ms + 2, profiled=range(10, 15))])
+    assert found is not None
+    assert found.source == "step logs"
+    assert found.num_steps == 24  # the window and the step after it are left out
+    assert found.median_ms == pytest.approx(101)
+    assert found.over_ranks_ms is not None
+    assert (found.over_ranks_ms.min, found.over_ranks_ms.max) == (100, 102)
+
+
+def test_device_that_falls_behind_its_host_gives_the_step(tmp_path: Path) -> None:
+    """The host asks for a step every millisecond, the device takes three for each."""
+    r = RankTrace(0)
+    for n in range(5):
+        r.step(n, 1000 * n, 1000 * n + 1000)
+        r.kernel("gemm", at=1000 * n + 10, start=3000 * n + 20, end=3000 * n + 3020)
+    found = steadiness(built_run(tmp_path, [r]))
+    assert found is not None
+    assert found.median_ms == pytest.approx(3.0)
+
+
+def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
+    found = steadiness(two_rank_run(tmp_path))
+    assert found is not None
+    assert found.source == "recorded steps"
+    assert found.num_steps == 3
+    assert found.median_ms == pytest.approx(1.0)
+    assert found.drift is None
+    assert found.samples_per_s is None

@@ -1,0 +1,168 @@
+"""Settings from files and the command line: what is given holds, what is wrong is named with its place."""
+
+import subprocess
+import sys
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from stepscope.bench.config.parser import ConfiguredParser
+from stepscope.bench.config.sections import BenchConfig, WorkloadConfig
+from stepscope.bench.config.settings import config_from, flags_from, settings_table, workload_spec
+from stepscope.cli.main import main
+from stepscope.errors import InputError, UsageError
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "configs"
+
+TOML = """
+[workload]
+d_model = 64
+
+[train]
+lr = 0.01
+"""
+
+
+def written(folder: Path, text: str, name: str = "job.toml") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str = "", *overrides: str, name: str = "job.toml") -> str:
+    with pytest.raises((UsageError, InputError)) as caught:
+        config_from(written(folder, text, name), overrides)
+    return str(caught.value)
+
+
+def test_without_a_file_all_settings_have_their_defaults() -> None:
+    assert config_from() == BenchConfig()
+
+
+def test_command_line_changes_the_file_and_the_file_the_defaults(tmp_path: Path) -> None:
+    config = config_from(written(tmp_path, TOML), ["train.lr=0.1", "workload.options.kv_heads=2"])
+    assert (config.workload.d_model, config.train.lr, config.train.steps) == (64, 0.1, 100)
+    assert config.workload.options == {"kv_heads": 2}
+
+
+def test_plain_flags_get_only_what_was_given(tmp_path: Path) -> None:
+    assert flags_from(written(tmp_path, TOML), ["bench.runs=7"]) == {"d_model": 64, "runs": 7}
+
+
+@pytest.mark.parametrize("example", sorted(p.name for p in EXAMPLES.glob("*.toml")))
+def test_examples_in_toml_are_complete(example: str) -> None:
+    assert config_from(EXAMPLES / example).workload.name in ("gpt", "deepseek")
+
+
+def test_example_in_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    assert config_from(EXAMPLES / "fsdp_bf16.yaml").train.lr == 3e-4  # text to YAML, a number to us
+    yaml = "workload:\n  d_model: 64\ntrain: {lr: 0.01}\n"
+    assert config_from(written(tmp_path, yaml, "job.yaml")) == config_from(written(tmp_path, TOML))
+
+
+def test_wrong_value_is_named_with_file_and_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[train]\nsteps = 3\nlr = -1\n")
+    assert said.endswith("job.toml, line 3: train.lr: expected a number above 0, found -1")
+
+
+def test_wrong_value_in_yaml_is_named_with_its_line(tmp_path: Path) -> None:
+    pytest.importorskip("yaml")
+    said = refusal(tmp_path, "train:\n  steps: many\n", name="job.yaml")
+    assert said.endswith("job.yaml, line 2: train.steps: expected a whole number of at least 1, found 'many'")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[train]\nlearning_rte = 1\nstrateggy = 'ddp'", "train.learning_rte: no such setting"),
+        ("[train]\nstrateggy = 'ddp'", "line 2: train.strateggy: no such setting, did you mean strategy?"),
+        ("[train]\nweight_decay = 0.1", "train.weight_decay: no such setting, did you mean optimizer.weight_decay?"),
+        ("[shceduler]\ndecay = 'linear'", "line 1: shceduler: no such setting, did you mean scheduler?"),
+        ("train = 3", "train: expected settings by name, found 3"),
+        ("[train]\nprecision = 'fp61'", "train.precision: expected one of fp32, tf32, fp16, bf16, found 'fp61'"),
+        ("[train]\nsteps = true", "train.steps: expected a whole number of at least 1, found True"),
+        ("[train]\nlr = nan", "train.lr: expected a number above 0, found nan"),
+        ("[optimizer]\nbetas = [0.9]", "optimizer.betas: expected a list of 2 numbers of at least 0, found [0.9]"),
+        ("[profile]\nranks = [-1]", "profile.ranks: expected a list of numbers of at least 0, or none"),
+        ("[scheduler]\ndecay = 'linear'\nwarmup_steps = 100", "warmup_steps: expected fewer than the 100 total steps"),
+        ("[train]\nprecision = 'fp16'\nstrategy = 'fsdp2_zero3'", "whose shards share no loss scale, found 'fp16'"),
+        ("[train\nlr = 1", "expected TOML, found an error"),
+    ],
+)
+def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.lr=fast", "--set: train.lr: expected a number above 0, found 'fast'"),
+        ("lr=1", "--set lr=1: expected section.name=value"),
+        ("train.lr", "--set train.lr: expected section.name=value"),
+        ("tarin.lr=1", "did you mean train?"),
+        ("train.clip_norm.x=1", "expected clip_norm to hold settings"),
+    ],
+)
+def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refusal(tmp_path, "[train]\nclip_norm = 1.0", override)
+
+
+def test_missing_file_and_strange_suffix_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        config_from(tmp_path / "none.toml")
+    assert "expected a configuration named *.toml" in refusal(tmp_path, name="job.ini")
+
+
+def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert "pip install pyyaml, or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
+
+
+def test_workload_has_the_fields_of_its_spec() -> None:
+    spec = workload_spec(config_from(None, ["workload.d_model=32", "train.precision=bf16"]))
+    assert (spec.d_model, spec.precision) == (32, "bf16")
+    assert {f.name for f in fields(spec)} == {f.name for f in fields(WorkloadConfig)} | {"precision"}
+
+
+def test_configurations_are_read_without_torch() -> None:
+    code = "import sys, stepscope.bench.config.settings as c; c.config_from(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_manual_lists_every_setting() -> None:
+    manual = (Path(__file__).parents[3] / "docs" / "configs.md").read_text()
+    missing = [row[0] for row in settings_table() if "| " + " | ".join((f"`{row[0]}`", *row[1:])) + " |" not in manual]
+    assert missing == []
+
+
+def parsed(*arguments: str) -> Namespace:
+    parser = ConfiguredParser()
+    parser.add_argument("--d-model", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    return parser.parse_args(arguments)
+
+
+def test_parser_takes_its_defaults_from_the_file_and_flags_win_wherever_they_stand(tmp_path: Path) -> None:
+    file = str(written(tmp_path, TOML))
+    assert (parsed("--config", file).d_model, parsed("--config", file).runs) == (64, 3)
+    assert parsed("--d-model", "256", "--config", file).d_model == 256
+    assert parsed("--config", file, "--d-model", "256").d_model == 256
+    assert parsed("--set", "bench.runs=9", "--set", "workload.options.kv_heads=2").workload_options == {"kv_heads": 2}
+    assert not hasattr(parsed(), "workload_options")
+
+
+def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, "[workload]\nd_modell = 64\n")
+    assert main(["bench", "ddp", "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "line 2: workload.d_modell: no such setting, did you mean d_model?" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("deep", ["a: " + "[" * 20_000, "- " * 20_000 + "a", "? " * 5_000])
+def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
+    pytest.importorskip("yaml")
+    assert "expected at most 50 levels" in refusal(tmp_path, deep, name="deep.yaml")

@@ -1,0 +1,140 @@
+"""Two constructed runs whose difference is known: one rank's host is late, or it is not."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.step_logs import write_step_logs
+from tests.diagnose.late import OWN_US, late_run
+
+from stepscope.analyze.account import account_of
+from stepscope.compare.rows import changed_rows, rows_of
+from stepscope.compare.runs import Comparison, compare
+from stepscope.compare.samples import PerStep, RunSamples, run_samples
+from stepscope.run.load import load
+
+LATE_US = 2000.0
+RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> RunSamples:
+    return run_samples(account_of(late_run(tmp_path_factory.mktemp("late"), late_us=LATE_US, ranks=RANKS)))
+
+
+@pytest.fixture(scope="module")
+def prompt(tmp_path_factory: pytest.TempPathFactory) -> RunSamples:
+    return run_samples(account_of(late_run(tmp_path_factory.mktemp("prompt"), late_us=0, ranks=RANKS)))
+
+
+@pytest.fixture(scope="module")
+def found(prompt: RunSamples, late: RunSamples) -> Comparison:
+    return compare([prompt], [late])
+
+
+def change_ms(found: Comparison, part: str) -> float:
+    return next((row.difference.change for row in found.budget if row.name == part), 0.0)
+
+
+def test_step_of_a_late_rank_is_longer_by_what_it_is_late(found: Comparison) -> None:
+    assert found.basis == "profiled"
+    assert found.step.a == pytest.approx(OWN_US / 1000, abs=0.01)
+    assert found.step.change == pytest.approx(LATE_US / 1000, abs=0.01)
+    assert found.step.significant
+
+
+def test_budget_says_where_the_difference_went_and_sums_to_it(found: Comparison) -> None:
+    assert change_ms(found, "wait") == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
+    assert sum(row.difference.change for row in found.budget) == pytest.approx(found.step.change, rel=1e-3)
+    assert next(row for row in found.budget if row.name == "wait").what == "appeared"
+    assert all(row.what == "no difference found" for row in found.budget if row.name in ("forward", "backward"))
+
+
+def test_a_run_does_not_differ_from_itself(prompt: RunSamples) -> None:
+    same = compare([prompt], [prompt])
+    assert same.step.change == 0 and same.step.p_value == 1
+    assert same.kernels == () and same.operators == ()
+    assert not any(row.significant for row in same.budget)
+    assert not any(d.significant for d in same.sampled.values())
+
+
+def test_only_the_waiting_kernel_differs_and_what_the_late_host_ran_is_new(found: Comparison) -> None:
+    assert [row.name.split("_")[0] for row in found.kernels] == ["ncclDevKernel"]
+    assert found.kernels[0].what == "slower"
+    assert found.kernels[0].difference.change == pytest.approx(3 / 4 * LATE_US / 1000, rel=0.05)
+
+
+def test_one_step_of_the_job_is_one_sample(late: RunSamples) -> None:
+    assert late.recorded is not None and len(late.recorded.ms) == 5  # nobody knows when the first one began
+    assert late.kernels.ms.shape[0] == 6
+    gemm = late.kernels.names.index("gemm")
+    np.testing.assert_allclose(late.kernels.count[:, gemm], 2)
+    np.testing.assert_allclose(late.kernels.ms[:, gemm], 1.0)
+
+
+def test_unprofiled_steps_go_before_profiled_ones(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    sides = []
+    for name, ms in (("a", 10.0), ("b", 11.0)):
+        late_run(tmp_path / name, late_us=0, ranks=RANKS)
+        times = [200.0, 60.0, *(ms + rng.normal(0, 0.3, 60))]
+        write_step_logs(tmp_path / name, times, ranks=RANKS)
+        sides.append([run_samples(account_of(load(tmp_path / name)))])
+    found = compare(*sides)
+    assert found.basis == "unprofiled" and found.logged
+    assert sides[0][0].logged is not None and sides[0][0].logged.warm_up_steps == 2
+    assert found.step.change == pytest.approx(1.0, abs=0.2)
+    assert found.sampled["steadiness.mean_ms"].significant
+
+
+def test_one_unprofiled_number_per_run_has_the_doubt_of_the_profiled_steps(tmp_path: Path) -> None:
+    sides = []
+    for name, ms in (("a", 1.2), ("b", 1.4)):
+        run = late_run(tmp_path / name, late_us=0, ranks=RANKS, description={"unprofiled_step_ms": ms})
+        sides.append([run_samples(account_of(run))])
+    found = compare(*sides)
+    assert found.basis == "unprofiled" and not found.logged
+    assert (found.step.a, found.step.b) == (1.2, 1.4)
+    assert any("one number per run" in note for note in found.notes)
+    assert sum(row.difference.change for row in found.budget) == pytest.approx(0.2, rel=1e-6)
+
+
+def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Path, prompt: RunSamples) -> None:
+    run = late_run(tmp_path / "known", late_us=0, ranks=RANKS, description={"unprofiled_step_ms": 1.2})
+    found = compare([run_samples(account_of(run))], [prompt])
+    assert found.basis == "profiled"
+    assert found.step.change == pytest.approx(0, abs=1e-6)
+    assert sum(row.difference.change for row in found.budget) == pytest.approx(0, abs=1e-6)
+    assert any("the step without the profiler is not known of" in note for note in found.notes)
+
+
+def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStep:
+    names = tuple(means)
+    ms = np.array([means[n] for n in names]) * (1 + 0.05 * rng.standard_normal((steps, len(names))))
+    return PerStep(names, ms, np.ones_like(ms))
+
+
+def test_rows_that_appear_vanish_and_slow_down_are_told_from_chance() -> None:
+    rng = np.random.default_rng(2)
+    equal = {f"kernel{i}": 1.0 for i in range(60)}
+    a = table(rng, **equal, slow=1.0, old=0.5)
+    b = table(rng, **equal, slow=1.2, new=0.7)
+    rows = {row.name: row for row in rows_of([a], [b])}
+    assert (rows["slow"].what, rows["new"].what, rows["old"].what) == ("slower", "appeared", "vanished")
+    assert sum(rows[name].significant for name in equal) == 0
+    assert changed_rows([a], [b])[0].name == "new"
+
+
+def test_rows_of_runs_that_differ_need_more_than_their_steps_say() -> None:
+    rng = np.random.default_rng(4)
+    a = [table(rng, k=1.0), table(rng, k=1.3)]
+    b = [table(rng, k=1.2), table(rng, k=1.5)]
+    assert rows_of(a[:1], b[:1])[0].significant
+    assert not rows_of(a, b)[0].significant
+
+
+def test_nothing_in_common_is_no_error() -> None:
+    empty = PerStep((), np.empty((0, 0)), np.empty((0, 0)))
+    assert rows_of([empty], [empty]) == []
+    few = table(np.random.default_rng(0), steps=2, k=1.0)
+    assert rows_of([few], [few])[0].p_among_all is None

@@ -1,0 +1,166 @@
+from pathlib import Path
+
+import pytest
+
+from stepscope.cost.chips.hardware import chip, look_up, mfu_peak
+from stepscope.cost.chips.table import PRECISIONS, built_in_chips, load_chips
+from stepscope.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_bytes", "name", "tflops"),
+    [
+        ("NVIDIA H200", 150109880320, "H200 SXM", 989.4),
+        ("NVIDIA H100 80GB HBM3", 85018279936, "H100 SXM", 989.4),
+        ("NVIDIA H100 PCIe", 84942979072, "H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 99875291136, "H100 NVL", 835.5),
+        ("NVIDIA A100-PG509-200", 42297524224, "A100 SXM 40GB", 312),
+        ("NVIDIA A100-PG509-200", 85097971712, "A100 SXM 80GB", 312),
+        ("NVIDIA A100 80GB PCIe", None, "A100 PCIe 80GB", 312),
+        ("Tesla V100-SXM2-32GB", 34079899648, "V100 SXM2 32GB", 125),
+        ("NVIDIA B200", 191503138816, "B200", 2250),
+        ("NVIDIA GB200", None, "GB200", 2500),
+        ("NVIDIA B300 SXM6 AC", None, "B300", 2250),
+        ("NVIDIA L4", 23580639232, "L4", 121),
+        ("NVIDIA L40S", None, "L40S", 362.05),
+        ("NVIDIA GeForce RTX 4090", 25393692672, "RTX 4090", 165.2),
+        ("AMD Instinct MI300X", 206141652992, "MI300X", 1307.4),
+        ("AMD Instinct MI250X", 68702699520, "MI250X (one of two dies)", 191.5),
+        ("AMD Instinct MI355X", None, "MI355X", 2516.6),
+        ("GAUDI3", None, "Gaudi 3", 1835),
+    ],
+)
+def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name, tflops):
+    found = chip(device, memory_bytes=memory_bytes)
+    assert found is not None
+    assert found.name == name
+    assert mfu_peak(found).flops_per_s == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("device", "memory_bytes", "reason"),
+    [
+        ("AMD Radeon Graphics", 68702699520, "several AMD devices"),
+        ("NVIDIA A100-PG509-200", None, "memory size would tell"),
+        ("NVIDIA H200", 40 * 2**30, "none of the known variants"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None, "MIG slice"),
+        ("GRID A100-10C", None, "virtual GPU"),
+        ("NVIDIA A10G", None, "not in the hardware table"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None, "not in the hardware table"),
+        ("NVIDIA GeForce RTX 3090 Ti", None, "not in the hardware table"),
+        ("Quadro RTX 6000", None, "not in the hardware table"),
+        ("cpu", None, "not in the hardware table"),
+    ],
+)
+def test_what_name_and_memory_do_not_settle_stays_unknown(device, memory_bytes, reason):
+    found = look_up(device, memory_bytes=memory_bytes)
+    assert found.chip is None
+    assert reason in found.reason
+
+
+def test_every_row_has_a_source_a_bandwidth_and_rising_peaks():
+    for row in built_in_chips():
+        assert len(row.source) > 10 and any(year in row.source for year in map(str, range(2019, 2027))), row.name
+        assert row.memory_gb_per_s and row.link and row.link_gb_per_s, row.name
+        peaks = [row.tflops[p] for p in ("fp32", "tf32", "fp16", "fp8") if p in row.tflops]
+        assert peaks == sorted(peaks), f"{row.name}: a narrower type is never slower"
+        assert set(row.tflops) <= set(PRECISIONS)
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "V100",
+        "A100",
+        "H100",
+        "H200",
+        "B200",
+        "GB200",
+        "L4",
+        "L40S",
+        "RTX 4090",
+        "MI250X",
+        "MI300X",
+        "MI325X",
+        "MI355X",
+        "Gaudi 2",
+        "Gaudi 3",
+    ],
+)
+def test_table_holds_the_chips_people_train_on(wanted):
+    assert any(row.name == wanted or row.name.startswith(f"{wanted} ") for row in built_in_chips())
+
+
+def test_names_of_rows_are_unique():
+    names = [row.name for row in built_in_chips()]
+    assert len(names) == len(set(names))
+
+
+def test_mfu_peak_is_sixteen_bit_unless_most_work_is_eight_bit():
+    h200 = chip("NVIDIA H200")
+    assert (mfu_peak(h200).precision, mfu_peak(h200).flops_per_s) == ("bf16", 989.4e12)
+    assert mfu_peak(h200, eight_bit_share=0.4).precision == "bf16"
+    assert mfu_peak(h200, eight_bit_share=0.6).precision == "fp8"
+    v100 = chip("Tesla V100-SXM2-16GB")
+    assert mfu_peak(v100, eight_bit_share=0.9).precision == "fp16"
+    assert v100.peak_flops("bf16") is None
+
+
+OWN = """
+[[chip]]
+name = "My Chip"
+match = ["My Device.*", "NVIDIA H200"]
+tflops = { bf16 = 500 }
+source = "measured"
+"""
+
+
+def test_a_users_row_goes_before_ours(tmp_path):
+    path = tmp_path / "chips.toml"
+    path.write_text(OWN)
+    rows = load_chips(path)
+    assert chip("my device 7", extra=rows).name == "My Chip"
+    assert chip("NVIDIA H200", memory_bytes=1, extra=rows).name == "My Chip"
+    assert chip("NVIDIA B200", extra=rows).name == "B200"
+    assert mfu_peak(rows[0]).source == "My Chip: measured"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("bf16 = 500", "bf17 = 500"), "field 'tflops.bf17' is not known; expected one of fp64"),
+        (("bf16 = 500", "bf16 = -1"), "field 'tflops.bf16' should be a number above 0, found -1"),
+        (("bf16 = 500", "bf16 = true"), "field 'tflops.bf16' should be a number above 0, found True"),
+        (("tflops = { bf16 = 500 }", ""), "field 'tflops' should be dense peaks"),
+        (('source = "measured"', ""), "field 'source' should be text, found None"),
+        (('name = "My Chip"', "name = 3"), "field 'name' should be text, found 3"),
+        (('["My Device.*", "NVIDIA H200"]', '"H200"'), "field 'match' should be a list of device names"),
+        (("My Device.*", "(unclosed"), "field 'match' should hold regular expressions"),
+        (('source = "measured"', 'source = "x"\nmemory_gbs = 5'), "field 'memory_gbs' is not known; expected one of"),
+        (('source = "measured"', 'source = "x"\nlink = 5'), "field 'link' should be text, found 5"),
+        (("[[chip]]", "[chips]"), "expected one [[chip]] table per chip, found none"),
+        (("[[chip]]", "[[chip"), "expected TOML, found"),
+    ],
+)
+def test_a_bad_row_is_refused_with_the_field_named(tmp_path, change, message):
+    path = tmp_path / "chips.toml"
+    path.write_text(OWN.replace(*change))
+    with pytest.raises(InputError) as refused:
+        load_chips(path)
+    assert message in str(refused.value)
+    assert "chips.toml" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="expected a readable TOML file"):
+        load_chips(tmp_path / "none.toml")
+
+
+def test_the_docs_page_shows_every_row_as_it_is():
+    page = (Path(__file__).parents[3] / "docs/hardware.md").read_text(encoding="utf-8")
+    for row in built_in_chips():
+        peak = mfu_peak(row).flops_per_s / 1e12
+        bandwidth, link = f"{row.memory_gb_per_s:g}", f"{row.link_gb_per_s:g} ({row.link})"
+        line = next((line for line in page.splitlines() if line.startswith(f"| {row.name} |")), "")
+        assert f"| {peak:g} |" in line and f"| {bandwidth} | {link} |" in line, row.name

@@ -1,0 +1,169 @@
+"""Calibrations: curves with a known truth, measured NCCL times with sizes and world sizes left out."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.cost.collectives.alpha_beta import fit
+from stepscope.cost.collectives.alpha_beta_pieces import fit_pieces
+from stepscope.cost.collectives.calibration import calibrate
+from stepscope.cost.collectives.calibration_file import calibration_json, load_calibration
+from stepscope.cost.collectives.points import Point, points_from_csv, points_from_nccl_tests
+from stepscope.errors import InputError, UsageError
+
+DATA = Path(__file__).parents[2] / "data" / "nccl_collectives"
+MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+SIZES = 1024.0 * 2 ** np.arange(18)
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return points_from_csv(DATA / "collectives_w2.csv")
+
+
+@pytest.fixture(scope="module")
+def four_ranks():
+    return points_from_csv(DATA / "collectives_w4_half.csv")
+
+
+def errors(calibration, points):
+    found = [calibration.predict(p.op, size_bytes=p.size_bytes, world_size=p.world_size) for p in points]
+    error = np.array([abs(f.time_ns / p.time_ns - 1) for f, p in zip(found, points, strict=True)])
+    inside = np.array([f.low_ns <= p.time_ns <= f.high_ns for f, p in zip(found, points, strict=True)])
+    return error, inside, np.array([p.op in MAIN for p in points])
+
+
+def test_change_of_protocol_is_found_where_it_is():
+    times = np.where(SIZES < 300_000, 20_000 + 0.5 * SIZES, 20_000 + 0.5 * 262_144 + 0.1 * (SIZES - 262_144))
+    pieces, left_out = fit_pieces(SIZES, times * np.random.default_rng(0).lognormal(0, 0.02, len(SIZES)))
+    lines = pieces.lines()
+    assert 262_144 in pieces.knot_bytes
+    assert lines[0].alpha_ns == pytest.approx(20_000, rel=0.1) and lines[-1].ns_per_byte == pytest.approx(0.1, rel=0.1)
+    assert np.abs(left_out.log_ratio[1:-1]).mean() < 0.05
+
+
+def test_plain_line_stays_one_piece_and_goes_on_beyond_the_data():
+    pieces, _ = fit_pieces(SIZES, 20_000 + 0.5 * SIZES)
+    assert pieces.time_ns(1e9) == pytest.approx(20_000 + 0.5e9, rel=0.02)
+    assert pieces.time_ns(1) == pytest.approx(20_000, rel=0.02)
+
+
+def test_few_sizes_still_give_a_curve():
+    assert fit_pieces([1e6], [1e6])[0].time_ns(1e6) == pytest.approx(1e6, rel=0.02)
+    assert fit_pieces([1e3, 1e6], [1e4, 1e6])[0].time_ns(1e6) == pytest.approx(1e6, rel=0.05)
+
+
+def test_left_out_sizes_are_predicted_better_than_by_a_line(two_ranks):
+    sizes = sorted({p.size_bytes for p in two_ranks})
+    known = [p for p in two_ranks if p.size_bytes in sizes[::2]]
+    unknown = [p for p in two_ranks if p.size_bytes in sizes[1::2]]
+    error, inside, main = errors(calibrate(known), unknown)
+    lines = {op: fit(*zip(*[(p.size_bytes, p.time_ns) for p in known if p.op == op], strict=True)) for op in MAIN}
+    by_line = [abs(float(lines[p.op].time_ns(p.size_bytes)) / p.time_ns - 1) for p in unknown if p.op in MAIN]
+    assert error[main].mean() < 0.10 < np.mean(by_line)
+    assert inside.mean() >= 0.85
+
+
+def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
+    kept, error, main = [], [], []
+    for size in sorted({p.size_bytes for p in four_ranks})[1:-1:2]:
+        rest = calibrate([p for p in four_ranks if p.size_bytes != size])
+        e, inside, m = errors(rest, [p for p in four_ranks if p.size_bytes == size])
+        kept.append(inside), error.append(e), main.append(m)
+    assert np.concatenate(kept).mean() >= 0.85
+    assert np.concatenate(error)[np.concatenate(main)].mean() < 0.18  # 16 times between neighbours: harder than in use
+
+
+def test_world_size_four_follows_from_two(two_ranks, four_ranks):
+    error, inside, main = errors(calibrate(two_ranks), four_ranks)
+    assert error[main].mean() < 0.15
+    assert inside.mean() >= 0.85
+
+
+def test_world_sizes_follow_the_ring_and_what_it_misses_goes_on():
+    def ring(world, contention):
+        return [
+            Point(
+                "all_gather", world, int(s), (30_000 + (world - 1) * (10_000 + s / world)) * contention ** (world - 2)
+            )
+            for s in SIZES
+        ]
+
+    alone = calibrate(ring(2, 1.0)).predict("all_gather", size_bytes=1e8, world_size=4)
+    assert alone.time_ns == pytest.approx(3 * 1e8 / 4, rel=0.1)
+    shared = calibrate(ring(2, 1.2) + ring(3, 1.2)).predict("all_gather", size_bytes=1e8, world_size=4)
+    assert shared.time_ns == pytest.approx(3 * 1e8 / 4 * 1.2**2, rel=0.12)
+    assert shared.low_ns < shared.time_ns < shared.high_ns and "world size 3" in shared.how
+
+
+def test_calibration_survives_its_file(tmp_path, four_ranks):
+    calibration = calibrate(four_ranks, about={"source": "test"})
+    path = tmp_path / "calibration.json"
+    path.write_text(json.dumps(calibration_json(calibration)))
+    again = load_calibration(path)
+    assert again.about["source"] == "test"
+    for op, size, world in (("all_reduce", 2048, 4), ("broadcast", 10**6, 16)):
+        a, b = (c.predict(op, size_bytes=size, world_size=world) for c in (calibration, again))
+        assert a.time_ns == pytest.approx(b.time_ns) and a.high_ns == pytest.approx(b.high_ns)
+
+
+NCCL_TEXT = """# nccl-tests version 2.17.6 nccl-headers=22907 nccl-library=22907
+# Collective test starting: all_gather_perf
+# nThread 1 nGpus 1 minBytes 1024 maxBytes 4096 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid  4242 on  node0 device  0 [0000:10:00] NVIDIA H100
+#  Rank  1 Group  0 Pid  4243 on  node0 device  1 [0000:20:00] NVIDIA H100
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+           0             0     float    none      -1     0.11    0.00    0.00       0     0.10    0.00    0.00       0
+        1024           128     float    none      -1    12.51    0.08    0.04       0    12.40    0.08    0.04       0
+        2048           256     float    none      -1    1.3e+01    0.16    0.08       0    12.80    0.16    0.08     N/A
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0.06
+"""
+
+
+def test_nccl_tests_are_read_as_text_and_as_json(tmp_path):
+    text, written = tmp_path / "out.txt", tmp_path / "out.json"
+    text.write_text(NCCL_TEXT)
+    wanted = [Point("all_gather", 2, 1024, 12_510.0), Point("all_gather", 2, 2048, 13_000.0)]
+    assert points_from_nccl_tests(text) == wanted
+    results = [
+        {"size": 1024, "out_of_place": {"time": 12.51}, "in_place": {"time": 12.4}},
+        {"size": 2048, "out_of_place": None, "in_place": {"cpu_time": 13.0}},
+    ]
+    config = {"nthreads": 1, "ngpus": 1, "devices": [{"rank": 0}, {"rank": 1}]}
+    written.write_text(json.dumps({"args": ["./build/all_gather_perf"], "config": config, "results": results}))
+    assert points_from_nccl_tests(written) == wanted
+
+
+def test_nonsense_files_are_refused_in_one_line(tmp_path):
+    for name, text in (
+        ("a.csv", "op,bytes\nall_reduce,1\n"),
+        ("b.csv", "op,world_size,bytes,median_us\nall_reduce,4,-1024,10\n"),
+        ("c.csv", "op,world_size,bytes,median_us\nall_reduce,1,1024,10\n"),
+        ("d.csv", "op,world_size,bytes,median_us\nwibble,4,1024,10\n"),
+        ("e.csv", "op,world_size,bytes,median_us\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(InputError, match="expected") as caught:
+            points_from_csv(tmp_path / name)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "x.txt").write_text(NCCL_TEXT.replace("#  Rank", "# rank"))
+    with pytest.raises(InputError, match="at least 2 ranks"):
+        points_from_nccl_tests(tmp_path / "x.txt")
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(InputError, match="expected"):
+        load_calibration(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("asked", [("nothing", 10, 4), ("all_reduce", -1, 4), ("all_reduce", 10, 1), ("reduce", 10, 4)])
+def test_nonsense_questions_are_refused(four_ranks, asked):
+    op, size, world = asked
+    with pytest.raises(UsageError):
+        calibrate(four_ranks[:12]).predict(op, size_bytes=size, world_size=world)

@@ -1,0 +1,148 @@
+"""Memory of a training step against peaks measured on an H200, and against the well-known formulas."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepscope.cost.models.activations import Batch, layer_bytes
+from stepscope.cost.models.flops import Experts, LatentAttention, Recompute, Transformer
+from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
+from stepscope.cost.models.memory import WORKSPACE_BYTES, bytes_per_parameter, training_memory
+from stepscope.cost.models.parameters import parameters, transformer_from_config
+from stepscope.errors import InputError, UsageError
+
+
+def gpt(layers, d_model, heads, vocab, seq):
+    return Transformer(
+        layers=layers, d_model=d_model, heads=heads, vocab=vocab, mlp_width=4 * d_model, learned_positions=seq,
+        norm_bias=True, fused_qkv=True,
+    )  # fmt: skip
+
+
+# name: model, sequences, sequence length, options of the batch, layout, measured MB (torch 2.11, fused AdamW)
+MEASURED = {
+    "12 layers": (gpt(12, 1024, 16, 32768, 1024), 8, 1024, {}, Layout(), 9970.2),
+    "checkpointed": (gpt(12, 1024, 16, 32768, 1024), 8, 1024, {"recompute": Recompute.BLOCKS}, Layout(), 6439.1),
+    "6 layers": (gpt(6, 1024, 16, 32768, 1024), 8, 1024, {}, Layout(), 7097.0),
+    "narrow": (gpt(8, 768, 16, 32768, 1024), 16, 1024, {}, Layout(), 11698.0),
+    "plain attention": (gpt(6, 1024, 16, 32768, 2048), 4, 2048, {"fused_attention": False}, Layout(), 16795.3),
+    "fused attention": (gpt(6, 1024, 16, 32768, 2048), 4, 2048, {}, Layout(), 7109.6),
+    "small batch": (gpt(12, 1024, 16, 32768, 128), 1, 128, {}, Layout(), 3568.7),
+    "24 layers": (gpt(24, 768, 16, 32768, 256), 2, 256, {}, Layout(), 3685.4),
+    "2 layers": (gpt(2, 512, 8, 32768, 256), 4, 256, {}, Layout(), 1042.0),
+    "ddp": (gpt(6, 256, 4, 2048, 256), 64, 256, {}, Layout(data=4), 1531.6),
+    "fsdp2 zero-2": (
+        gpt(6, 256, 4, 2048, 256), 64, 256, {"precision": Precision.FP32},
+        Layout(data=4, sharding=Sharding.ZERO2), 2164.1,
+    ),
+    "fsdp2 zero-3": (
+        gpt(6, 256, 4, 2048, 256), 64, 256, {"precision": Precision.FP32},
+        Layout(data=4, sharding=Sharding.ZERO3), 2134.9,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_peak_is_within_a_twentieth_of_the_measured_one(name):
+    model, sequences, seq, options, layout, measured_mb = MEASURED[name]
+    found = training_memory(model, Batch(sequences, seq, **options), layout=layout, foreach_optimizer=False)
+    assert found.peak_bytes / 1e6 == pytest.approx(measured_mb, rel=0.05)
+
+
+# Matrices of their own for queries, keys and values; two ranks, 8 x 1024 tokens (`benchmarks/gpu_memory.py`).
+SEPARATE = {
+    "ddp": (Sharding.DDP, Precision.AMP, Recompute.NONE, 12126.4),
+    "ddp, checkpointed": (Sharding.DDP, Precision.AMP, Recompute.BLOCKS, 7315.9),
+    "zero-2": (Sharding.ZERO2, Precision.MIXED, Recompute.NONE, 8304.9),
+    "zero-3, checkpointed": (Sharding.ZERO3, Precision.MIXED, Recompute.BLOCKS, 4975.1),
+    "zero-3, fp32": (Sharding.ZERO3, Precision.FP32, Recompute.NONE, 11394.0),
+}
+
+
+@pytest.mark.parametrize("name", SEPARATE)
+def test_peak_of_two_ranks_is_within_a_tenth_of_the_measured_one(name):
+    sharding, precision, again, measured_mb = SEPARATE[name]
+    model = replace(gpt(12, 1024, 16, 32768, 1024), fused_qkv=False)
+    batch = Batch(8, 1024, precision, again)
+    found = training_memory(model, batch, layout=Layout(data=2, sharding=sharding), foreach_optimizer=False)
+    assert found.peak_bytes / 1e6 == pytest.approx(measured_mb, rel=0.1)
+
+
+@pytest.mark.parametrize("n", [2, 8, 64])
+def test_bytes_per_parameter_follow_the_zero_stages(n):
+    def found(sharding, precision=Precision.MIXED, optimizer=Optimizer.ADAM):
+        return bytes_per_parameter(precision, optimizer, Layout(data=n, sharding=sharding))
+
+    assert found(Sharding.DDP) == 16
+    assert found(Sharding.ZERO1) == pytest.approx(4 + 12 / n)
+    assert found(Sharding.ZERO2) == pytest.approx(2 + 14 / n)
+    assert found(Sharding.ZERO3) == pytest.approx(16 / n)
+    assert found(Sharding.DDP, Precision.FP32, Optimizer.SGD) == 8
+    assert found(Sharding.DDP, Precision.FP32, Optimizer.MOMENTUM) == 12
+
+
+def test_layer_keeps_34_bsh_and_5_scores_in_16_bits_with_dropout():
+    b, s, h, a = 2, 128, 64, 4
+    model = gpt(1, h, a, 100, s)
+    plain = Batch(b, s, Precision.BF16, fused_attention=False, dropout=True)
+    assert layer_bytes(model, plain) == 34 * b * s * h + 5 * a * s * s * b
+    fused = Batch(b, s, Precision.BF16)
+    assert layer_bytes(model, fused) == 32 * b * s * h
+
+
+def test_tensor_parallel_leaves_the_norms_whole():
+    model, batch = gpt(1, 64, 4, 100, 128), Batch(2, 128, Precision.BF16)
+    whole, eighth = layer_bytes(model, batch), layer_bytes(model, batch, tensor=4)
+    norms = 8 * 2 * 128 * 64
+    assert eighth - norms == pytest.approx((whole - norms) / 4)
+
+
+def test_sharding_more_never_needs_more_and_the_moments_add_up():
+    model, batch = gpt(12, 1024, 16, 32768, 1024), Batch(1, 1024, Precision.MIXED)
+    peaks = [training_memory(model, batch, layout=Layout(data=16, sharding=s)).peak_bytes for s in Sharding]
+    assert peaks == sorted(peaks, reverse=True)
+    found = training_memory(model, batch)
+    assert found.peak_bytes == max(m.total for m in found.moments) and found.peak.when
+    assert found.peak.temporary >= WORKSPACE_BYTES
+
+
+def test_default_adam_makes_a_copy_of_the_weights_in_its_step():
+    model, batch = gpt(12, 1024, 16, 32768, 1024), Batch(1, 16)
+    steps = [training_memory(model, batch, foreach_optimizer=f).moments[-1].total for f in (True, False)]
+    assert steps[0] - steps[1] == pytest.approx(4 * parameters(model).total)
+
+
+def test_parameters_of_known_models():
+    llama = Transformer(layers=32, d_model=4096, heads=32, vocab=32000, mlp_width=11008, gated_mlp=True)
+    assert parameters(llama).total == 6_738_415_616
+    deepseek = Transformer(
+        layers=61, d_model=7168, heads=128, vocab=129280, mlp_width=18432, gated_mlp=True,
+        latent=LatentAttention(kv_rank=512, nope_width=128, rope_width=64, value_width=128, query_rank=1536),
+        experts=Experts(count=256, per_token=8, width=2048, shared=1, dense_layers=3),
+    )  # fmt: skip
+    assert parameters(deepseek).total == pytest.approx(671e9, rel=0.001)
+
+
+def test_shape_is_read_from_a_config(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(
+        '{"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, '
+        '"intermediate_size": 14336, "vocab_size": 32000, "hidden_act": "silu", "num_local_experts": 8, '
+        '"num_experts_per_tok": 2, "tie_word_embeddings": false}'
+    )
+    assert parameters(transformer_from_config(path)).total == pytest.approx(46.7e9, rel=0.001)  # Mixtral 8x7B
+    path.write_text('{"hidden_size": 4096}')
+    with pytest.raises(InputError, match="num_attention_heads"):
+        transformer_from_config(path)
+
+
+def test_nonsense_is_refused():
+    model = gpt(2, 64, 4, 100, 16)
+    with pytest.raises(UsageError, match="batch and sequence"):
+        training_memory(model, Batch(0, 16))
+    with pytest.raises(UsageError, match="data of at least 1"):
+        Layout(data=0)
+    with pytest.raises(UsageError, match="multiple of heads"):
+        training_memory(gpt(2, 65, 4, 100, 16), Batch(1, 16))
+    with pytest.raises(UsageError, match="divide"):
+        Layout(data=4, expert=3)

@@ -1,0 +1,99 @@
+"""Communication of strategies: volumes that theory gives, and estimates for a model at hand."""
+
+import pytest
+
+from stepscope.cost.collectives.closed_form import Fabric, Link, ring_ns
+from stepscope.cost.models.activations import Batch
+from stepscope.cost.models.flops import Experts, Transformer
+from stepscope.cost.models.layout import Layout, Precision, Sharding
+from stepscope.cost.models.parameters import parameters
+from stepscope.cost.strategies.profiler import CommunicationProfiler
+from stepscope.cost.strategies.traffic import ddp_traffic, strategy_traffic
+from stepscope.errors import UsageError
+
+MIB = 2**20
+MODEL = Transformer(layers=8, d_model=512, heads=8, vocab=8192, mlp_width=2048)
+BATCH = Batch(4, 256, Precision.MIXED)
+
+
+def sent(sharding, ranks=8):
+    return sum(t.sent_bytes for t in strategy_traffic(MODEL, BATCH, Layout(data=ranks, sharding=sharding)))
+
+
+def test_zero_3_sends_half_as_much_again_as_ddp_and_the_others_as_much():
+    ddp = sent(Sharding.DDP)
+    assert ddp == pytest.approx(2 * 7 / 8 * 2 * parameters(MODEL).total)
+    assert sent(Sharding.ZERO1) == pytest.approx(ddp, rel=0.001)
+    assert sent(Sharding.ZERO2) == pytest.approx(ddp, rel=0.001)
+    root_stays = 2 * 2 * 8192 * 512 * 7 / 8  # embedding and head are not gathered again
+    assert sent(Sharding.ZERO3) + root_stays == pytest.approx(1.5 * ddp, rel=0.001)
+
+
+def test_buckets_fill_from_the_last_parameter_on_and_the_first_is_small():
+    sizes = [30 * MIB, 10 * MIB, 10 * MIB, 10 * MIB, MIB // 2, MIB // 2]
+    buckets = [(t.size_bytes, t.count) for t in ddp_traffic(sizes, ranks=4)]
+    assert buckets == [(MIB, 1), (30 * MIB, 2)]
+    assert ddp_traffic(sizes, ranks=1) == []
+
+
+def test_tensor_ranks_reduce_two_activations_per_layer_and_direction():
+    found = [t for t in strategy_traffic(MODEL, BATCH, Layout(tensor=4)) if t.group == "tp" and t.count > 3]
+    assert {t.when: t.count for t in found} == {"forward": 2 * 8 + 1, "backward": 2 * 8 + 1}
+    assert all(t.size_bytes == 4 * 256 * 512 * 2 and t.op == "all_reduce" for t in found)
+
+
+def test_pipeline_sends_each_micro_batch_on_and_back():
+    found = strategy_traffic(MODEL, BATCH, Layout(pipeline=4, micro_batches=16))
+    assert [(t.op, t.count, t.size_bytes) for t in found] == [("send_recv", 16, 4 * 256 * 512 * 2)] * 2
+
+
+def test_experts_exchange_their_tokens_there_and_back():
+    model = Transformer(layers=4, d_model=64, heads=4, vocab=100, mlp_width=128, experts=Experts(8, 2, 128))
+    found = strategy_traffic(model, BATCH, Layout(data=4, expert=4))
+    exchanged = [t for t in found if t.op == "all_to_all"]
+    assert [(t.count, t.size_bytes) for t in exchanged] == [(2 * 4, 4 * 256 * 2 * 64 * 2)] * 2
+    reduced = sum(t.size_bytes * t.count for t in found if t.op == "all_reduce")
+    routed = 4 * 8 * 2 * 64 * 128 * 2  # on one rank each: nobody to reduce them with
+    assert reduced == 2 * parameters(model).total - routed
+
+
+class Parameter:
+    requires_grad = True
+
+    def __init__(self, count):
+        self.count = count
+
+    def numel(self):
+        return self.count
+
+    def element_size(self):
+        return 4
+
+
+class Model:
+    def named_parameters(self):
+        yield "embedding", Parameter(1_000_000)
+        for layer in range(3):
+            yield f"layers.{layer}.weight", Parameter(2_000_000)
+
+
+def test_costs_of_a_model_at_hand():
+    link = Link(10_000, 0.1)
+    profiler = CommunicationProfiler(Fabric(link))
+    ddp = profiler.estimate_ddp_comm_cost(Model(), world_size=4)
+    fsdp = profiler.estimate_fsdp_comm_cost(Model(), world_size=4)
+    assert ddp.sent_bytes == 2 * 3 / 4 * 28_000_000 and ddp.interval_ms is None
+    assert ddp.collectives == 2  # the last layer fills the first bucket, the rest the second
+    assert fsdp.collectives == 4 + 3 + 4
+    wanted = sum(ring_ns("all_reduce", size_bytes=s, ranks=4, link=link) for s in (8e6, 20e6))
+    assert ddp.time_ms == pytest.approx(wanted / 1e6)
+    zero2 = profiler.estimate_fsdp_comm_cost(Model(), world_size=4, reshard_after_forward=False)
+    assert zero2.sent_bytes < fsdp.sent_bytes
+
+
+def test_nonsense_models_and_world_sizes_are_refused():
+    profiler = CommunicationProfiler(Fabric(Link(1, 1)))
+    with pytest.raises(UsageError, match="world size of at least 1"):
+        profiler.estimate_ddp_comm_cost(Model(), world_size=0)
+    with pytest.raises(UsageError, match="parameters"):
+        profiler.estimate_fsdp_comm_cost(object(), world_size=4)

@@ -1,0 +1,142 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from stepscope.record.collectives.live import LiveCollectives
+from stepscope.record.collectives.tap import CollectiveTap, stride_for
+
+JOB = Path(__file__).parents[1] / "collectives_job.py"
+BUCKETS_BYTES = 2 * (512 * 512 + 512) * 4
+PYTHON_BYTES = 4000 + 4000 + 8000 + 8000 + 4000
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("collectives")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(JOB), str(rank), "2", str(folder)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    return folder
+
+
+def lines_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.job
+def test_a_steps_bytes_include_those_of_ddps_reducer(job):
+    lines = json.loads((job / "lines0.json").read_text())["lines"]
+    assert lines[0] == {}
+    last = lines[-1]["collectives"]
+    assert last["count"] == 2 + 6  # two buckets, six from Python with the barrier
+    assert last["bytes"] == BUCKETS_BYTES + PYTHON_BYTES
+    assert (last["p2p_count"], last["p2p_bytes"]) == (1, 4000)
+    assert None in [line["collectives"]["bytes"] for line in lines[1:3]]  # not guessed before it was seen
+
+
+@pytest.mark.job
+def test_every_operation_has_its_count_bytes_and_bandwidth(job):
+    for rank, (send, other) in enumerate((("send", "recv"), ("recv", "send"))):
+        found, *operations = lines_of(job / f"rank0000{rank}.collectives.jsonl")
+        assert found["rank"] == rank
+        assert found["groups"][0]["ranks"] == [0, 1]
+        rows = {row["operation"]: row for row in operations}
+        assert rows["reduce_scatter"]["count"] == 8  # gloo itself calls it an all-reduce
+        assert rows["reduce_scatter"]["bytes"] == 8 * 8000
+        assert rows["all_gather"]["count"] >= 8  # DDP verifies its parameters with one more
+        assert rows["all_reduce"]["count"] == 8 * 2 + 7 * 2 + 1  # DDP makes its two buckets after the first step
+        assert rows[send]["bytes"] == 8 * 4000
+        assert other not in rows
+        assert 0 < rows["reduce_scatter"]["timed_count"] <= 8  # not timed where the job waited too late
+        assert rows["reduce_scatter"]["busbw_gb_per_s"] == rows["reduce_scatter"]["algbw_gb_per_s"] / 2
+        assert rows["reduce_scatter"]["best_busbw_gb_per_s"] >= rows["reduce_scatter"]["busbw_gb_per_s"]
+
+
+@pytest.mark.job
+def test_the_original_methods_are_back_at_the_end(job):
+    assert json.loads((job / "lines1.json").read_text())["restored"]
+
+
+def test_without_torch_distributed_there_is_nothing_to_say(tmp_path):
+    live = LiveCollectives()
+    assert live.on_step_end(0) == {}
+    live.on_close(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def alone(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_recorder_that_cannot_be_read_is_a_note_and_nothing_else(alone, tmp_path):
+    def broken():
+        raise RuntimeError("no such thing")
+
+    live = LiveCollectives(entries=broken)
+    live.install()
+    dist.all_reduce(torch.ones(5))
+    live.on_step_end(0)
+    live.on_close(tmp_path, 0)
+    found, *operations = lines_of(tmp_path / "rank00000.collectives.jsonl")
+    assert "no such thing" in found["notes"][0]
+    assert operations[0]["bytes"] == 20
+
+
+def test_a_failure_in_the_tap_is_one_warning_and_the_collective_still_runs(alone, capsys):
+    def broken(call):
+        raise ValueError("boom")
+
+    tap = CollectiveTap(seen=broken, timed=lambda call, dur_ns: None, in_python=lambda *a, **k: None)
+    tap.install()
+    try:
+        x = torch.ones(3)
+        for _ in range(3):
+            dist.all_reduce(x)
+    finally:
+        tap.remove()
+    assert x.tolist() == [1, 1, 1]
+    assert capsys.readouterr().err.count("boom") == 1
+
+
+def test_a_wrapper_put_on_top_of_ours_is_left_alone(alone):
+    tap = CollectiveTap(seen=lambda c: None, timed=lambda c, d: None, in_python=lambda *a, **k: None)
+    before = vars(dist.ProcessGroup)["broadcast"]
+    tap.install()
+    ours = dist.ProcessGroup.broadcast
+
+    def theirs(*args, **kwargs):
+        return ours(*args, **kwargs)
+
+    dist.ProcessGroup.broadcast = theirs
+    tap.remove()
+    try:
+        assert vars(dist.ProcessGroup)["broadcast"] is theirs
+        dist.broadcast(torch.ones(1), 0)
+    finally:
+        dist.ProcessGroup.broadcast = before
+
+
+def test_every_call_of_a_step_has_its_turn_to_be_timed():
+    for calls in (1, 8, 9, 16, 60, 96):
+        stride = stride_for(calls)
+        assert calls / stride <= 8
+        turns = {(n * stride) % calls for n in range(calls * stride)}
+        assert turns == set(range(calls))

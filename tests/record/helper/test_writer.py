@@ -1,0 +1,134 @@
+"""The helper process: what it makes of lines and messages, and what it does when the job dies."""
+
+import json
+import os
+import queue
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.record.helper.outbox import Outbox
+from stepscope.record.helper.scratch import make_scratch, remove_scratch
+from stepscope.record.helper.writer import Writer
+from stepscope.record.steps.statistics import StepStatistics
+
+
+def settings(scratch: Path, *, rank: int = 0, world_size: int = 1, **more: Any) -> dict[str, Any]:
+    made = make_scratch(str(scratch.parent))
+    remove_scratch(scratch)
+    made.rename(scratch)
+    patience = {"other_ranks_wait_s": 0.3, "write_timeout_s": 60.0}
+    return {"rank": rank, "world_size": world_size, "scratch": str(scratch), **patience, **more}
+
+
+def line(step: int, *, dur_ns: int = 100, phase: str = "before", profiled: bool = False) -> str:
+    return json.dumps({"step": step, "dur_ns": dur_ns, "device_ns": None, "phase": phase, "profiled": profiled})
+
+
+def open_box(tmp_path: Path, **more: Any) -> tuple[Outbox, Path]:
+    replies: queue.Queue[dict[str, Any]] = queue.Queue()
+    box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch", **more))
+    box.put_step('{"schema": 1}')
+    box.put({"do": "claim", "out": str(tmp_path / "run"), "run_id": "a"})
+    return box, Path(replies.get(timeout=120)["folder"])
+
+
+def wait_until(what: Any, within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_lines_before_and_after_the_claim_are_all_written(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    for step in range(200):
+        box.put_step(line(step))
+    box.put({"do": "close"})
+    assert box.finish(own_wait_s=30, grace_s=10)
+    log = (folder / "rank00000.steps.jsonl").read_text().splitlines()
+    assert [json.loads(entry).get("step") for entry in log] == [None, *range(200)]
+    assert json.loads((folder / "run.json").read_text())["ranks"]["0"]["ended"] == "closed"
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_log_grows_while_training_runs(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    box.put_step(line(0))
+    wait_until(lambda: (folder / "rank00000.steps.jsonl").read_text().count("\n") == 2)
+    box.finish(own_wait_s=30, grace_s=10)
+
+
+def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    os.kill(box.helper_pid, signal.SIGKILL)
+    wait_until(lambda: box.put_step(line(1)) or box.dropped)
+    box.finish(own_wait_s=5, grace_s=5)
+    assert not (folder / "run.json").exists()
+
+
+def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    os.kill(box.helper_pid, signal.SIGSTOP)
+    long_line = line(1)[:-1] + f', "x": "{"y" * 900}"}}'
+    for _ in range(4_000):
+        box.put_step(long_line)
+    assert box.dropped > 0 and len(box._held) <= 1 << 20
+    assert not box.finish(own_wait_s=0.2, grace_s=0.1)  # it returns although nobody reads
+    os.kill(box.helper_pid, signal.SIGCONT)
+    wait_until(lambda: (folder / "run.json").exists())
+    entries = (folder / "rank00000.steps.jsonl").read_text().splitlines()
+    assert len(entries) + box.dropped == 4_001
+    assert all(json.loads(entry) for entry in entries)
+
+
+def test_missing_ranks_are_named_after_the_wait(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path, world_size=3)
+    box.put({"do": "close"})
+    assert box.finish(own_wait_s=30, grace_s=10)
+    assert json.loads((folder / "run.json").read_text())["missing_ranks"] == [1, 2]
+
+
+def test_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
+    box, folder = open_box(tmp_path)
+    replies: queue.Queue[dict[str, Any]] = queue.Queue()
+    second = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch2"))
+    second.put({"do": "run", "folder": str(folder)})
+    assert "another process" in replies.get(timeout=120)["error"]
+    for b in (box, second):
+        b.finish(own_wait_s=30, grace_s=10)
+
+
+def test_bad_lines_do_not_stop_the_writer(tmp_path: Path) -> None:
+    writer = Writer(settings(tmp_path / "scratch"))
+    for bad in (b"", b"x", b"s{", b"m[]", b'm{"do": "nothing we know"}', b'm{"no": "do"}', b"s\xff"):
+        writer.take(bad)
+    writer.take(b'm{"do": "claim", "out": "%s", "run_id": "a"}' % str(tmp_path / "run").encode())
+    writer.take(b"s" + line(3).encode())
+    writer.finish()
+    facts = json.loads((tmp_path / "run" / "rank00000.facts.jsonl").read_text())
+    assert facts["steps"]["count"] == 1 and facts["ended"] == "killed" and facts["warnings"]
+
+
+def test_statistics_leave_out_steps_that_stand_for_nothing() -> None:
+    steps = StepStatistics()
+    first, counted, settling = (900, "before", False), (800, "before", True), (99, "before", False)
+    before, window = [(10, "before", False), (12, "before", False)], [(20, "window", True), (22, "window", True)]
+    after = [(500, "after", False), (14, "after", False), (16, "after", False)]
+    story = [first, counted, settling, *before, (50, "warmup", False), *window, *after]
+    for step, (dur, phase, profiled) in enumerate(story):
+        steps.add(json.loads(line(step, dur_ns=dur, phase=phase, profiled=profiled)))
+    found = steps.summary()
+    assert found["count"] == 11 and found["last"] == 10
+    assert (found["before"]["steps"], found["before"]["median_ns"]) == (2, 11)
+    assert (found["window"]["steps"], found["window"]["median_ns"]) == (2, 21)
+    assert (found["after"]["steps"], found["after"]["median_ns"]) == (2, 15)
+    assert found["unprofiled"]["median_ns"] == 13
+
+
+@pytest.mark.parametrize("phase", ["before", "window", "after"])
+def test_statistics_of_nothing_are_unknown(phase: str) -> None:
+    assert StepStatistics().summary()[phase] is None

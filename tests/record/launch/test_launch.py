@@ -1,0 +1,231 @@
+"""`stepscope record` around unmodified scripts: every way of starting ranks, and region times against hand timers."""
+
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.contract.run_folder import RUN_JSON, steps_file, trace_file
+
+pytestmark = pytest.mark.job
+
+HERE = Path(__file__).parents[1]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+MODEL = """
+import torch, torch.distributed as dist
+def train(steps=8):
+    model = torch.nn.Linear(4, 1)
+    if dist.is_initialized():
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+"""
+SPAWNED = (
+    MODEL
+    + """
+def main(rank, store):
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+    train()
+if __name__ == "__main__":
+    import sys, torch.multiprocessing as mp
+    mp.start_processes(main, args=(sys.argv[1],), nprocs=2, start_method=sys.argv[2])
+    sys.exit(7)
+"""
+)
+SLURM = (
+    MODEL
+    + """
+import os, sys
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(os.environ["SLURM_PROCID"]),
+                        world_size=int(os.environ["SLURM_NTASKS"]))
+train()
+"""
+)
+CRASHES_ONCE = (
+    MODEL
+    + """
+import os
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]  # a store of its own: gloo's addresses of the first try are stale
+dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{restart}", rank=int(os.environ["RANK"]),
+                        world_size=2)
+train(5)
+if restart == "0" and dist.get_rank() == 1:
+    raise RuntimeError("once")
+train(8)
+dist.destroy_process_group()
+"""
+)
+OTHER_HOST = (
+    MODEL
+    + """
+import functools, os, time
+import stepscope.record.helper.clock_probe as probe
+host = os.environ["GROUP_RANK"]
+probe.boot_id = lambda: "host " + host
+if host == "1":
+    probe.ask = functools.partial(probe.ask, clock=lambda: time.time_ns() - 37_123_000)
+dist.init_process_group("gloo")
+for _ in range(4):
+    train(3)
+    time.sleep(0.5)
+dist.destroy_process_group()
+"""
+)
+SRUN = """#!/bin/sh
+for rank in 0 1; do
+    SLURM_JOB_ID=41 SLURM_STEP_ID=0 SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NTASKS=2 "$@" & last=$!
+done
+wait $last
+wait
+"""
+
+
+def record(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepscope.cli.main", "record", *map(str, words)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+
+
+def step_log(folder: Path, rank: int) -> list[dict[str, Any]]:
+    lines = (folder / steps_file(rank)).read_text().splitlines()
+    return [json.loads(line) for line in lines[1:]]
+
+
+def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
+    done = record(
+        "--out", "run", "--steps", "20:22", "--", *TORCHRUN, HERE / "hand_timed_job.py", tmp_path, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for rank in range(2):
+        by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
+        found = step_log(run, rank)
+        assert len(found) == len(by_hand) == 24
+        steady = [i for i, line in enumerate(found) if i >= 3 and line["phase"] == "before"]
+        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
+            assert_between(found, by_hand, steady, name)
+        waits = [found[i]["regions"]["gradient_sync"]["ns"] for i in steady]
+        assert all(0 < wait < by_hand[i]["backward_pass"][1] for i, wait in zip(steady, waits, strict=True))
+    description = json.loads((run / RUN_JSON).read_text())
+    assert description["world_size"] == 2
+    assert (description["samples_per_step"], description["tokens_per_step"]) == (2 * 8, 2 * 8 * 64)
+    assert description["unprofiled_step_ms"] is not None
+    assert [(run / trace_file(rank)).exists() for rank in range(2)] == [True, True]
+    assert "recorded 24 steps of 2 ranks, profiled steps 20-21 of 2 ranks, in run" in done.stderr
+    assert "stepscope report run" in done.stderr
+
+
+def test_region_times_of_steps_that_are_only_timed_agree_too(tmp_path: Path) -> None:
+    job = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "64", "0.1"]
+    done = record("--light", "--out", "run", "--", *job, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        by_hand = json.loads((tmp_path / f"hand{rank}.json").read_text())
+        found = step_log(tmp_path / "run", rank)
+        assert [line["step"] for line in found] == list(range(150))
+        gaps_ns = [b["start_ns"] - a["end_ns"] for a, b in itertools.pairwise(found)]
+        assert statistics.median(map(abs, gaps_ns)) < statistics.median(line["dur_ns"] for line in found) / 5
+        only_timed = [i for i, line in enumerate(found) if "memory" not in line]
+        assert len(only_timed) > 20
+        for name in ("data_loading", "forward_pass", "backward_pass", "optimizer_step"):
+            assert_between(found, by_hand, only_timed, name)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_ranks_made_by_the_script_are_recorded_and_the_exit_code_is_the_scripts(method: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED)
+    done = record("--light", "--", sys.executable, "train.py", tmp_path / "store", method, cwd=tmp_path)
+    assert done.returncode == 7, done.stderr
+    assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+
+
+def test_slurm_tasks_are_recorded(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SLURM)
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN)
+    srun.chmod(0o755)
+    done = record("--light", "--", srun, sys.executable, "train.py", tmp_path / "store", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [len(step_log(tmp_path / "stepscope-run", rank)) for rank in range(2)] == [8, 8]
+
+
+def test_an_elastic_restart_is_a_run_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CRASHES_ONCE)
+    done = record("--light", "--out", "run", "--", *TORCHRUN, "--max-restarts=1", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for folder, steps in (("run", 5), ("run-2", 13)):
+        assert [len(step_log(tmp_path / folder, rank)) for rank in range(2)] == [steps, steps]
+        assert json.loads((tmp_path / folder / RUN_JSON).read_text())["world_size"] == 2
+        assert f"recorded {steps} steps of 2 ranks, in {folder}" in done.stderr
+    assert not (tmp_path / "run-3").exists()
+
+
+def test_clocks_of_two_hosts_are_compared_around_the_window(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(OTHER_HOST)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", "run", "--steps", "4:6", "--"]
+    hosts = [
+        subprocess.Popen(
+            [*launcher, *TORCHRUN[:3], "--nnodes=2", f"--node-rank={host}", "--master-addr=127.0.0.1",
+             f"--master-port={port}", "train.py"],
+            cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True,
+        )
+        for host in range(2)
+    ]  # fmt: skip
+    errors = [host.communicate(timeout=240)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], errors
+    probes = json.loads((tmp_path / "run" / RUN_JSON).read_text())["ranks"]
+    found = next(rank["clock_probes"] for rank in _each(probes) if rank.get("clock_probes"))
+    assert [probe["when"][:5] for probe in found] == ["befor", "after"]
+    for probe in found:
+        assert abs(probe["offset_ns"] - 37_123_000) <= probe["uncertainty_ns"]
+    assert not (tmp_path / "run-2").exists()
+
+
+def _each(ranks: Any) -> list[dict[str, Any]]:
+    return list(ranks.values()) if isinstance(ranks, dict) else ranks
+
+
+def test_one_process_is_recorded_and_another_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MODEL + "train(4)\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sitecustomize.py").write_text("import builtins; builtins.other_ran = True; print('other ran')")
+    env = {"PYTHONPATH": str(other)}
+    done = record("--out", "run", "--", sys.executable, "train.py", cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    assert "other ran" in done.stdout
+    assert len(step_log(tmp_path / "run", 0)) == 4
+    assert "no trace: the profiled steps begin at 10; for this job give --steps 1:4" in done.stderr
+    again = record("--out", "run", "--light", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert again.returncode == 0 and len(step_log(tmp_path / "run-2", 0)) == 4
+
+
+def test_a_script_that_never_steps_is_told_so(tmp_path: Path) -> None:
+    done = record("--", sys.executable, "-c", "import torch; torch.ones(1)", cwd=tmp_path)
+    assert done.returncode == 0
+    assert "no training step was recorded: no optimizer stepped" in done.stderr
+
+
+def assert_between(found: list[Any], by_hand: list[Any], steps: list[int], name: str) -> None:
+    """Every one of these steps spent at least the time inside the region and at most that around it."""
+    for i in steps:
+        inside_ns, outside_ns = by_hand[i][name]
+        assert 0 < inside_ns <= _region_ns(found[i], name) <= outside_ns, (i, name)
+
+
+def _region_ns(line: dict[str, Any], name: str) -> int:
+    inside = ("gradient_sync",) if name == "backward_pass" else ()
+    return sum(line["regions"][n]["ns"] for n in (name, *inside) if n in line["regions"])

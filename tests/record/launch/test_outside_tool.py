@@ -1,0 +1,108 @@
+"""Ranks under nsys and ncu, with executables of that name that note their command line and run what is under them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch.outside_tool import is_one_process, under_tool
+
+TOOL = """#!{python} -S
+import json, os, subprocess, sys
+options = [word for word in sys.argv[1:] if word.startswith("--") or word == "profile"]
+command = sys.argv[1 + len(options):]
+out = next(word.partition("=")[2] for word in options if word.startswith(("--output=", "--export=")))
+with open(out + ".{ending}", "w") as f:
+    json.dump({{"options": options, "command": command, "rank": os.environ.get("RANK")}}, f)
+sys.exit(subprocess.run(command).returncode)
+"""
+SCRIPT = "import os; print('rank', os.environ.get('RANK', 'alone'), flush=True); raise SystemExit(3)"
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> dict[str, str]:
+    """Environment with both tools on PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, ending in (("nsys", "nsys-rep"), ("ncu", "ncu-rep")):
+        (folder / name).write_text(TOOL.format(python=sys.executable, ending=ending))
+        (folder / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def record(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "stepscope.cli.main", "record", *words]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+
+
+def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path, tools: dict[str, str]) -> None:
+    done = record("--nsys", "--out", "run", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=tools)
+    assert (done.returncode, done.stdout) == (3, "rank alone\n")
+    noted = json.loads((tmp_path / "run" / "rank00000.nsys-rep").read_text())
+    assert noted["command"] == [sys.executable, "-c", SCRIPT]
+    assert {
+        "--trace=cuda,nvtx,osrt,cudnn,cublas",
+        "--sample=process-tree",
+        "--cuda-memory-usage=true",
+        "--capture-range=cudaProfilerApi",
+        "--capture-range-end=stop",
+        "--duration=120",
+        "--kill=none",
+        "--force-overwrite=true",
+    } < set(noted["options"])
+    assert "nsys wrote run/rank00000.nsys-rep" in done.stderr
+    assert not list(tmp_path.glob(".run*"))
+
+
+@pytest.mark.job
+def test_each_chosen_rank_of_torchrun_has_an_output(tmp_path: Path, tools: dict[str, str]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("SystemExit(3)", "SystemExit(0)"))
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "train.py"]
+    asked = ["--ncu", "--ranks", "0,2", "--kernels", "regex:gemm", "--launches", "5", "--out", "run"]
+    done = record(*asked, "--", *job, cwd=tmp_path, env=tools)
+    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1", "rank 2"], done.stderr
+    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "run").iterdir()}
+    assert sorted(found) == ["rank00000.ncu-rep", "rank00002.ncu-rep"]
+    of_rank_2 = found["rank00002.ncu-rep"]
+    assert of_rank_2["rank"] == "2"
+    assert of_rank_2["command"][-1] == "train.py"
+    assert {"--set=full", "--profile-from-start=off", "--kernel-name=regex:gemm", "--launch-count=5"} < set(
+        of_rank_2["options"]
+    )
+
+
+def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
+    bare = {**os.environ, "PATH": str(tmp_path)}
+    done = record("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=bare)
+    assert (done.returncode, done.stdout) == (3, "rank alone\n")
+    assert "nsys is not installed (Nsight Systems: not found on PATH); the job is recorded by torch's" in done.stderr
+
+
+def test_both_tools_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "--nsys", "--ncu", "--", "true"]) == 2
+    assert "expected --nsys or --ncu, found both" in capsys.readouterr().err
+
+
+def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:
+    config = RecordConfig(outside_tool="ncu", outside_folder="/x", tool="cuda")
+    assert "--kernel-name=regex:^(?!nccl)" in under_tool(["python", "t.py"], config, rank=1)
+    assert "--export=/x/rank00001" in under_tool(["python", "t.py"], config, rank=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "expected"),
+    [
+        ("python train.py", {}, True),
+        ("torchrun --nproc-per-node=2 train.py", {}, False),
+        ("python -m torch.distributed.run train.py", {}, False),
+        ("srun python train.py", {}, False),
+        ("python train.py", {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, False),
+    ],
+)
+def test_who_starts_ranks(command: str, environ: dict[str, str], expected: bool) -> None:
+    assert is_one_process(command.split(), environ) is expected

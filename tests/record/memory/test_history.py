@@ -1,0 +1,82 @@
+import pickle
+
+import torch
+
+from stepscope.record.memory import history as memory_history
+from stepscope.record.memory.history import MemoryHistory
+
+
+class Memory:
+    """torch.cuda.memory as far as the history needs it."""
+
+    def __init__(self, *, broken=False):
+        self.calls = []
+        self.broken = broken
+
+    def _record_memory_history(self, **arguments):
+        self.calls.append(arguments)
+
+    def _snapshot(self):
+        if self.broken:
+            raise RuntimeError("out of host memory")
+        return {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": 512}]]}
+
+
+def pretend_cuda(monkeypatch, *, history=False):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(memory_history, "history_is_on", lambda: history)
+
+
+def test_history_of_the_window_becomes_a_snapshot_file(tmp_path, monkeypatch):
+    pretend_cuda(monkeypatch)
+    memory = Memory()
+    history = MemoryHistory(memory=memory, most_entries=7)
+    history.on_window_start()
+    history.on_window_end()
+    history.on_close(tmp_path, 0)
+    assert [p.name for p in tmp_path.iterdir()] == ["rank00000.memory.pickle"]
+    found = pickle.loads((tmp_path / "rank00000.memory.pickle").read_bytes())
+    assert found["device_traces"][0][0]["size"] == 512
+    assert memory.calls[0]["max_entries"] == 7
+    assert memory.calls[-1] == {"enabled": None}
+
+
+def test_a_job_that_ends_inside_the_window_keeps_its_history(tmp_path, monkeypatch):
+    pretend_cuda(monkeypatch)
+    history = MemoryHistory(memory=Memory())
+    history.on_window_start()
+    history.on_close(tmp_path, 0)
+    assert (tmp_path / "rank00000.memory.pickle").exists()
+
+
+def test_the_jobs_own_history_is_left_alone(tmp_path, monkeypatch, capsys):
+    pretend_cuda(monkeypatch, history=True)
+    memory = Memory()
+    history = MemoryHistory(memory=memory)
+    history.on_window_start()
+    history.on_window_end()
+    history.on_close(tmp_path, 0)
+    assert memory.calls == []
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err.count("a memory history of its own") == 1
+
+
+def test_a_failing_dump_is_one_warning_and_switches_the_history_off(tmp_path, monkeypatch, capsys):
+    pretend_cuda(monkeypatch)
+    memory = Memory(broken=True)
+    history = MemoryHistory(memory=memory)
+    for _ in range(2):
+        history.on_window_start()
+        history.on_window_end()
+    history.on_close(tmp_path, 0)
+    assert memory.calls[-1] == {"enabled": None}
+    assert capsys.readouterr().err.count("out of host memory") == 1
+
+
+def test_without_cuda_it_says_so_once(tmp_path, capsys):
+    history = MemoryHistory()
+    for _ in range(2):
+        history.on_window_start()
+        history.on_window_end()
+    history.on_close(tmp_path, 0)
+    assert capsys.readouterr().err == "stepscope: no memory history: CUDA is not in use in this process\n"

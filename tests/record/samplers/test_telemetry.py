@@ -1,0 +1,153 @@
+import ctypes
+import json
+import time
+
+import pytest
+
+from stepscope.record.samplers.nvml import Nvml
+from stepscope.record.samplers.telemetry import Telemetry
+
+
+class FakeLibrary:
+    """libnvidia-ml with one device, called as ctypes would call it."""
+
+    def __init__(self, *, init=0, without=()):
+        self.init = init
+        self.without = without
+        self.asked_for = []
+        self.shut_down = False
+
+    def __getattribute__(self, name):
+        if name.startswith("nvml") and name in object.__getattribute__(self, "without"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+    def nvmlInit_v2(self):
+        return self.init
+
+    def nvmlShutdown(self):
+        self.shut_down = True
+        return 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid, handle):
+        self.asked_for.append(uuid)
+        if uuid != b"GPU-right":
+            return 6
+        handle._obj.value = 42
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):
+        self.asked_for.append(index.value)
+        handle._obj.value = 42
+        return 0 if index.value == 0 else 2
+
+    def nvmlDeviceGetUtilizationRates(self, handle, into):
+        into._obj.gpu, into._obj.memory = 97, 40
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, into):
+        into._obj.used = 1 << 30
+        return 0
+
+    def nvmlDeviceGetClockInfo(self, handle, which, into):
+        into._obj.value = {1: 1755, 2: 3201}[which.value]
+        return 0
+
+    def nvmlDeviceGetMaxClockInfo(self, handle, which, into):
+        into._obj.value = {1: 1980, 2: 3201}[which.value]
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle, into):
+        into._obj.value = 640_200
+        return 0
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle, into):
+        into._obj.value = 700_000
+        return 0
+
+    def nvmlDeviceGetTemperature(self, handle, which, into):
+        return 3  # not supported
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle, into):
+        into._obj.value = 0x4 | 0x20
+        return 0
+
+
+def test_state_is_read_in_the_units_of_its_names():
+    nvml = Nvml(FakeLibrary())
+    state = nvml.state(nvml.device(uuid=None, index=0))
+    assert state["utilization_pct"] == 97
+    assert state["sm_clock_mhz"] == 1755
+    assert state["power_w"] == 640.2
+    assert state["throttle_reasons"] == ["power_cap", "thermal_software"]
+    assert state["memory_used_bytes"] == 1 << 30
+
+
+def test_what_the_driver_does_not_offer_is_unknown():
+    nvml = Nvml(FakeLibrary(without=("nvmlDeviceGetCurrentClocksThrottleReasons",)))
+    state = nvml.state(ctypes.c_void_p(42))
+    assert state["temperature_c"] is None
+    assert state["throttle_reasons"] is None
+    assert state["power_w"] == 640.2
+
+
+def test_device_is_found_by_uuid_before_its_number():
+    library = FakeLibrary()
+    Nvml(library).device(uuid="GPU-right", index=3)
+    assert library.asked_for == [b"GPU-right"]
+    Nvml(library).device(uuid="GPU-unknown", index=0)
+    assert library.asked_for[-1] == 0
+    with pytest.raises(OSError, match="error 2"):
+        Nvml(library).device(uuid=None, index=9)
+
+
+def test_samples_are_taken_off_the_training_thread_and_faster_in_the_window(tmp_path):
+    library = FakeLibrary()
+    telemetry = Telemetry(nvml=lambda: Nvml(library), period_s=60, window_period_s=0.01, cuda_in_use=lambda: True)
+    telemetry.on_step_end(4)
+    wait_until(lambda: len(telemetry._states) == 1)
+    telemetry.on_window_start()
+    wait_until(lambda: len(telemetry._states) >= 5)
+    telemetry.on_window_end()
+    telemetry.on_close(tmp_path, 0)
+    rows = [json.loads(line) for line in (tmp_path / "rank00000.telemetry.jsonl").read_text().splitlines()]
+    assert rows[0]["kind"] == "device"
+    assert rows[0]["max_sm_clock_mhz"] == 1980
+    assert rows[0]["power_limit_w"] == 700
+    assert {row["kind"] for row in rows[1:]} == {"state"}
+    assert rows[1]["step"] == 5
+    assert [row["time_ns"] for row in rows[1:]] == sorted(row["time_ns"] for row in rows[1:])
+    assert library.shut_down
+
+
+def test_without_nvml_there_is_one_note_and_no_file(tmp_path, capsys):
+    def absent():
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+    telemetry = Telemetry(nvml=absent, cuda_in_use=lambda: True)
+    for step in range(3):
+        assert telemetry.on_step_end(step) == {}
+    wait_until(lambda: telemetry.why_not is not None)
+    telemetry.on_close(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().err.count("no device telemetry") == 1
+
+
+def test_nvml_that_does_not_start_is_an_error():
+    with pytest.raises(OSError, match="found 9"):
+        Nvml(FakeLibrary(init=9))
+
+
+def test_without_cuda_no_thread_is_started(tmp_path):
+    telemetry = Telemetry(cuda_in_use=lambda: False)
+    telemetry.on_step_end(0)
+    assert telemetry._thread is None
+    telemetry.on_close(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_until(true, timeout_s=120):
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,0 +1,39 @@
+"""What the recorder says on stderr: once per machine and job, and the launcher knows that something was said."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.record.failsafe import say
+from stepscope.record.progress_notes import SAID, SEEN_VARIABLE
+
+
+def test_ranks_of_one_machine_say_a_thing_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(SEEN_VARIABLE, str(tmp_path))
+    program = "from stepscope.record.failsafe import say; say('the disk is slow')"
+    others = subprocess.run([sys.executable, "-c", program], env=os.environ, capture_output=True, text=True)
+    for text in ("the disk is slow", "something else", "something else"):
+        say(text)
+    assert others.stderr == "stepscope: the disk is slow\n"
+    assert capsys.readouterr().err == "stepscope: something else\n"
+    assert len(list(tmp_path.glob(f"{SAID}*"))) == 2
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    say("something else")
+    assert capsys.readouterr().err == "stepscope: something else\n"
+
+
+@pytest.mark.parametrize("folder", [None, "gone"])
+def test_without_a_launcher_everything_is_said(
+    folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(SEEN_VARIABLE, raising=False)
+    if folder is not None:
+        monkeypatch.setenv(SEEN_VARIABLE, str(tmp_path / folder))
+    say("twice")
+    say("twice")
+    assert capsys.readouterr().err == "stepscope: twice\n" * 2

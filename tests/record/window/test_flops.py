@@ -1,0 +1,84 @@
+"""FLOPs of one step, against torch's own counter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from stepscope.record.window.flops import flops_of
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.step_census import StepCensus
+
+
+class Small(torch.nn.Module):
+    """A convolution, its transpose, a linear layer and a batched product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, dilation=1)
+        self.up = torch.nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.linear = torch.nn.Linear(16, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.conv(x))
+        q = self.linear(x).unflatten(-1, (2, 16)).transpose(1, 2).flatten(0, 1)
+        return q @ q.transpose(-1, -2)
+
+
+def census_of(step: object) -> dict[str, int]:
+    census = StepCensus(ProfilerGuard())
+    census.begin()
+    step()  # type: ignore[operator]
+    found = census.end()
+    assert found is not None
+    return found
+
+
+def test_convolutions_and_products_agree_with_torch() -> None:
+    model, x = Small(), torch.randn(2, 3, 16, 16)
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model(x)
+    forward = counter.get_total_flops()
+    with counter:
+        model(x).sum().backward()
+    found = census_of(lambda: model(x).sum().backward())
+    assert found["forward"] == forward
+    assert found["total"] == counter.get_total_flops()
+
+
+def test_grouped_convolution_counts_its_own_channels_only() -> None:
+    conv = torch.nn.Conv2d(8, 8, 3, groups=4, padding=2, dilation=2)
+    x = torch.randn(2, 8, 16, 16, requires_grad=True)
+    found = census_of(lambda: conv(x).sum().backward())
+    once = 2 * (2 * 8 * 16 * 16) * (8 // 4) * 9
+    assert (found["forward"], found["total"]) == (once, 3 * once)
+
+
+def test_attention_is_counted_in_full() -> None:
+    b, h, s, d = 2, 4, 16, 8
+    q, k, v = (torch.randn(b, h, s, d, requires_grad=True) for _ in range(3))
+    found = census_of(lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward())
+    assert found["forward"] == 4 * b * h * s * s * d
+    assert found["total"] == found["forward"] * (1 + 2.5)  # backward computes the scores once more
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputation_is_in_the_total_and_not_in_the_forward(reentrant: bool) -> None:
+    layer = torch.nn.Linear(8, 8)
+    x = torch.randn(4, 8, requires_grad=True)
+    once = 2 * 4 * 8 * 8
+    found = census_of(lambda: checkpoint(layer, x, use_reentrant=reentrant).sum().backward())
+    assert (found["forward"], found["total"]) == (once, 4 * once)
+
+
+def test_operators_without_products_count_nothing() -> None:
+    assert flops_of("aten::add", [[8, 8], [8, 8]], []) == 0
+    assert flops_of("aten::linear", [[8, 8], [8, 8]], []) == 0  # its addmm counts
+    assert flops_of("aten::mm", [[8]], []) == 0  # not what the formula expects
+
+
+def test_census_leaves_no_profiler_running() -> None:
+    census_of(lambda: None)
+    assert not torch.autograd._profiler_enabled()

@@ -1,0 +1,81 @@
+"""Whatever is printed, nothing in it is markup and nothing in it steers the terminal; and there is no other way out."""
+
+import ast
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from stepscope.cli.say import say, say_aside, warn
+from stepscope.report.text.terminal import PlainConsole, console, plain_table
+
+SOURCE = Path(__file__).parents[3] / "src" / "stepscope"
+HOSTILE = "[red]x[/red] [/foo] \x1b[31m \x1b]52;c;AAAA\x07 \x9b2J \u202e\u2066 :smile:"
+JOB = ("record", "bench", "integrations")
+
+
+def printed(what: object, *, terminal: bool = False) -> str:
+    file = io.StringIO()
+    out = PlainConsole(file=file, force_terminal=terminal, color_system=None, width=400, highlight=False)
+    out.print(what)
+    return file.getvalue()
+
+
+def table_of(cell: object) -> Table:
+    table = Table(HOSTILE, title=HOSTILE, caption=HOSTILE)
+    table.add_row(cell)  # type: ignore[arg-type]
+    return table
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize(
+    "what",
+    [HOSTILE, Text(HOSTILE), table_of(HOSTILE), table_of(Text(HOSTILE)), Panel(HOSTILE), Group(HOSTILE, Text(HOSTILE))],
+    ids=["str", "text", "cell", "text cell", "panel", "group"],
+)
+def test_names_neither_steer_the_terminal_nor_are_markup(what: object, terminal: bool) -> None:
+    shown = printed(what, terminal=terminal)
+    assert all(c.isprintable() or c == "\n" for c in shown), shown
+    assert "[red]x[/red] [/foo] \\x1b[31m" in shown
+    assert "\\u202e" in shown and ":smile:" in shown
+
+
+def test_colours_of_our_own_stay() -> None:
+    file = io.StringIO()
+    PlainConsole(file=file, force_terminal=True, color_system="standard").print(Text("late", style="red"))
+    assert file.getvalue() == "\x1b[31mlate\x1b[0m\n"
+
+
+def test_console_and_its_tables_are_plain() -> None:
+    file = io.StringIO()
+    out = console(file)
+    table = plain_table(out, "a")
+    table.add_row("[bold]b[/bold]")
+    out.print(table)
+    assert isinstance(out, PlainConsole)
+    assert "[bold]b[/bold]" in file.getvalue()
+
+
+def test_plain_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    for tell in (say, say_aside, warn):
+        tell(f"{HOSTILE}\nforged line")
+    for stream in capsys.readouterr():
+        assert all(c.isprintable() or c == "\n" for c in stream)
+        assert all("\\nforged line" in line for line in stream.splitlines())
+
+
+def test_nothing_prints_past_the_two_doors() -> None:
+    """Only `say` prints, only `terminal` makes consoles; `output` writes what `-` asked for, as it is."""
+    desk = [p for p in SOURCE.rglob("*.py") if p.relative_to(SOURCE).parts[0] not in JOB]
+    assert len(desk) > 100
+    found = set()
+    for path in desk:
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if called in ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write"):
+                found.add((path.name, called))
+    assert found == {("say.py", "print"), ("output.py", "sys.stdout.write")}

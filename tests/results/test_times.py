@@ -1,0 +1,201 @@
+"""How sure a benchmark's time is, against series with known truth."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from stepscope.analyze.ranks.log_stragglers import late_ranks
+from stepscope.results.scaling import scaling
+from stepscope.results.times import bench_times, ratio
+from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.stats import bootstrap as stats_bootstrap
+
+RANDOM = np.random.default_rng(7)
+TRIALS = 120
+LEAST_HELD = 107
+"""95 % of 120 less three standard deviations"""
+
+Floats = npt.NDArray[np.float64]
+
+
+def runs(mean: float, *, sigma: float = 0.01, count: int = 3, steps: int = 50) -> list[list[float]]:
+    return [(mean * RANDOM.normal(1, sigma, steps)).tolist() for _ in range(count)]
+
+
+def evidence(samples: list[list[float]], **more: int) -> str:
+    times = bench_times(samples, **more)
+    assert times is not None
+    return "; ".join(doubt.evidence for doubt in times.doubts)
+
+
+def test_steady_series_has_no_doubt() -> None:
+    times = bench_times(runs(20.0))
+    assert times is not None and times.steady
+    assert times.high_ms - times.low_ms < 0.5
+
+
+NOISE = {"normal": (0.0, False), "correlated": (0.5, False), "skewed": (0.0, True), "both": (0.5, True)}
+"""lag-1 autocorrelation, and whether most steps are alike and a few long"""
+
+
+def noisy(rng: np.random.Generator, kind: str, *, median_ms: float, steps: int = 50) -> Floats:
+    """Return steps of this median, 5 % noise."""
+    r, skewed = NOISE[kind]
+    z = rng.standard_normal(steps + 20)
+    for i in range(1, len(z)):
+        z[i] = r * z[i - 1] + np.sqrt(1 - r * r) * z[i]
+    return np.asarray(median_ms * (1 + 0.05 * ((np.exp(0.7 * z) - 1) / 0.7 if skewed else z)[20:]))
+
+
+@pytest.fixture
+def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the draws: the rates below are of many trials, not of one."""
+    monkeypatch.setattr(stats_bootstrap, "_DRAWS", 199)
+
+
+@pytest.mark.usefixtures("fewer_draws")
+@pytest.mark.parametrize("apart", [None, 0.0, 0.03], ids=["one run", "equal runs", "runs 3 % apart"])
+@pytest.mark.parametrize("kind", NOISE)
+def test_interval_holds_the_truth_as_often_as_it_says(kind: str, apart: float | None) -> None:
+    rng = np.random.default_rng(7)
+    held = 0
+    for _ in range(TRIALS):
+        levels = 20 * (1 + (apart or 0.0) * rng.standard_normal(1 if apart is None else 3))
+        found = bench_times([noisy(rng, kind, median_ms=level) for level in levels])
+        assert found is not None
+        held += found.low_ms <= 20 <= found.high_ms
+    assert held >= LEAST_HELD
+
+
+@pytest.mark.usefixtures("fewer_draws")
+@pytest.mark.parametrize("apart", [0.0, 0.02], ids=["drift shared", "runs 2 % apart"])
+@pytest.mark.parametrize("kind", NOISE)
+def test_interval_of_the_ratio_holds_the_truth_as_often_as_it_says(kind: str, apart: float) -> None:
+    rng = np.random.default_rng(11)
+    held = 0
+    for _ in range(TRIALS):
+        drift = 1 + 0.1 * rng.standard_normal(3)
+        sides = [
+            [noisy(rng, kind, median_ms=ms * d * (1 + apart * rng.standard_normal())) for d in drift] for ms in (24, 20)
+        ]
+        _, low, high = ratio(*sides)
+        held += low <= 1.2 <= high
+    assert held >= LEAST_HELD
+
+
+def test_runs_of_two_steps_give_the_range_of_the_steps() -> None:
+    times = bench_times([[10.0, 12.0], [11.0, 14.0]])
+    assert times is not None and (times.low_ms, times.high_ms) == (10.0, 14.0)
+    middle, low, high = ratio([[10.0, 12.0]], [[5.0, 6.0]])
+    assert (low, high) == (10 / 6, 12 / 5) and middle == pytest.approx(2.0)
+
+
+def test_series_takes_as_long_as_itself() -> None:
+    samples = runs(20.0)
+    assert ratio(samples, samples) == (1.0, 1.0, 1.0)
+
+
+def test_times_are_above_zero_however_little_is_known() -> None:
+    times = bench_times([[1.0] * 9 + [2.0], [9.0] * 9 + [2.0]])
+    assert times is not None and 0 < times.low_ms < 1
+
+
+def test_warm_up_that_was_too_short_is_seen_and_counted() -> None:
+    samples = runs(20.0)
+    samples[1][:6] = [80.0, 60, 50, 45, 40, 35]
+    assert "first 6 measured steps" in evidence(samples, warmup_steps=10)
+    assert "22 warm-up steps" in evidence(samples, warmup_steps=10)
+
+
+def test_runs_that_differ_are_seen() -> None:
+    assert "runs differ by 2" in evidence([*runs(20.0, count=1), *runs(25.0, count=1)])
+
+
+def test_noise_is_seen() -> None:
+    assert "steps vary by" in evidence(runs(20.0, sigma=0.3))
+
+
+def test_few_steps_are_seen() -> None:
+    assert "only 6 steps" in evidence(runs(20.0, count=2, steps=3))
+
+
+def test_single_slow_step_is_seen() -> None:
+    samples = runs(20.0)
+    samples[0][30] = 55.0
+    assert "slowest step took 2.7 times" in evidence(samples) or "slowest step took 2.8 times" in evidence(samples)
+
+
+def test_nothing_measured_is_none() -> None:
+    assert bench_times([]) is None and bench_times([[]]) is None
+
+
+def test_drift_of_whole_runs_cancels_in_the_ratio() -> None:
+    drift = [1.0, 1.3, 1.7]
+    a, b = runs(12.0), runs(10.0)
+    drifting = [[[t * d for t in run] for run, d in zip(side, drift, strict=True)] for side in (a, b)]
+    assert ratio(*drifting) == pytest.approx(ratio(a, b))
+    middle, low, high = ratio(*drifting)
+    assert middle == pytest.approx(1.2, rel=0.03) and high - low < 0.1
+
+
+def row(mode: str, ranks: int, ms: float) -> dict[str, object]:
+    return {"config": {"mode": mode, "world_size": ranks}, "samples_ms": runs(ms)}
+
+
+def test_efficiency_of_strong_and_weak_scaling() -> None:
+    found = scaling([row("strong", 1, 100), row("strong", 4, 31.25), row("weak", 1, 100), row("weak", 4, 125)])
+    by = {(s.mode, s.world_size): s for s in found}
+    assert by["strong", 4].efficiency == pytest.approx(0.8, rel=0.02)
+    assert by["strong", 4].speedup == pytest.approx(3.2, rel=0.02)
+    assert by["weak", 4].efficiency == pytest.approx(0.8, rel=0.02)
+    assert by["weak", 4].low <= 0.8 <= by["weak", 4].high
+
+
+def log(rank: int, own_ms: float, step_ms: float, *, sigma: float = 0.01, steps: int = 60) -> StepLog:
+    own = own_ms * RANDOM.normal(1, sigma, steps)
+    lines = [
+        {
+            "step": i,
+            "start_ns": 10**9 + int(i * step_ms * 1e6),
+            "end_ns": 10**9 + int((i + 1) * step_ms * 1e6),
+            "dur_ns": int(step_ms * 1e6),
+            "regions": {"gradient_sync": {"ns": int((step_ms - t) * 1e6), "n": 1}},
+        }
+        for i, t in enumerate(own)
+    ]
+    return step_log_of(lines, rank=rank)
+
+
+def test_late_rank_is_named_from_logs_though_all_steps_are_equally_long() -> None:
+    for ranks in (2, 4):
+        logs = [log(r, 70 if r == 1 else 50, 80) for r in range(ranks)]
+        found = late_ranks(logs)
+        assert [late.rank for late in found] == [1]
+        assert found[0].late_ms == pytest.approx(20, rel=0.05) and found[0].slowdown == pytest.approx(1.4, rel=0.05)
+
+
+def test_late_rank_is_named_where_the_wait_was_measured_in_a_few_steps_only() -> None:
+    logs = []
+    for rank, every in enumerate((10, 11)):
+        waited = log(rank, 70 if rank == 1 else 50, 80)
+        region = waited.numbers["regions.gradient_sync.ns"]
+        region[np.arange(len(region)) % every != 0] = np.nan  # each rank at moments of its own
+        logs.append(waited)
+    found = late_ranks(logs)
+    assert [late.rank for late in found] == [1] and found[0].late_ms == pytest.approx(20, rel=0.1)
+
+
+def test_profiled_steps_do_not_count() -> None:
+    logs = [log(r, 70 if r == 1 else 50, 180) for r in range(2)]
+    for each in logs:
+        each.profiled[20:50] = True
+        each.numbers["regions.gradient_sync.ns"][20:50] = 0.0 if each.rank else 130e6
+    assert late_ranks(logs)[0].late_ms == pytest.approx(20, rel=0.05)
+
+
+def test_equal_ranks_are_not_late_however_noisy() -> None:
+    assert late_ranks([log(r, 50, 80, sigma=0.2) for r in range(2)]) == []
+
+
+def test_no_logs_name_nobody() -> None:
+    assert late_ranks([]) == [] and late_ranks([log(0, 50, 80)]) == []

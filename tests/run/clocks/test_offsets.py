@@ -1,0 +1,190 @@
+"""Clocks of constructed jobs are recovered within their stated uncertainty, and jumps are flagged (A6, X18)."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+from tests.run.together import Job
+
+from stepscope.run.aligned import aligned
+from stepscope.run.clocks.offsets import Clocks
+from stepscope.run.load import load
+
+SECOND = 1_000_000.0
+
+
+def assert_recovered(clocks: Clocks, job: Job, *, moments_us: Sequence[float] | None = None) -> None:
+    """Assert that a moment of true time comes out the same on all ranks, within the uncertainty."""
+    for moment in moments_us if moments_us is not None else (0, job.steps * job.step_us):
+        local = [t._local_ns(moment) + 1_700_000_000_000_000_000 for t in job.traces()]
+        shared = np.array([int(clocks.shared(r, np.array([ns]))[0]) for r, ns in enumerate(local)])
+        assert (np.abs(shared - shared[0]) <= clocks.uncertainty_ns).all(), shared - shared[0]
+
+
+@pytest.mark.parametrize(
+    "offset_us",
+    [
+        (0, 0, 0, 0),
+        (0, 37.123, -12, 5),
+        (0, 20_000, 0, 0),
+        (0, 10 * SECOND, -10 * SECOND, 3600 * SECOND),
+        (5e6, 0, 0, 0),
+    ],
+)
+def test_offsets_up_to_an_hour_are_recovered(tmp_path: Path, offset_us: tuple[float, ...]) -> None:
+    job = Job(offset_us=offset_us, late_us=(0, 0, 3000, 0))
+    clocks = aligned(job.run(tmp_path)).clocks
+    assert clocks.known.all()
+    assert_recovered(clocks, job)
+    assert (clocks.uncertainty_ns < 1_500_000).all(), "an uncertainty that says nothing would pass anything"
+    assert np.isnan(clocks.drift_ppm).all(), "a window of 0.1 s cannot show a drift"
+    assert not clocks.warnings
+
+
+def test_always_late_rank_does_not_shift_its_clock(tmp_path: Path) -> None:
+    """A rank that is always late starts late in every collective; only ends may speak."""
+    job = Job(late_us=(0, 8000, 0, 0), arrival_jitter_us=10)
+    clocks = aligned(job.run(tmp_path)).clocks
+    assert np.abs(clocks.offset_ns).max() < 5_000
+
+
+def test_estimate_sharpens_with_the_noise_of_the_ends(tmp_path: Path) -> None:
+    offset_us = (0, 1234.567, -987.654, 5)
+    for jitter in (0, 1, 30):
+        (tmp_path / str(jitter)).mkdir()
+        job = Job(offset_us=offset_us, end_jitter_us=jitter, steps=12)
+        clocks = aligned(job.run(tmp_path / str(jitter))).clocks
+        error = clocks.offset_ns + np.array(offset_us) * 1000
+        assert np.abs(error).max() <= max(jitter * 1000, 1)
+
+
+def test_offsets_are_exact_to_the_nanosecond_where_ends_agree(tmp_path: Path) -> None:
+    """Times since 1970 are more than a float64 holds: a median of them would be off by up to 128 ns."""
+    job = Job(ranks=3, offset_us=(0, 1_234.567, -7_654_321.123), end_jitter_us=0)
+    assert aligned(job.run(tmp_path)).clocks.offset_ns.tolist() == [0, -1_234_567, 7_654_321_123]
+
+
+def test_drift_of_100_ppm_shows_on_a_long_window(tmp_path: Path) -> None:
+    job = Job(steps=20, step_us=SECOND, drift_ppm=(0, 100, -60, 0), offset_us=(0, 5 * SECOND, 0, 40))
+    clocks = aligned(job.run(tmp_path)).clocks
+    moments = np.linspace(0, 20 * SECOND, 9)
+    assert_recovered(clocks, job, moments_us=moments.tolist())
+    assert clocks.drift_ppm[1] == pytest.approx(-100, abs=0.5)
+    assert clocks.drift_ppm[2] == pytest.approx(60, abs=0.5)
+    assert np.isnan(clocks.drift_ppm[[0, 3]]).all()
+    assert not clocks.warnings
+
+
+def test_drift_of_the_reference_itself_is_the_others(tmp_path: Path) -> None:
+    job = Job(ranks=3, steps=20, step_us=SECOND, drift_ppm=(80, 0, 0))
+    clocks = aligned(job.run(tmp_path)).clocks
+    assert_recovered(clocks, job)
+    assert clocks.drift_ppm[1:] == pytest.approx([80, 80], abs=0.5)
+
+
+def test_groups_that_share_no_rank_are_tied_through_others(tmp_path: Path) -> None:
+    """A 2 x 2 mesh: ranks 0 and 3 meet in no group, but both meet 1 and 2."""
+    groups = {"tp0": (0, 1), "tp1": (2, 3), "dp0": (0, 2), "dp1": (1, 3)}
+    offset = (0.0, 400.0, -900.0, 10 * SECOND)
+    traces = [RankTrace(r, world_size=4, clock_offset_us=offset[r], groups=groups) for r in range(4)]
+    for trace in traces:
+        trace.step(0, 0, 20_000)
+        for k in range(12):
+            for name, ranks in groups.items():
+                if trace.rank in ranks:
+                    ready = 1500 * k + (600 if name.startswith("dp") else 0)
+                    trace.collective("allreduce", at=ready, start=ready + 20 * trace.rank, end=ready + 500, group=name)
+    clocks = aligned(built_run(tmp_path, traces)).clocks
+    assert clocks.known.all()
+    assert clocks.offset_ns.tolist() == [0, -400_000, 900_000, -10_000_000_000]
+    assert clocks.uncertainty_ns[3] > clocks.uncertainty_ns[1], "two groups away is less sure than one"
+
+
+def test_rank_that_nothing_ties_is_said_to_be_unknown(tmp_path: Path) -> None:
+    groups = {"a": (0, 1), "b": (2, 3)}
+    traces = [RankTrace(r, world_size=4, clock_offset_us=100 * r, groups=groups) for r in range(4)]
+    for trace in traces:
+        trace.step(0, 0, 20_000)
+        name = "a" if trace.rank < 2 else "b"
+        for k in range(5):
+            trace.collective("allreduce", at=1000 * k, start=1000 * k + 10, end=1000 * k + 400, group=name)
+    clocks = aligned(built_run(tmp_path, traces)).clocks
+    assert clocks.known.tolist() == [True, True, False, False]
+    assert np.isnan(clocks.uncertainty_ns[2:]).all()
+    assert clocks.warnings == ("clock of rank 2, 3 unknown: no collective ties it to rank 0",)
+    assert clocks.offset_ns[3] - clocks.offset_ns[2] == -100_000, "among themselves they are still aligned"
+
+
+@pytest.mark.parametrize("jump_us", [3600 * SECOND, -3600 * SECOND, 50_000.0])
+@pytest.mark.parametrize("after_step", [2, 5])
+def test_clock_set_inside_the_window_is_flagged(tmp_path: Path, jump_us: float, after_step: int) -> None:
+    job = Job(steps=8)
+    traces = job.traces()
+    boundary = traces[2]._local_ns(after_step * job.step_us) / 1000
+    for event in traces[2].events:
+        if event["ts"] >= boundary:
+            event["ts"] += jump_us
+    clocks = aligned(built_run(tmp_path, traces)).clocks
+    said = re.fullmatch(r"clock of rank 2 jumps by (-?[\d.]+) ms inside the window", clocks.warnings[0])
+    assert len(clocks.warnings) == 1
+    assert said
+    assert float(said[1]) == pytest.approx(jump_us / 1000, abs=0.1)
+
+
+def test_jump_between_two_ranks_names_both(tmp_path: Path) -> None:
+    traces = Job(ranks=2, steps=8).traces()
+    boundary = traces[1]._local_ns(4 * 20_000) / 1000
+    for event in traces[1].events:
+        event["ts"] += 30_000 if event["ts"] >= boundary else 0
+    warnings = aligned(built_run(tmp_path, traces)).clocks.warnings
+    assert warnings == ("clocks of ranks 0 and 1 jump apart by 30.0 ms inside the window",)
+
+
+def test_steady_but_noisy_clock_is_not_called_a_jump(tmp_path: Path) -> None:
+    job = Job(steps=10, end_jitter_us=3000, transfer_us=6000, step_us=60_000)
+    assert aligned(job.run(tmp_path)).clocks.warnings == ()
+
+
+def test_point_to_point_ties_ranks_where_nothing_else_does(tmp_path: Path) -> None:
+    offset = (0.0, 70_000.0, -3_000.0)
+    traces = [RankTrace(r, world_size=3, clock_offset_us=offset[r]) for r in range(3)]
+    for trace in traces:
+        trace.step(0, 0, 50_000)
+        for k in range(6):
+            for low in (0, 1):
+                if trace.rank in (low, low + 1):
+                    op, peer = ("send", low + 1) if trace.rank == low else ("recv", low)
+                    ready = 6000 * k + 2500 * low
+                    trace.collective(op, at=ready, start=ready + 5, end=ready + 300, peer=peer)
+    clocks = aligned(built_run(tmp_path, traces)).clocks
+    assert clocks.known.all()
+    assert np.abs(clocks.offset_ns + np.array(offset) * 1000).max() <= 1
+    assert (clocks.uncertainty_ns[1:] >= 295_000).all(), "one end of a message may come a whole transfer early"
+
+
+def test_starts_bound_the_offset_where_ends_mislead(tmp_path: Path) -> None:
+    """No rank can end before all have started: an offset from ends alone that says so is moved."""
+    traces = [RankTrace(r, world_size=2) for r in range(2)]
+    for trace in traces:
+        trace.step(0, 0, 50_000)
+        for k in range(8):
+            ready = 5000 * k
+            # Rank 1 ends 300 us early on its own clock, although rank 0 arrives only 100 us before that.
+            start, end = (ready + 200, ready + 600) if trace.rank == 0 else (ready, ready + 250)
+            trace.collective("allreduce", at=ready - 20, start=start, end=end)
+    clocks = aligned(built_run(tmp_path, traces)).clocks
+    start0, end1 = 200_000, 250_000 + int(clocks.offset_ns[1])
+    assert start0 <= end1
+
+
+def test_single_rank_has_its_own_clock(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    trace.step(0, 0, 1000)
+    trace.kernel("gemm", at=10, start=20, end=30)
+    trace.write(tmp_path)
+    clocks = aligned(load(tmp_path, cache=False)).clocks
+    assert clocks.known.all()
+    assert clocks.offset_ns.tolist() == [0]

@@ -1,0 +1,83 @@
+"""Spreads, slow starts and trends recover what was put into a series."""
+
+import numpy as np
+import pytest
+
+from stepscope.stats.robust import mad_sigma, slow_start, spread, theil_sen, trend
+
+
+def test_spread_leaves_unknown_out() -> None:
+    found = spread([1.0, 3.0, float("nan")])
+    assert found is not None
+    assert (found.mean, found.min, found.max, found.std, found.count) == (2.0, 1.0, 3.0, 1.0, 2)
+    assert spread([float("nan")]) is None
+
+
+@pytest.mark.parametrize("slow", [0, 1, 2, 7])
+def test_slow_start_is_counted(slow: int) -> None:
+    noise = np.random.default_rng(slow).normal(0, 1, 60)
+    series = 100 + noise + np.where(np.arange(60) < slow, 60, 0)
+    assert slow_start(series) == slow
+
+
+def test_one_lucky_step_does_not_end_a_slow_start() -> None:
+    assert slow_start([50, 48, 10, 45, 47, 10, 10, 10, 11, 10, 10, 11]) == 5
+
+
+def test_spike_after_the_start_is_no_slow_start() -> None:
+    assert slow_start([10, 10, 90, 10, 10, 10, 10, 10]) == 0
+
+
+@pytest.mark.parametrize("n", [12, 60, 5000])
+def test_trend_recovers_a_slope_and_its_interval(n: int) -> None:
+    x = np.arange(n)
+    y = 1000 + 0.5 * x + np.random.default_rng(1).normal(0, 0.05 * n, n)
+    y[:: max(n // 10, 2)] += 10_000  # spikes
+    found = trend(x, y)
+    assert found is not None
+    assert found.low <= 0.5 <= found.high
+    assert found.slope == pytest.approx(0.5, rel=0.3)
+    assert found.p_value < 0.01 or n == 12
+
+
+def test_steady_series_seldom_shows_a_trend_even_with_autocorrelation() -> None:
+    rng = np.random.default_rng(5)
+    false_alarms = 0
+    for _ in range(200):
+        noise = rng.normal(0, 1, 300)
+        for i in range(1, 300):
+            noise[i] += 0.6 * noise[i - 1]
+        found = trend(np.arange(300), 100 + noise)
+        false_alarms += found is not None and found.p_value < 0.01
+    assert false_alarms <= 8  # 1 % is 2 of 200
+
+
+def test_constant_series_has_no_trend() -> None:
+    found = trend(np.arange(20), np.full(20, 7))
+    assert found is not None
+    assert (found.slope, found.p_value) == (0.0, 1.0)
+
+
+def test_few_points_have_no_trend() -> None:
+    assert trend(range(7), range(7)) is None
+
+
+def test_median_spread_equals_sigma_and_ignores_outliers() -> None:
+    values = np.random.default_rng(2).normal(50, 4, 4000)
+    values[::10] = 1e9
+    assert mad_sigma(values) == pytest.approx(4, rel=0.2)
+    assert mad_sigma([]) == 0.0
+
+
+@pytest.mark.parametrize("n", [2, 50, 3000])
+def test_median_slope_holds_against_a_third_of_outliers(n: int) -> None:
+    x = np.arange(n, dtype=float)
+    y = 7 - 0.25 * x
+    y[np.random.default_rng(3).permutation(n)[: n // 3]] += 1e6
+    slope, intercept = theil_sen(x, y)
+    assert slope == pytest.approx(-0.25, abs=1e-6)
+    assert intercept == pytest.approx(7, abs=1)
+
+
+def test_median_slope_of_one_moment_is_none() -> None:
+    assert theil_sen(np.full(5, 3.0), np.arange(5.0)) == (0.0, 2.0)
