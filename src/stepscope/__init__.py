@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "Analysis": "stepscope.analysis",
     "CommunicationProfiler": "stepscope.cost.strategies.profiler",
     "Trainer": "stepscope.bench.trainer.trainer",
     "annotate_modules": "stepscope.record.annotate",
-    "load": "stepscope.run.load",
+    "load": "stepscope.analysis",
     "memory_snapshot": "stepscope.record.memory.snapshots",
     "profile": "stepscope.record.profile",
     "quick_check": "stepscope.record.quick_check",
@@ -25,6 +26,8 @@ _PUBLIC = {
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from stepscope.analysis import Analysis as Analysis
+    from stepscope.analysis import load as load
     from stepscope.bench.trainer.trainer import Trainer as Trainer
     from stepscope.cost.strategies.profiler import CommunicationProfiler as CommunicationProfiler
     from stepscope.record.annotate import annotate_modules as annotate_modules
@@ -32,7 +35,6 @@ if TYPE_CHECKING:
     from stepscope.record.profile import profile as profile
     from stepscope.record.profile import region as region
     from stepscope.record.quick_check import quick_check as quick_check
-    from stepscope.run.load import load as load
 
 
 def __getattr__(name: str) -> Any:
@@ -40,3 +42,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'stepscope' has no attribute {name!r}; it offers {', '.join(__all__)}")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    """Return the public names, whether they were used yet or not."""
+    return sorted([*__all__, *globals()])

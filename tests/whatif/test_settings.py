@@ -9,7 +9,6 @@ from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.errors import InputError, UsageError
-from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.settings import SETTINGS, what_if
 
 US = 1000
@@ -23,7 +22,7 @@ def late(tmp_path_factory: pytest.TempPathFactory) -> Account:
 
 
 def predicted_us(account: Account, *texts: str) -> float:
-    return what_if(account, texts, fixes=fixes_of(account)).prediction.step_ns / US
+    return what_if(account, texts).prediction.step_ns / US
 
 
 def test_without_a_change_the_step_is_as_recorded(late: Account) -> None:
@@ -120,7 +119,7 @@ def test_rank_without_steps_leaves_the_others_their_prediction(tmp_path: Path) -
 def test_nothing_to_change_is_said(tmp_path: Path) -> None:
     account = account_of(late_run(tmp_path, late_us=0))
     for text, why in (("straggler=off", "no rank is late"), ("optimizer=fused", "shows no optimizer")):
-        answer = what_if(account, [text], fixes=fixes_of(account))
+        answer = what_if(account, [text])
         assert answer.prediction.step_ns == pytest.approx(answer.prediction.baseline_ns)
         assert why in answer.notes[0]
 
@@ -154,7 +153,7 @@ def test_a_replay_far_from_the_measured_step_is_told(tmp_path: Path) -> None:
 )
 def test_anything_else_is_refused_in_one_line(late: Account, text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
-        what_if(late, [text], fixes={})
+        what_if(late, [text])
     assert said in str(error.value) and "\n" not in str(error.value)
 
 

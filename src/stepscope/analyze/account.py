@@ -29,12 +29,13 @@ from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
 from stepscope.errors import InputError
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
 
 
-@dataclass(frozen=True)
-class Account:
+@dataclass(frozen=True, eq=False, repr=False)
+class Account(ArrayRecord):
     """One run and all that is known of it. Per-rank fields are in the order of `run.ranks`."""
 
     run: Run

@@ -13,7 +13,6 @@ Several runs per side are better than one long one: runs differ from each other 
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,16 @@ from stepscope.cli.say import warn
 from stepscope.cli.sizes import above_zero, at_least_one
 from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
-from stepscope.compare.document import compare_bench_json, compare_json
+from stepscope.compare.document import compare_bench_json
 from stepscope.compare.gates import judge_changes
-from stepscope.compare.reports import compared
-from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, run_samples
+from stepscope.compare.sides import ComparedRun, compared_run, comparison_document
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.report import report_json
 from stepscope.errors import UsageError
 from stepscope.report.html.compare import render_comparison
 from stepscope.report.text.compare import print_bench_comparison, print_comparison
 from stepscope.report.text.terminal import console
 from stepscope.results.folder import is_bench_folder, read_bench_results
-from stepscope.run.load import incomplete, load
+from stepscope.run.load import load
 from stepscope.run.sources import runs_in
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
@@ -103,42 +99,21 @@ def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple
     return compare_bench_json(found, a=names[0], b=names[1], gates=results), False
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What is kept of a run: its trace is not."""
-
-    samples: RunSamples
-    report: dict[str, Any]
-    lacks: tuple[str, ...]
-    """what of it was not read"""
-    lost: bool
-
-
 def _runs(
     args: argparse.Namespace, a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]
 ) -> tuple[dict[str, Any], bool]:
     sides = [
-        [_measured(args, given, unprofiled_ms) for given in side]
+        [_compared(args, given, unprofiled_ms) for given in side]
         for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
     ]
-    for line in (line for side in sides for m in side for line in m.lacks):  # once no side can fail any more
+    for line in (line for side in sides for run in side for line in run.not_read):  # once no side can fail any more
         warn(line)
-    samples = [[m.samples for m in side] for side in sides]
-    reports = [[m.report for m in side] for side in sides]
-    whole = compared(compare(samples[0], samples[1]), reports[0], reports[1])
-    document = compare_json(
-        whole,
-        samples[0],
-        samples[1],
-        verdicts=([r["verdict"] for r in reports[0]], [r["verdict"] for r in reports[1]]),
-        gates=judge_changes(gates, whole.metrics, reports[0], reports[1]),
-    )
-    return document, any(m.lost for side in sides for m in side)
+    document = comparison_document(sides[0], sides[1], gates=gates)
+    return document, any(run.is_partial for side in sides for run in side)
 
 
-def _measured(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> _Measured:
+def _compared(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> ComparedRun:
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
     account = account_of(found, unprofiled_ms=unprofiled_ms)
-    report = report_json(account, diagnose(account))
-    return _Measured(run_samples(account), report, tuple(incomplete(found)), bool(found.unreadable))
+    return compared_run(account, diagnose(account))

@@ -15,7 +15,6 @@ from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import UsageError
 from stepscope.report.text.terminal import console
 from stepscope.report.text.whatif import print_whatif, whatif_json
-from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.settings import SETTINGS, what_if
 
 
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
     account = account_from(args)
-    answer = what_if(account, args.settings, fixes=fixes_of(account))
+    answer = what_if(account, args.settings)
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
     if args.json != "-":
         print_whatif(account.run.name, answer, console(sys.stdout))

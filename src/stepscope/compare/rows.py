@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.compare.samples import PerStep
+from stepscope.records import ArrayRecord
 from stepscope.stats.bootstrap import CONFIDENCE, Difference, holm, mean_errors, same
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
 
@@ -77,8 +78,8 @@ def recentred(d: Difference, a: float, b: float) -> Difference:
     return Difference(a, b, d.low + moved, d.high + moved, d.p_value, d.detectable)
 
 
-@dataclass(frozen=True)
-class _Means:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Means(ArrayRecord):
     """One run's means per step with their errors, in a given order of names; 0 for what it lacks."""
 
     ms: Floats

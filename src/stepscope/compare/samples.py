@@ -17,6 +17,7 @@ from stepscope.analyze.host.calls import host_calls, sum_by
 from stepscope.analyze.step.parts import PARTS
 from stepscope.analyze.step.periods import NO_STEP
 from stepscope.analyze.step.steadiness import Series, log_series, median_over_ranks, recorded_series
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import slow_start
 from stepscope.trace.classify import EventKind
@@ -30,8 +31,8 @@ MAX_CELLS = 1 << 24
 """steps times names of a rank, in each of two tables"""
 
 
-@dataclass(frozen=True)
-class StepTimes:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepTimes(ArrayRecord):
     """Step times after the warm-up, in order."""
 
     ms: Floats
@@ -40,8 +41,8 @@ class StepTimes:
     """`step logs`, `recorded steps` or `device periods`"""
 
 
-@dataclass(frozen=True)
-class PerStep:
+@dataclass(frozen=True, eq=False, repr=False)
+class PerStep(ArrayRecord):
     """Times by name, mean over ranks: one row per step, one column per name."""
 
     names: tuple[str, ...]
@@ -50,8 +51,8 @@ class PerStep:
     """how often each ran; 1 where nothing is counted"""
 
 
-@dataclass(frozen=True)
-class StepSamples:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepSamples(ArrayRecord):
     """The steps of one run for a comparison."""
 
     name: str

@@ -15,6 +15,7 @@ from stepscope.compare.runs import step_difference
 from stepscope.compare.samples import step_samples
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.records import ArrayRecord
 from stepscope.units import NS_PER_MS
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
@@ -24,8 +25,8 @@ _GONE = 0.5
 _UNKNOWN_DOUBT = 0.05
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, eq=False, repr=False)
+class Measurement(ArrayRecord):
     """One run for a validation."""
 
     account: Account

@@ -21,6 +21,7 @@ from stepscope.cost.collectives.closed_form import Fabric
 from stepscope.cost.collectives.recorded_run import points_from_run
 from stepscope.errors import InputError, UsageError
 from stepscope.predict.scale_transfers import Floats, Transfers, growing_rows, scaled_transfers
+from stepscope.records import ArrayRecord
 
 MODEL_ERROR = 0.05
 """of the step: what a replay is wrong by, about, however good its inputs"""
@@ -94,8 +95,8 @@ def scaled(
     return Scaling(recorded_world, recorded, without, job.spread_ns, tuple(curve), said, tuple(_notes(source)))
 
 
-@dataclass(frozen=True)
-class _Job:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Job(ArrayRecord):
     account: Account
     replay: Replay
     recorded_ns: float

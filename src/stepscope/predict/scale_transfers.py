@@ -16,6 +16,7 @@ from stepscope.contract.collectives import OPS
 from stepscope.cost.collectives.calibration import Calibration, Estimate
 from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.cost.collectives.points import OPERATIONS
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 
 GROWING = ("ddp", "zero1", "zero2", "fsdp-zero2", "fsdp-zero3", "small", "unknown")
@@ -26,8 +27,8 @@ LINK_DOUBT = 0.3
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Transfers:
+@dataclass(frozen=True, eq=False, repr=False)
+class Transfers(ArrayRecord):
     """Times over the rows of one rank's Collectives, in ns; what does not grow keeps -1."""
 
     time_ns: Floats

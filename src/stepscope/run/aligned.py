@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.clocks.machines import machine_of_rank, one_clock_per_machine
 from stepscope.run.clocks.offsets import Clocks, align_clocks
 from stepscope.run.clocks.probes import probed_ties, tied_by_probes, within_probes
@@ -16,8 +17,8 @@ from stepscope.trace.table import Int64s
 UNMATCHED = -1
 
 
-@dataclass(frozen=True)
-class LastArrivals:
+@dataclass(frozen=True, eq=False, repr=False)
+class LastArrivals(ArrayRecord):
     """The last rank of each match, and what the others waited for it."""
 
     rank_index: npt.NDArray[np.int32]
@@ -25,8 +26,8 @@ class LastArrivals:
     """all others together; 0 where the last two arrived within the clocks' uncertainty, so that nobody can be named"""
 
 
-@dataclass(frozen=True)
-class Aligned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Aligned(ArrayRecord):
     """A run whose ranks share a clock."""
 
     run: Run

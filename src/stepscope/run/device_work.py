@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.scanner import call_stack_parents
@@ -26,8 +27,8 @@ _LAUNCHES = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class DeviceWork:
+@dataclass(frozen=True, eq=False, repr=False)
+class DeviceWork(ArrayRecord):
     """Kernels, copies and sets of one rank, by start. Rows are -1 where there is none."""
 
     row: Rows

@@ -8,19 +8,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.tables.table import Table
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
 from stepscope.trace.parts import joined, trace_id
@@ -34,8 +33,8 @@ MAX_JOBS = 256
 """threads; more than that no machine has cores for, and some refuse to start"""
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, eq=False, repr=False)
+class Run(ArrayRecord):
     """All ranks of one job that could be read."""
 
     name: str
@@ -60,15 +59,6 @@ class Run:
     def unprofiled(self) -> UnprofiledStep | None:
         """Return the step's time without the profiler by the step logs, None without such steps."""
         return unprofiled_step(self.logs)
-
-    def table(self, name: str) -> Table:
-        """Return one of the run's tables (`docs/tables.md`): events, collectives, steps, budget, findings, ..."""
-        return cast(Table, self._tables.table(name))
-
-    @cached_property
-    def _tables(self) -> Any:
-        # Tables of findings are made above this room: the room that makes them is found by name when it is needed.
-        return import_module("stepscope.tables.catalog").RunTables(self)
 
 
 def load(

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import flight_calls
 from stepscope.run.collectives.gloo import gloo_collectives
 from stepscope.run.collectives.of_rank import Collectives, device_collectives
@@ -16,8 +17,8 @@ _MOST_RANKS = 1 << 20
 """a world said to be larger is not believed"""
 
 
-@dataclass(frozen=True)
-class Rank:
+@dataclass(frozen=True, eq=False, repr=False)
+class Rank(ArrayRecord):
     """One rank of a run."""
 
     rank: int

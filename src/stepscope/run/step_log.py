@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepscope.contract.run_folder import json_object, rank_of
 from stepscope.errors import InputError
+from stepscope.records import ArrayRecord
 from stepscope.run.step_columns import MISSING as MISSING
 from stepscope.run.step_columns import StepColumns, is_count
 from stepscope.side_file import side_file_lines
@@ -30,8 +31,8 @@ _PROFILER_WARM_UP = "warmup"
 MAX_RANK = 1 << 30
 
 
-@dataclass(frozen=True)
-class StepLog:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepLog(ArrayRecord):
     """The steps of one rank in the order of the log."""
 
     rank: int

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
@@ -25,8 +26,8 @@ _LOOP_STEP = re.compile(
 _AUTOGRAD = "autograd::engine::evaluate_function"
 
 
-@dataclass(frozen=True)
-class Steps:
+@dataclass(frozen=True, eq=False, repr=False)
+class Steps(ArrayRecord):
     """The recorded steps of one rank on the host's clock, by start."""
 
     number: Int64s

@@ -19,6 +19,7 @@ from math import inf, nan
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
 
 Floats = npt.NDArray[np.float64]
@@ -196,8 +197,8 @@ def welch(variances: Sequence[float], df: Sequence[float]) -> float:
     return sum(variances) ** 2 / whole if whole else float(sum(df))
 
 
-@dataclass(frozen=True)
-class _Drawn:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Drawn(ArrayRecord):
     """One run: its value, what it might have been, and how well it is known."""
 
     value: float

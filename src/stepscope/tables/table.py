@@ -2,19 +2,24 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import UsageError
+from stepscope.records import ArrayRecord
 from stepscope.tables.schema import Column, TableSchema
+from stepscope.units import printable
 
+_MAX_HTML_ROWS = 20
 _NUMPY = {"int64": np.int64, "float64": np.float64, "bool": np.bool_, "text": np.int32}
 
 
-@dataclass(frozen=True)
-class Cells:
+@dataclass(frozen=True, eq=False, repr=False)
+class Cells(ArrayRecord):
     """The values of one column."""
 
     values: npt.NDArray[Any]
@@ -25,8 +30,8 @@ class Cells:
     """where nothing is known; None where every row has a value"""
 
 
-@dataclass(frozen=True)
-class Table:
+@dataclass(frozen=True, eq=False, repr=False)
+class Table(ArrayRecord):
     """A table of a run. `table["dur_ns"]` is a NumPy array; `table.arrow()` the whole as Arrow."""
 
     schema: TableSchema
@@ -49,6 +54,30 @@ class Table:
             place = cells.values if cells.missing is None else np.where(cells.missing, len(cells.texts), cells.values)
             return np.array([*cells.texts, None], object)[place]
         return cells.values if cells.missing is None else np.ma.MaskedArray(cells.values, cells.missing)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the table for any library that speaks Arrow: `polars.DataFrame(table)`, `duckdb.sql(...)`, ..."""
+        return self.arrow().__arrow_c_stream__(requested_schema)
+
+    def to_pandas(self) -> Any:
+        """Return the table as a pandas DataFrame."""
+        _needed("pandas")
+        return self.arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """Return the table as a polars DataFrame."""
+        return _needed("polars").from_arrow(self.arrow())
+
+    def __repr__(self) -> str:
+        return f"<Table {self.schema.name}: {len(self):,} rows of {', '.join(self.columns)}>"
+
+    def _repr_html_(self) -> str:
+        head = "".join(f'<th title="{escape(c.meaning)}">{escape(c.name)}</th>' for c in self.schema.columns)
+        shown = [self[name][:_MAX_HTML_ROWS] for name in self.columns]
+        rows = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in zip(*shown, strict=True))
+        more = len(self) - _MAX_HTML_ROWS
+        rest = f"<p>and {more:,} rows more</p>" if more > 0 else ""
+        return f"<table><tr>{head}</tr>{rows}</table>{rest}"
 
     def arrow(self) -> Any:
         """Return the table as a `pyarrow.Table`; texts are dictionary-encoded, fields carry unit and meaning."""
@@ -107,12 +136,18 @@ def _arrow_array(pa: Any, cells: Cells) -> Any:
     return pa.DictionaryArray.from_arrays(array, pa.array(cells.texts, pa.string()))
 
 
+def _cell(value: Any) -> str:
+    known = value is not None and value is not np.ma.masked
+    return f"<td>{escape(printable(str(value))) if known else ''}</td>"
+
+
 def pyarrow_module() -> Any:
     """Return pyarrow; a `UsageError` where it is not installed."""
+    return _needed("pyarrow", install="'stepscope[sql]'")
+
+
+def _needed(name: str, *, install: str | None = None) -> Any:
     try:
-        import pyarrow as pa
+        return import_module(name)
     except ImportError as error:
-        raise UsageError(
-            "expected pyarrow for Arrow and Parquet, found it not installed; pip install 'stepscope[sql]'"
-        ) from error
-    return pa
+        raise UsageError(f"{name} is not installed: pip install {install or name}") from error

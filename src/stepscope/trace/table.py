@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.schema import NO_STRING, STRING_ID_BASE
 
 Int64s = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Sparse:
+@dataclass(frozen=True, eq=False, repr=False)
+class Sparse(ArrayRecord):
     """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
 
     rows: npt.NDArray[np.integer[Any]]
@@ -57,8 +58,8 @@ class Quality:
     """anything else worth telling: byte-order mark, trailing garbage"""
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(ArrayRecord):
     """One trace file: columns of `schema.DENSE`, sparse columns of `schema.ARGS`, strings and header.
 
     `header` holds the top-level fields beside `traceEvents` (`distributedInfo`, `deviceProperties`, ...).

@@ -1,7 +1,7 @@
 """What each setting of a what-if does to the replay: makers of changes from an account and a value."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,10 @@ from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.contract.regions import Region
 from stepscope.cost.operators.families import Family
 from stepscope.errors import UsageError
+from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
+from stepscope.whatif.fixes import fixes_of
 
 Masks = list[npt.NDArray[np.bool_]]
 
@@ -28,15 +30,13 @@ _NOT_FREE = ("tp", "pp", "ep", "cp")
 """parallel over these, collectives stand inside the passes: their results are needed at once"""
 
 
-@dataclass(frozen=True)
-class Asked:
+@dataclass(frozen=True, eq=False, repr=False)
+class Asked(ArrayRecord):
     """One `KEY=VALUE`, and what it is asked of."""
 
     account: Account
     key: str
     value: str
-    fixes: Mapping[str, Change] | None = None
-    """the rules' fixes by finding id"""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}"
@@ -80,11 +80,10 @@ def fix(word: str, finding: str) -> Maker:
     def make(asked: Asked) -> Made:
         if asked.value != word:
             raise asked.expected(f"{asked.key}={word}")
-        if asked.fixes is None:
-            raise asked.expected("the rules' fixes (fixes=fixes_of(account)), found none")
-        if finding not in asked.fixes:
+        fixes = fixes_of(asked.account)
+        if finding not in fixes:
             return Made(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
-        return Made(asked.fixes[finding], doubt=0.3)
+        return Made(fixes[finding], doubt=0.3)
 
     return make
 

@@ -1,18 +1,14 @@
 """Changes to a run by name: what `stepscope whatif --set KEY=VALUE` understands.
 
-    account = account_of(load("run-folder"))
-    what_if(account, ["straggler=off", "network=2x"]).prediction.step_ns
-
-Settings that undo a diagnosed fault (`optimizer=fused`) need the rules' fixes, by finding id:
-`fixes=stepscope.whatif.fixes.fixes_of(account)`.
+account = account_of(load("run-folder"))
+what_if(account, ["straggler=off", "network=2x"]).prediction.step_ns
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import (
-    Change,
     as_graph,
     evenly_spread,
     without_allocator,
@@ -79,9 +75,9 @@ class Answer:
     notes: tuple[str, ...]
 
 
-def what_if(account: Account, texts: Sequence[str], *, fixes: Mapping[str, Change] | None = None) -> Answer:
+def what_if(account: Account, texts: Sequence[str]) -> Answer:
     """Return the predicted step with all these settings (`KEY=VALUE`) applied in order."""
-    made = [setting_of(account, text, fixes=fixes) for text in texts]
+    made = [setting_of(account, text) for text in texts]
     if account.replay is None:
         raise InputError(
             "expected steps that all ranks recorded and that launch work, found none: nothing to replay; record steps "
@@ -100,7 +96,7 @@ def what_if(account: Account, texts: Sequence[str], *, fixes: Mapping[str, Chang
     return Answer(found, step_ns, tuple(notes))
 
 
-def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | None = None) -> Made:
+def setting_of(account: Account, text: str) -> Made:
     """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
     key, _, value = text.partition("=")
     name = _FAMILY if key.startswith("kernel:") else key
@@ -108,7 +104,7 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Change] | Non
     if setting is None or not value:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
-    return setting.maker(Asked(account, key, value, fixes))
+    return setting.maker(Asked(account, key, value))
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:

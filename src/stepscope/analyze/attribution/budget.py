@@ -28,6 +28,7 @@ from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE, PARTS
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
 from stepscope.analyze.step.regions import Regions, marks_of, regions
 from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
@@ -54,8 +55,8 @@ PART_OF_CAUSE = {
 }
 
 
-@dataclass(frozen=True)
-class RankBudget:
+@dataclass(frozen=True, eq=False, repr=False)
+class RankBudget(ArrayRecord):
     """The budget of one rank, step by step."""
 
     periods: StepPeriods

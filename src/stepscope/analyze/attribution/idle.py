@@ -26,6 +26,7 @@ from stepscope.analyze.host.blocked import Blocked, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import Intervals, covered_ns
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
@@ -73,8 +74,8 @@ _DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOW
 _NOT_IDLE = 200
 
 
-@dataclass(frozen=True)
-class Gaps:
+@dataclass(frozen=True, eq=False, repr=False)
+class Gaps(ArrayRecord):
     """Times in which the device had nothing to do."""
 
     start_ns: Int64s
@@ -88,8 +89,8 @@ class Gaps:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True)
-class Idle:
+@dataclass(frozen=True, eq=False, repr=False)
+class Idle(ArrayRecord):
     """The idle time of one rank."""
 
     slices: Timeline

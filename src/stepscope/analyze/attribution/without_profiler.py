@@ -25,6 +25,7 @@ from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
 from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import profiled_step_ns
+from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.units import NS_PER_MS, ms
 
@@ -80,8 +81,8 @@ class PartTime:
         return self.ns_per_step - self.profiled_ns
 
 
-@dataclass(frozen=True)
-class StepBudget:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepBudget(ArrayRecord):
     """What a step of the run consists of. Parts sum to the unprofiled step where known, else to the profiled one."""
 
     profiled_ns: float

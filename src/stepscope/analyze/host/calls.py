@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
@@ -19,8 +20,8 @@ Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class HostCalls:
+@dataclass(frozen=True, eq=False, repr=False)
+class HostCalls(ArrayRecord):
     """Operators by thread, then start, callers before what they call. Indices are into this table, -1 for none."""
 
     row: Rows

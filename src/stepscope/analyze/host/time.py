@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
@@ -31,8 +32,8 @@ RECORDING_COST_NS = 2_000
 """what recording one host event costs, about, where nothing better is known"""
 
 
-@dataclass(frozen=True)
-class HostParts:
+@dataclass(frozen=True, eq=False, repr=False)
+class HostParts(ArrayRecord):
     """Host time of successive spans by what the host did, in ns; blocked time is in none of them."""
 
     own_ns: Int64s

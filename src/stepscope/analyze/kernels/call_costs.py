@@ -16,6 +16,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.operators import counted_once, operator_cost
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import by_string
 from stepscope.trace.schema import NO_STRING
@@ -33,8 +34,8 @@ PRECISIONS = ("unknown", "fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 PRECISION_CODE = {name: code for code, name in enumerate(PRECISIONS)}
 
 
-@dataclass(frozen=True)
-class CallCosts:
+@dataclass(frozen=True, eq=False, repr=False)
+class CallCosts(ArrayRecord):
     """The work of each call of `calls`. Where `counted` is False there is none of its own, or it is unknown."""
 
     rank: Rank

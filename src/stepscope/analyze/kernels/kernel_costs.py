@@ -14,6 +14,7 @@ from stepscope.analyze.host.calls import Floats, Mask, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE, PRECISION_CODE, CallCosts
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -28,8 +29,8 @@ _FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
 _NO_CLASS = KernelClass(Family.OTHER, tensor_core=False, dtype=None)
 
 
-@dataclass(frozen=True)
-class KernelCosts:
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelCosts(ArrayRecord):
     """The work of each row of `rank.work`."""
 
     calls: CallCosts

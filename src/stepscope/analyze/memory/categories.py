@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.memory.events import NOT_HERE, Blocks, MemoryEvents
 from stepscope.analyze.step.phases import Passes, Phase, Phases
+from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.trace.table import Int64s
 
@@ -35,8 +36,8 @@ _OF_PHASE = {
 }
 
 
-@dataclass(frozen=True)
-class CategorisedBlocks:
+@dataclass(frozen=True, eq=False, repr=False)
+class CategorisedBlocks(ArrayRecord):
     """Blocks with what they were for, and how much was there all along."""
 
     blocks: Blocks

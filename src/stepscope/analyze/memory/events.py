@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -17,8 +18,8 @@ NOT_HERE = -1
 _HOST = 0
 
 
-@dataclass(frozen=True)
-class MemoryEvents:
+@dataclass(frozen=True, eq=False, repr=False)
+class MemoryEvents(ArrayRecord):
     """Allocations and frees on one device of one rank, by time."""
 
     row: Int64s
@@ -41,8 +42,8 @@ class MemoryEvents:
         return len(self.row)
 
 
-@dataclass(frozen=True)
-class Blocks:
+@dataclass(frozen=True, eq=False, repr=False)
+class Blocks(ArrayRecord):
     """One row per block that an event belongs to."""
 
     size_bytes: Int64s

@@ -20,6 +20,7 @@ from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.contract.regions import EVALUATE
 from stepscope.intervals import covered_ns, union
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
@@ -106,8 +107,8 @@ def bucket_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAcco
     return BucketView(_buckets(shared, strategy, accounts, usual), share, tuple(ranks), over_ranks(ranks))
 
 
-@dataclass(frozen=True)
-class _Sync:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Sync(ArrayRecord):
     index: int
     at: int
     """backward pass"""
@@ -153,8 +154,8 @@ def _rank_buckets(
     )
 
 
-@dataclass(frozen=True)
-class _Gradients:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Gradients(ArrayRecord):
     """What the autograd nodes of a rank launched, told apart from what hooks on gradients launched."""
 
     begins_ns: Int64s

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.collectives.of_rank import Collectives
 from stepscope.run.matching.match import POINT_TO_POINT
@@ -51,8 +52,8 @@ class Hints:
     """all-to-alls with an amount per peer, as only routed tokens need it"""
 
 
-@dataclass(frozen=True)
-class Role:
+@dataclass(frozen=True, eq=False, repr=False)
+class Role(ArrayRecord):
     """One use of a process group by one rank."""
 
     kind: str

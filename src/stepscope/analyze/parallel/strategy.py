@@ -27,6 +27,7 @@ from stepscope.analyze.parallel.pipeline.actions import MARKED_ACTION
 from stepscope.analyze.ranks.traffic import launched_in_steps, num_steps
 from stepscope.analyze.step.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.contract.collectives import OP_CODE, OPS
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
@@ -75,8 +76,8 @@ class Dimension:
     uses: tuple[Use, ...]
 
 
-@dataclass(frozen=True)
-class Strategy:
+@dataclass(frozen=True, eq=False, repr=False)
+class Strategy(ArrayRecord):
     """How the job is parallel."""
 
     name: str

@@ -20,6 +20,7 @@ from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic,
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase
 from stepscope.intervals import covered_ns
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
@@ -94,8 +95,8 @@ def _rank_view(shared: Aligned, index: int, account: RankAccount, rows: Int64s) 
     return RankTensorParallel(**vars(traffic), share_of_step_pct=share_of_step_pct(traffic, shared.run.ranks[index]))
 
 
-@dataclass(frozen=True)
-class _Exchanges:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Exchanges(ArrayRecord):
     """The exchanges of one rank, one element each."""
 
     part: Int64s

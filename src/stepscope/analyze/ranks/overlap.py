@@ -15,12 +15,13 @@ import numpy as np
 from stepscope.analyze.ranks.window import device_activity
 from stepscope.analyze.step.periods import StepPeriods, step_periods
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
 
-@dataclass(frozen=True)
-class Overlap:
+@dataclass(frozen=True, eq=False, repr=False)
+class Overlap(ArrayRecord):
     """Compute and communication of one rank, one value per period."""
 
     periods: StepPeriods

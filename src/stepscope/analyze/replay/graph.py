@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.records import ArrayRecord
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Wiring:
+@dataclass(frozen=True, eq=False, repr=False)
+class Wiring(ArrayRecord):
     """What waits for what. Changes that only shorten or lengthen things share it."""
 
     first_edge: Int64s
@@ -45,8 +46,8 @@ class Wiring:
         )
 
 
-@dataclass(frozen=True)
-class Graph:
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph(ArrayRecord):
     """Nodes and what they wait for, with the nodes of each rank's items."""
 
     duration_ns: Floats

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import HostParts, blocked_host, host_parts
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
@@ -30,8 +31,8 @@ _SAME_MOMENT_NS = 50 * NS_PER_US
 """a synchronisation returns this soon after what it waited for"""
 
 
-@dataclass(frozen=True)
-class Program:
+@dataclass(frozen=True, eq=False, repr=False)
+class Program(ArrayRecord):
     """One rank's recorded steps, item by item in launch order. References are item indices, NOTHING for none."""
 
     device_index: Int64s

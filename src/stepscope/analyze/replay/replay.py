@@ -25,6 +25,7 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.host_program import host_program
 from stepscope.analyze.replay.program import Program, device_program
+from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import far_longer, recurring_long
@@ -44,8 +45,8 @@ _AGREES = 0.04
 """a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
 
 
-@dataclass(frozen=True)
-class Replay:
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(ArrayRecord):
     """A run ready to be replayed with changes."""
 
     shared: Aligned

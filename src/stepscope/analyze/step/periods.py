@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import recurring_long
 from stepscope.trace.classify import EventKind
@@ -26,8 +27,8 @@ from stepscope.trace.table import Int64s
 NO_STEP = -1
 
 
-@dataclass(frozen=True)
-class StepPeriods:
+@dataclass(frozen=True, eq=False, repr=False)
+class StepPeriods(ArrayRecord):
     """The periods of one rank's steps, by time; on a device each begins where the one before ends."""
 
     step: npt.NDArray[np.int64]

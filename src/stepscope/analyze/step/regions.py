@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.regions import EVALUATE, Region, named_region
+from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows, enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
@@ -32,8 +33,8 @@ _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
 _NO_MARK, _EVALUATE_MARK = 0, 100
 
 
-@dataclass(frozen=True)
-class Regions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Regions(ArrayRecord):
     """The part of training of each row, in the order of the rows asked for."""
 
     region: Codes
@@ -42,8 +43,8 @@ class Regions:
     """forward operators that run again inside a backward pass; their region is BACKWARD"""
 
 
-@dataclass(frozen=True)
-class Marks:
+@dataclass(frozen=True, eq=False, repr=False)
+class Marks(ArrayRecord):
     """What the host recorded that tells parts of training apart."""
 
     rows: Rows

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.periods import step_periods
+from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import Spread, Trend, mad_sigma, slow_start, spread, trend
@@ -25,8 +26,8 @@ _NEIGHBOURS = 25
 _MOST_SPIKES = 20
 
 
-@dataclass(frozen=True)
-class Series:
+@dataclass(frozen=True, eq=False, repr=False)
+class Series(ArrayRecord):
     """Step times in order."""
 
     source: str

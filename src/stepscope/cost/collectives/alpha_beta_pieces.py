@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.cost.collectives.alpha_beta import Floats, by_size, checked_points, fit
+from stepscope.records import ArrayRecord
 
 MOST_PIECES = 4
 _MOST_SIZES = 32
@@ -57,8 +58,8 @@ class Pieces:
         return out
 
 
-@dataclass(frozen=True)
-class LeftOut:
+@dataclass(frozen=True, eq=False, repr=False)
+class LeftOut(ArrayRecord):
     """How far each measured size is from a fit that did not see it."""
 
     size_bytes: Floats

@@ -18,6 +18,7 @@ from stepscope.cost.collectives.alpha_beta_pieces import LeftOut, Pieces, fit_pi
 from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.cost.collectives.worlds import WorldSizes
 from stepscope.errors import UsageError
+from stepscope.records import ArrayRecord
 
 COVERAGE = 0.9
 _USUAL_FACTOR = 2.1
@@ -27,8 +28,8 @@ _USUAL_ERROR = 0.2
 _FEWEST_ERRORS = 5
 
 
-@dataclass(frozen=True)
-class Curve:
+@dataclass(frozen=True, eq=False, repr=False)
+class Curve(ArrayRecord):
     """Time against size of one operation among so many ranks."""
 
     op: str
@@ -60,8 +61,8 @@ class Estimate:
     how: str
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration(ArrayRecord):
     """All curves of a machine."""
 
     curves: tuple[Curve, ...]

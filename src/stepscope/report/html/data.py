@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
+
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
 
@@ -22,8 +24,8 @@ LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3)
 NO_MATCH = -1
 
 
-@dataclass(frozen=True)
-class Grid:
+@dataclass(frozen=True, eq=False, repr=False)
+class Grid(ArrayRecord):
     """Where every step of every rank went."""
 
     ranks: tuple[int, ...]
@@ -32,8 +34,8 @@ class Grid:
     """by group, rank and step; NaN where a rank lacks a step"""
 
 
-@dataclass(frozen=True)
-class Matched:
+@dataclass(frozen=True, eq=False, repr=False)
+class Matched(ArrayRecord):
     """Collectives that several ranks took part in. `last_rank` is the rank that started last."""
 
     what: tuple[str, ...]
@@ -41,8 +43,8 @@ class Matched:
     last_rank: Int64s
 
 
-@dataclass(frozen=True)
-class Slices:
+@dataclass(frozen=True, eq=False, repr=False)
+class Slices(ArrayRecord):
     """What ran on the chosen ranks during one step, by rank, lane and start."""
 
     step: int | None
@@ -72,8 +74,8 @@ class Slices:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True)
-class ReportData:
+@dataclass(frozen=True, eq=False, repr=False)
+class ReportData(ArrayRecord):
     """Everything on the page."""
 
     report: dict[str, Any]

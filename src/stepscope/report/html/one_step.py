@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.contract.collectives import OPS
+from stepscope.records import ArrayRecord
 from stepscope.report.html.data import NO_MATCH, Grid, Matched, Slices
 from stepscope.report.html.rank_slices import RankSlices, rank_slices
 from stepscope.trace.table import Int64s
@@ -21,8 +22,8 @@ MOST_RANKS = 128
 LONGEST_NAME = 160
 
 
-@dataclass(frozen=True)
-class _Window:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Window(ArrayRecord):
     """The step on each rank's own clock, and what to subtract to put it on the page."""
 
     step: int | None

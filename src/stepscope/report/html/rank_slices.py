@@ -9,6 +9,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.step.phases import Phase
 from stepscope.contract.collectives import OPS
 from stepscope.contract.regions import Region
+from stepscope.records import ArrayRecord
 from stepscope.report.html.data import KINDS, LANE_OF_KIND, NO_MATCH, Codes
 from stepscope.run.aligned import UNMATCHED
 from stepscope.run.rank import Rank
@@ -24,8 +25,8 @@ _COLUMNS = ("kind", "start_ns", "end_ns", "wait_ns", "match", "name")
 Names = npt.NDArray[np.object_]
 
 
-@dataclass(frozen=True)
-class RankSlices:
+@dataclass(frozen=True, eq=False, repr=False)
+class RankSlices(ArrayRecord):
     """Slices of one rank by lane and start, on its own clock."""
 
     kind: Codes

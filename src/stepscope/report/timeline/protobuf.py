@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
+
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
 _MOST_BYTES = 10
 """of a varint"""
@@ -55,8 +57,8 @@ def fixed64(field: int, value: int) -> bytes:
     return tag(field, _FIXED64) + value.to_bytes(8, "little")
 
 
-@dataclass(frozen=True)
-class Column:
+@dataclass(frozen=True, eq=False, repr=False)
+class Column(ArrayRecord):
     """One piece of many messages: row `i` has the first `length[i]` bytes of `data[i]`."""
 
     data: npt.NDArray[np.uint8]

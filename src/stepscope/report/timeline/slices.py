@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OPS
+from stepscope.records import ArrayRecord
 from stepscope.report.timeline.filter import MOST_SLICES, Filter, collective_rows, fitted, shown_rows
 from stepscope.report.timeline.lanes import lanes
 from stepscope.report.timeline.tracks import track_of_row
@@ -39,8 +40,8 @@ class Track:
     """0 for the first of its name"""
 
 
-@dataclass(frozen=True)
-class RankTimeline:
+@dataclass(frozen=True, eq=False, repr=False)
+class RankTimeline(ArrayRecord):
     """The slices of one rank, by track and start. Times are nanoseconds since the timeline's beginning."""
 
     rank: int
@@ -66,8 +67,8 @@ class RankTimeline:
         return len(self.start_ns)
 
 
-@dataclass(frozen=True)
-class Timeline:
+@dataclass(frozen=True, eq=False, repr=False)
+class Timeline(ArrayRecord):
     """The slices of all ranks."""
 
     name: str

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.clocks.bounds import unequal_ends, within_bounds
 from stepscope.run.clocks.changes import drifts, jumps
 from stepscope.run.matching.match import SYMMETRIC, Matches
@@ -28,8 +29,8 @@ FLOOR_NS = 1_000
 _ROUNDS = 3
 
 
-@dataclass(frozen=True)
-class Clocks:
+@dataclass(frozen=True, eq=False, repr=False)
+class Clocks(ArrayRecord):
     """What to add to each rank's times. `known[i]` is False for a rank that nothing ties to the first one."""
 
     offset_ns: Int64s

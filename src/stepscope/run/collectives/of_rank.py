@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
 from stepscope.run.collectives.shapes import shape_bytes
 from stepscope.run.device_work import DeviceWork, Rows, enclosing
@@ -32,8 +33,8 @@ _GROUP_ARGS = tuple(name for name in _RECORD_ARGS if name.startswith("group_"))
 _MOST_RANKS = 1 << 30
 
 
-@dataclass(frozen=True)
-class Collectives:
+@dataclass(frozen=True, eq=False, repr=False)
+class Collectives(ArrayRecord):
     """Communication operations of one rank, by start: one row per communication kernel or gloo span."""
 
     start_ns: Int64s
@@ -79,8 +80,8 @@ class Collectives:
         return int(((self.record_row < 0) & (self.step >= 0)).sum())
 
 
-@dataclass(frozen=True)
-class Messages:
+@dataclass(frozen=True, eq=False, repr=False)
+class Messages(ArrayRecord):
     """Point-to-point messages of one rank, in the order they were issued."""
 
     collective: npt.NDArray[np.int64]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, OPS
+from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.matching.sequences import NO_STEP, shared_columns
 from stepscope.run.rank import Rank
@@ -28,8 +29,8 @@ _MESSAGES = 1 << 40
 """keys of messages, one per pair of ranks, lie above those of groups"""
 
 
-@dataclass(frozen=True)
-class Matches:
+@dataclass(frozen=True, eq=False, repr=False)
+class Matches(ArrayRecord):
     """Collectives that at least two recorded ranks took part in.
 
     Match `m` has the members `first[m]:first[m + 1]` of the flat arrays `rank_index` and `row`.
@@ -88,8 +89,8 @@ def match_collectives(ranks: tuple[Rank, ...]) -> Matches:
     )
 
 
-@dataclass(frozen=True)
-class _Calls:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Calls(ArrayRecord):
     """Operations that were issued inside the window, those of each rank in the order it asked for them."""
 
     key: Int64s

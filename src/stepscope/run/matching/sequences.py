@@ -14,14 +14,15 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.table import Int64s
 
 NO_STEP = -1
 _UNPLACED = -1
 
 
-@dataclass(frozen=True)
-class Columns:
+@dataclass(frozen=True, eq=False, repr=False)
+class Columns(ArrayRecord):
     """What several sequences share; column `c` has the entries `entry[first[c]:first[c + 1]]`, by member."""
 
     entry: Int64s

@@ -19,6 +19,7 @@ from stepscope.analyze.ranks.window import host_compute
 from stepscope.analyze.step.phases import Passes, Phase, work_phases
 from stepscope.analyze.step.regions import marks_of
 from stepscope.intervals import Intervals, covered_ns, union
+from stepscope.records import ArrayRecord
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
@@ -47,8 +48,8 @@ class Action:
     step: int
 
 
-@dataclass(frozen=True)
-class _Work:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Work(ArrayRecord):
     """Everything a rank computed, in the order the host asked for it."""
 
     moment_ns: Int64s

@@ -1,0 +1,214 @@
+"""A run as a Python user and a notebook touch it: `run = stepscope.load("run/")`.
+
+    run                          one line that says what it is; a small page in a notebook
+    run.verdict, run.findings    what bounds the step, and what each fix would save
+    run.account                  everything measured
+    run.what_if("straggler=off") the step with a change
+    run.compare(other)           what differs, with intervals
+    run.table("collectives")     tables as NumPy, Arrow, pandas or polars
+    run.to_html("report.html")   the report; to_json and to_perfetto likewise
+
+Nothing is computed before it is asked for, and nothing twice.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.kernels.efficiency import Given
+from stepscope.compare.sides import compared_run, comparison_document
+from stepscope.contract.run_folder import written_whole
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.diagnose.verdict import verdict
+from stepscope.document.report import report_json
+from stepscope.errors import UsageError
+from stepscope.report.html import render_html
+from stepscope.report.html.compare import render_comparison
+from stepscope.report.notebook import comparison_page, summary_line, summary_page
+from stepscope.report.timeline.filter import Filter
+from stepscope.report.timeline.perfetto import perfetto_trace
+from stepscope.report.timeline.slices import timeline_of
+from stepscope.run.load import Progress, Run
+from stepscope.run.load import load as load_run
+from stepscope.tables.catalog import RunTables
+from stepscope.tables.schema import TABLES
+from stepscope.tables.table import Table
+from stepscope.whatif.settings import Answer, what_if
+
+PathLike = str | os.PathLike[str]
+
+
+def load(
+    path: PathLike | Sequence[PathLike],
+    *,
+    unprofiled_step_ms: float | None = None,
+    flops_per_step: float | None = None,
+    tokens_per_step: float | None = None,
+    samples_per_step: float | None = None,
+    peak_tflops: float | None = None,
+    jobs: int | None = None,
+    cache: bool = True,
+    cache_folder: PathLike | None = None,
+    progress: Progress | None = None,
+) -> "Analysis":
+    """Return the analysis of a run folder, a trace, a folder or glob of traces, or a list of them.
+
+    The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
+    once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`.
+    """
+    given = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else os.fspath(path)  # type: ignore[arg-type]
+    run = load_run(
+        given,
+        jobs=jobs,
+        cache=cache,
+        cache_folder=None if cache_folder is None else Path(cache_folder),
+        progress=progress,
+    )
+    known = Given(
+        flops_per_step=flops_per_step,
+        tokens_per_step=tokens_per_step,
+        samples_per_step=samples_per_step,
+        peak_tflops=peak_tflops,
+    )
+    return Analysis(run, lambda run: account_of(run, given=known, unprofiled_ms=unprofiled_step_ms))
+
+
+class Analysis:
+    """One run and every answer about it."""
+
+    def __init__(self, run: Run, make_account: Callable[[Run], Account] = account_of) -> None:
+        self.run = run
+        """the ranks as they were read"""
+        self._make_account = make_account
+
+    @cached_property
+    def account(self) -> Account:
+        """Return the account: every millisecond of the step, rank by rank."""
+        return self._make_account(self.run)
+
+    @cached_property
+    def diagnosis(self) -> Diagnosis:
+        """Return the findings and what the first of them save together."""
+        return diagnose(self.account)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Return what to fix, the largest saving first."""
+        return self.diagnosis.findings
+
+    @property
+    def verdict(self) -> str | None:
+        """Return what bounds the step in one word, None where no step was recorded."""
+        return verdict(self.account)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Return everything to be careful about, ranks that could not be read first."""
+        return (*self.run.unreadable, *self.account.warnings)
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """Return the names of all tables."""
+        return tuple(TABLES)
+
+    def table(self, name: str) -> Table:
+        """Return one table (`docs/tables.md`): events, collectives, steps, budget, findings, ..."""
+        return self._tables.table(name)
+
+    @cached_property
+    def _tables(self) -> RunTables:
+        return RunTables(self.run, account=lambda _: self.account)
+
+    def what_if(self, *settings: str) -> Answer:
+        """Return the step with changes such as `"straggler=off"`, `"network=2x"`, applied in order."""
+        if not settings:
+            raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
+        return what_if(self.account, settings)
+
+    def compare(self, other: "Analysis | PathLike") -> "Comparison":
+        """Return what differs between this run and another one, with intervals."""
+        side = other if isinstance(other, Analysis) else load(other)
+        both = [compared_run(one.account, one.diagnosis) for one in (self, side)]
+        return Comparison(comparison_document(both[:1], both[1:]))
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """Return the report as the JSON document of the contract (schema 1)."""
+        return report_json(self.account, self.diagnosis)
+
+    def to_json(self, path: PathLike | None = None, *, force: bool = False) -> str:
+        """Return the report as JSON text; also written to `path` where one is given."""
+        return _text_out(_json_text(self.document), path, force=force)
+
+    def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
+        """Return the report as one HTML page; also written to `path` where one is given."""
+        return _text_out(render_html(self.account, self.diagnosis), path, force=force)
+
+    def to_perfetto(self, path: PathLike, *, force: bool = False) -> int:
+        """Write all ranks on one clock as a Perfetto trace; return its size in bytes."""
+        timeline = timeline_of(self.account.shared, given=Filter())
+        return _write(path, perfetto_trace(timeline), force=force)
+
+    def __dir__(self) -> list[str]:
+        """Return the public names only, for completion."""
+        return sorted(name for name in super().__dir__() if not name.startswith("_"))
+
+    def __repr__(self) -> str:
+        return f"<Analysis {summary_line(self.account, self.diagnosis)}>"
+
+    def _repr_html_(self) -> str:
+        return summary_page(self.account, self.diagnosis)
+
+
+class Comparison:
+    """What differs between two runs: the document of `stepscope compare`, and its page."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.document = document
+
+    @property
+    def change_pct(self) -> float | None:
+        """Return by how much the second run's step is longer, in percent of the first's; None where unknown."""
+        change: float | None = self.document["step_ms"]["change_pct"]
+        return change
+
+    def to_json(self, path: PathLike | None = None, *, force: bool = False) -> str:
+        """Return the comparison as JSON text; also written to `path` where one is given."""
+        return _text_out(_json_text(self.document), path, force=force)
+
+    def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
+        """Return the comparison as one HTML page; also written to `path` where one is given."""
+        return _text_out(render_comparison(self.document), path, force=force)
+
+    def __repr__(self) -> str:
+        step = self.document["step_ms"]
+        if step["change_pct"] is None:
+            return "<Comparison: the step is not known of both runs>"
+        words = f"step {step['a']:.2f} to {step['b']:.2f} ms, {step['change_pct']:+.1f} %"
+        return f"<Comparison {words}: {self.document['verdict']}>"
+
+    def _repr_html_(self) -> str:
+        return comparison_page(self.document)
+
+
+def _json_text(document: dict[str, Any]) -> str:
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
+def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:
+    if path is not None:
+        _write(path, [text.encode(errors="replace")], force=force)
+    return text
+
+
+def _write(path: PathLike, pieces: Iterable[bytes], *, force: bool) -> int:
+    target = Path(path)
+    if target.exists() and not force:
+        raise UsageError(f"{target} already exists; use force=True to overwrite it")
+    with written_whole(target) as file:
+        return sum(file.write(piece) for piece in pieces)
