@@ -1,68 +1,147 @@
-"""Imports flow one way, and the two sides never meet."""
+"""Imports flow one way, and the two sides never meet. Imports by name (`import_module("...")`) count like any other."""
 
 import ast
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "stepscope"
-DESK = ["trace", "run", "cost", "analyze", "predict", "diagnose", "report", "cli"]  # lowest first
-JOB = ["record", "bench", "integrations"]
-# Standard library only: both sides stand on it.
-GROUND = {"errors", "event_records", "json_text", "output_path", "run_folder", "side_file", "units"}
-SMALL = GROUND | {"intervals", "stats", "stats_bootstrap", "student_t"}
+GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text", "contract")  # standard library only: both sides stand on it
+SMALL = ("intervals", "records", "stats")
+DESK = (  # lowest first
+    *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),
+    *("investigate", "tables", "report", "analysis", "cli"),
+)
+JOB = ("record", "bench", "integrations")
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}
-MODULES = sorted(ROOT.rglob("*.py"))
+LISTS_OF_LIKE_THINGS = {"diagnose/rules"}
+MAX_FILES = 20
+MAX_PREFIX_FAMILY = 3
 
 
-def imports(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("stepscope", *(parts[:-1] if parts[-1] == "__init__" else parts)))
+
+
+MODULES = {module_name(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+
+
+def names_used(tree: ast.AST) -> set[str]:
+    """Return what a file imports: by statement, and by any string that is the name of a module or begins one."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.add(node.module)
-            if node.module == "stepscope":
-                found |= {f"stepscope.{alias.name}" for alias in node.names}
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= named_in_text(node.value)
     return found
 
 
-def rooms_of(names: set[str]) -> set[str]:
-    return {name.split(".")[1] for name in names if name.startswith("stepscope.")} - {"__version__"}
+def named_in_text(text: str) -> set[str]:
+    """Return the module that a string such as `stepscope.cli.bench.` or `stepscope.bench.session.rank:main` names."""
+    name = text.partition(":")[0].rstrip(".")
+    return {name} if name.startswith("stepscope.") and name in MODULES else set()
 
 
-def room(path: Path) -> str:
-    parts = path.relative_to(ROOT).parts
-    return parts[0] if len(parts) > 1 else path.stem
+def dependencies(name: str) -> set[str]:
+    used = {n if n in MODULES else n.rpartition(".")[0] for n in names_used(MODULES[name])}
+    return {n for n in used if n in MODULES and n != "stepscope"} - {name}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_flow_downwards(path: Path) -> None:
-    own, used = room(path), rooms_of(imports(path)) - {room(path)}
+def room(name: str) -> str:
+    return name.split(".")[1] if "." in name else "__init__"
+
+
+def allowed(own: str) -> set[str]:
+    if own in GROUND:
+        return set(GROUND[: GROUND.index(own)]) | {own}
+    if own in SMALL:
+        return {*GROUND, *SMALL}
     if own in DESK:
-        allowed = SMALL | set(DESK[: DESK.index(own)]) | (set(JOB) if own == "cli" else set())
-    elif own in JOB:
-        allowed = GROUND | set(JOB[: JOB.index(own)])
-    else:
-        allowed = set(DESK) | set(JOB) | SMALL if own in ("__init__", "__main__") else SMALL
-    assert used <= allowed, f"{path.name} in {own} imports {sorted(used - allowed)}"
+        return {*GROUND, *SMALL, *DESK[: DESK.index(own) + 1], *(JOB if own == "cli" else ())}
+    if own in JOB:
+        return {*GROUND, *JOB[: JOB.index(own) + 1]}
+    return {*GROUND, *SMALL, *DESK, *JOB}  # the package itself and its __main__
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_each_side_keeps_to_its_libraries(path: Path) -> None:
-    top = {name.split(".")[0] for name in imports(path)}
-    if room(path) in JOB or room(path) in GROUND or room(path) == "__init__":
-        assert not top & TABLE_LIBRARIES
-    if room(path) not in JOB:
-        assert "torch" not in top
+GRAPH = {name: dependencies(name) for name in MODULES if name != "stepscope"}
 
 
-def test_every_room_has_a_map() -> None:
-    for name in DESK + JOB:
-        docstring = ast.get_docstring(ast.parse((ROOT / name / "__init__.py").read_text()))
-        assert docstring and len(docstring) > 80, name
+def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """Return circles of a graph, each as a path that ends where it began."""
+    left = {node: set(to) for node, to in graph.items()}
+    found = []
+    while True:
+        try:
+            tuple(TopologicalSorter(left).static_order())
+        except CycleError as error:
+            circle = error.args[1]
+            found.append(circle)
+            left[circle[1]].discard(circle[0])
+            left[circle[0]].discard(circle[1])
+            continue
+        return found
+
+
+def test_imports_flow_downwards() -> None:
+    upwards = [f"{a} -> {b}" for a, to in GRAPH.items() for b in sorted(to) if room(b) not in allowed(room(a))]
+    assert not upwards, "\n".join(upwards)
+
+
+def test_no_file_reaches_itself() -> None:
+    assert not circles(GRAPH)
+
+
+def test_wings_of_a_room_do_not_reach_each_other_both_ways() -> None:
+    folders = {name.rpartition(".")[0] for name in MODULES}
+    for folder in folders:
+        depth = folder.count(".") + 2
+        wings: dict[str, set[str]] = {}
+        for name, to in GRAPH.items():
+            if name.startswith(folder + ".") and name.count(".") >= depth:
+                wing = ".".join(name.split(".")[:depth])
+                others = {
+                    ".".join(b.split(".")[:depth]) for b in to if b.startswith(folder + ".") and b.count(".") >= depth
+                }
+                wings.setdefault(wing, set()).update(others - {wing})
+        assert not circles(wings), folder
+
+
+def test_each_side_keeps_to_its_libraries() -> None:
+    for name, tree in MODULES.items():
+        top = {used.split(".")[0] for used in names_used(tree)}
+        if room(name) in (*JOB, *GROUND, "__init__"):
+            assert not top & TABLE_LIBRARIES, name
+        if room(name) not in JOB:
+            assert "torch" not in top, name
+        if room(name) == "contract":
+            assert top <= {*sys.stdlib_module_names, "stepscope"}, name
+
+
+def test_every_room_and_wing_has_a_map() -> None:
+    for path in ROOT.rglob("__init__.py"):
+        docstring = ast.get_docstring(ast.parse(path.read_text()))
+        assert docstring and len(docstring) > 60, path
+
+
+def test_no_folder_is_a_corridor() -> None:
+    folders = [ROOT, *(p for p in ROOT.rglob("*") if p.is_dir() and p.name != "__pycache__")]
+    for folder in folders:
+        if str(folder.relative_to(ROOT)) in LISTS_OF_LIKE_THINGS:
+            continue
+        files = [p.stem for p in folder.glob("*.py") if p.stem != "__init__"]
+        assert len(files) <= MAX_FILES, f"{folder}: {len(files)} files; give it wings"
+        families = Counter(stem.split("_")[0] for stem in files if "_" in stem)
+        for prefix, number in families.items():
+            assert number <= MAX_PREFIX_FAMILY, f"{folder}: {number} files named {prefix}_*; make a folder {prefix}/"
 
 
 @pytest.mark.parametrize("names", ["stepscope", "stepscope.cli.report", "stepscope.cli.main"])

@@ -25,7 +25,8 @@ from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, r
 from stepscope.bench.sweeps.offloaded import HostOptimizer  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
 from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
-from stepscope.bench.workloads.workload import WorkloadSpec, workload  # noqa: E402
+from stepscope.bench.workloads.build import workload  # noqa: E402
+from stepscope.bench.workloads.workload import WorkloadSpec  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 CPU = torch.device("cpu")

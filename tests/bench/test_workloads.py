@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from stepscope.bench.workloads.workload import Workload, WorkloadSpec, counted_flops, workload  # noqa: E402
+from stepscope.bench.workloads.build import workload  # noqa: E402
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec, counted_flops  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 SMALL = {"d_model": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16, "vocab_size": 64, "batch_size": 2}

@@ -19,7 +19,8 @@ from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition
 from stepscope.bench.data_parallel.implementations.parallel import trainable
 from stepscope.bench.session.measure import measure
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.workloads.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.build import workload
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 _TURNS = 3
 

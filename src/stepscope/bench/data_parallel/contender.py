@@ -11,7 +11,8 @@ from stepscope.bench.data_parallel.implementations.parallel import Options
 from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.data_parallel.training import Mark, Training, unmarked
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.workloads.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.build import workload
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from stepscope.bench.sweeps import host_memory
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches
 from stepscope.bench.sweeps.sketch import gradient_sketch
 from stepscope.bench.sweeps.train_step import TrainStep
-from stepscope.bench.workloads.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.build import workload
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 CHECKED_STEPS = 3
 _HUNG = 3

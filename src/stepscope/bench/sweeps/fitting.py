@@ -17,7 +17,8 @@ from stepscope.bench.sweeps.child import at_most, free, refusal, spec_of
 from stepscope.bench.sweeps.choices.batch_size import next_probe
 from stepscope.bench.sweeps.host_memory import limit_growth
 from stepscope.bench.sweeps.train_step import TrainStep
-from stepscope.bench.workloads.workload import WorkloadSpec, workload
+from stepscope.bench.workloads.build import workload
+from stepscope.bench.workloads.workload import WorkloadSpec
 
 _STEPS = 2
 """the optimizer's state is there from the second on"""

@@ -16,8 +16,9 @@ from stepscope.bench.data_parallel.implementations.parallel import Options, Para
 from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.data_parallel.training import Mark, Training
 from stepscope.bench.trainer.process import Process
+from stepscope.bench.workloads.build import workload
 from stepscope.bench.workloads.loader import moved
-from stepscope.bench.workloads.workload import Workload, workload
+from stepscope.bench.workloads.workload import Workload
 from stepscope.errors import UsageError
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]

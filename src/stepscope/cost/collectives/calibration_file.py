@@ -9,7 +9,8 @@ import numpy as np
 
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.cost.collectives.alpha_beta_pieces import LeftOut, Pieces
-from stepscope.cost.collectives.calibration import Calibration, Curve
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.curve import Curve
 from stepscope.errors import InputError
 from stepscope.side_file import is_number, read_side_json
 from stepscope.units import NS_PER_US

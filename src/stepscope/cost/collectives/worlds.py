@@ -15,15 +15,12 @@ on as the same power of the world size, up to twice the range that was measured.
 
 from collections.abc import Mapping, Sequence
 from math import ceil, log, log2, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.cost.collectives.alpha_beta import Floats
 from stepscope.cost.collectives.closed_form import bus_factor, ring_steps
-
-if TYPE_CHECKING:
-    from stepscope.cost.collectives.calibration import Curve
+from stepscope.cost.collectives.curve import Curve
 
 _USUAL_DOUBT = 0.25
 """log error at twice the world size, where a single one was measured; it grows with the root of the doublings"""
@@ -40,11 +37,11 @@ _MANY = 32
 class WorldSizes:
     """The curves of one operation, to be carried to other world sizes."""
 
-    def __init__(self, curves: "Sequence[Curve]", latencies: Mapping[tuple[str, int], float]) -> None:
+    def __init__(self, curves: Sequence[Curve], latencies: Mapping[tuple[str, int], float]) -> None:
         self._curves = sorted(curves, key=lambda c: c.world_size)
         self._latencies = latencies
 
-    def nearest(self, world_size: int) -> "Curve":
+    def nearest(self, world_size: int) -> Curve:
         """Return the curve whose world size is nearest, by ratio."""
         return min(self._curves, key=lambda c: abs(log(c.world_size / world_size)))
 
@@ -60,7 +57,7 @@ class WorldSizes:
         how = f"from world size {near.world_size} by the steps of a ring or tree"
         return time * ratio**power, doubt * sqrt(octaves), how
 
-    def _missed(self, near: "Curve") -> tuple[float, float]:
+    def _missed(self, near: Curve) -> tuple[float, float]:
         """Return the power of the world size that the law misses, and the error left at twice the size."""
         others = [c for c in self._curves if c is not near]
         if not others:
@@ -73,7 +70,7 @@ class WorldSizes:
         rest = float(np.quantile(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
         return power, max(rest, _LEAST_DOUBT, 0.5 * abs(power) * log(2))
 
-    def _carried(self, curve: "Curve", sizes: Floats, world_size: int) -> Floats:
+    def _carried(self, curve: Curve, sizes: Floats, world_size: int) -> Floats:
         """Return the law's times at another world size."""
         op, measured = curve.op, curve.world_size
         hop, latency = self._hop_ns(curve), self._latencies[curve.op, curve.world_size]
@@ -94,7 +91,7 @@ class WorldSizes:
         tree = fixed + _TREES[op] * ceil(log2(world_size)) * hop + moving
         return np.minimum(ring, tree)
 
-    def _hop_ns(self, curve: "Curve") -> float:
+    def _hop_ns(self, curve: Curve) -> float:
         """Return the latency of one hop: from world sizes, from operations, or as a share of the latency."""
         op, world = curve.op, curve.world_size
         latency, steps = self._latencies[op, world], ring_steps(op, world)

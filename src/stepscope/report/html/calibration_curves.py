@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.cost.collectives.calibration import Calibration, Curve
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.curve import Curve
 from stepscope.cost.collectives.recorded_run import points_from_run
 from stepscope.errors import InputError
 from stepscope.units import NS_PER_US

@@ -5,7 +5,8 @@ from math import ceil, floor, log10
 
 import numpy as np
 
-from stepscope.cost.collectives.calibration import Calibration, Curve
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.curve import Curve
 from stepscope.units import NS_PER_US, readable_bytes
 
 _WIDTH, _HEIGHT, _MARGIN = 320, 240, 46

@@ -2,7 +2,8 @@
 
 from rich.console import Console
 
-from stepscope.cost.collectives.calibration import Calibration, Curve
+from stepscope.cost.collectives.calibration import Calibration
+from stepscope.cost.collectives.curve import Curve
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_US, readable_bytes
 
