@@ -9,7 +9,7 @@ in both places.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from stepscope.version import __version__
 
 _PUBLIC = {
     "Analysis": "stepscope.analysis",

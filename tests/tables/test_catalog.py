@@ -45,7 +45,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_the_columns_and_types_of_the_schema(run: Run, name: str) -> None:
-    table = run.table(name)
+    table = RunTables(run).table(name)
     arrow = table.arrow()
     types = {
         "int64": pa.int64(),
@@ -63,16 +63,16 @@ def test_every_table_has_the_columns_and_types_of_the_schema(run: Run, name: str
 
 def test_tables_agree_with_the_account(run: Run) -> None:
     account = account_of(run)
-    budget = run.table("budget")
+    budget = RunTables(run).table("budget")
     assert budget["time_ns"].sum() == sum(int(b.part_ns.sum()) for b in account.budgets if b)
-    assert run.table("ranks")["wait_ns"].tolist() == [w.wait_ns for w in account.waits if w]
-    late = run.table("stragglers")
+    assert RunTables(run).table("ranks")["wait_ns"].tolist() == [w.wait_ns for w in account.waits if w]
+    late = RunTables(run).table("stragglers")
     assert late["rank"].tolist() == [1] and late["cause"].tolist() == [account.stragglers[0].cause]
-    assert run.table("findings")["id"][0] == "straggler"
+    assert RunTables(run).table("findings")["id"][0] == "straggler"
 
 
 def test_collectives_have_wait_transfer_and_who_came_last(run: Run) -> None:
-    table = run.table("collectives")
+    table = RunTables(run).table("collectives")
     assert len(table) == 24 and set(table["last_rank"].tolist()) == {1}
     assert np.ma.getmaskarray(table["wait_ns"]).sum() == 0
     assert (table["wait_ns"] + table["transfer_ns"] == table["dur_ns"]).all()
@@ -82,7 +82,7 @@ def test_collectives_have_wait_transfer_and_who_came_last(run: Run) -> None:
 
 
 def test_events_are_those_of_the_traces_on_one_clock(run: Run) -> None:
-    table = run.table("events")
+    table = RunTables(run).table("events")
     assert len(table) == sum(rank.trace.num_events for rank in run.ranks)
     steps = table["name"] == "ProfilerStep#2"
     starts = table["start_ns"][steps]
@@ -90,19 +90,19 @@ def test_events_are_those_of_the_traces_on_one_clock(run: Run) -> None:
 
 
 def test_unknown_values_are_masked_not_zero(hostile: Run) -> None:
-    table = hostile.table("events")
-    assert np.ma.is_masked(table["correlation"]) and hostile.table("ranks")["host"].tolist() == [None]
+    table = RunTables(hostile).table("events")
+    assert np.ma.is_masked(table["correlation"]) and RunTables(hostile).table("ranks")["host"].tolist() == [None]
 
 
 def test_unknown_table_and_column_are_named(run: Run) -> None:
     with pytest.raises(UsageError, match=r"found 'nothing'; use one of events, device_work"):
-        run.table("nothing")
+        RunTables(run).table("nothing")
     with pytest.raises(UsageError, match="expected a column of steps"):
-        run.table("steps")["nothing"]
+        RunTables(run).table("steps")["nothing"]
 
 
 def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
-    rows = list(csv.reader(io.StringIO(b"".join(table_csv(hostile.table("device_work"))).decode(), newline="")))
+    rows = list(csv.reader(io.StringIO(b"".join(table_csv(RunTables(hostile).table("device_work"))).decode(), newline="")))
     assert [row[3] for row in rows[1:]] == ["'" + name for name in FORMULAS]
     answer = queried(RunTables(hostile), 'select name as "=n", -1 as minus from device_work order by start_ns')
     rows = list(csv.reader(io.StringIO(answer_csv(answer.columns, answer.rows), newline="")))
@@ -119,7 +119,7 @@ def test_every_column_can_be_asked_for_without_quotes(run: Run) -> None:
 
 def test_sql_finds_what_numpy_finds(run: Run) -> None:
     answer = queried(RunTables(run), "SELECT rank, sum(dur_ns) FROM device_work GROUP BY rank ORDER BY rank")
-    work = run.table("device_work")
+    work = RunTables(run).table("device_work")
     assert list(answer.rows) == [(r, int(work["dur_ns"][work["rank"] == r].sum())) for r in range(4)]
 
 
@@ -161,7 +161,7 @@ def test_many_events_become_arrow_without_a_loop_over_rows(tmp_path: Path) -> No
     assert (
         _seconds(many) < 25 * _seconds(few) + 0.2
     )  # a hundred times the rows, at python's speed a hundred times as long
-    assert len(many.table("events")) == 100_000
+    assert len(RunTables(many).table("events")) == 100_000
 
 
 def _made_of(folder: Path, kernels: int) -> Run:

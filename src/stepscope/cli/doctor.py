@@ -23,8 +23,6 @@ _PACKAGES = (  # package, needed for the analysis, what it is for
     ("torch", False, "record, demo, bench"),
     ("duckdb", False, "sql (extra: sql)"),
     ("pyarrow", False, "Parquet and Arrow export (extra: sql)"),
-    ("distributed", False, "analysis on a Dask cluster (extra: cluster)"),
-    ("prometheus-client", False, "live metrics (extra: monitor)"),
 )
 _TOOLS = (
     ("torchrun", "starts distributed jobs"),

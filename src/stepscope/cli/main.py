@@ -5,10 +5,10 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from stepscope import __version__
 from stepscope.cli.ending import MAX_SENTENCE, ended
 from stepscope.errors import UsageError
 from stepscope.units import printable
+from stepscope.version import __version__
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from stepscope import __version__
 from stepscope.record.collectives.groups import backend, process_groups
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper.clock_probe import boot_id
 from stepscope.record.rank import Place, initialized_distributed
 from stepscope.record.strategy import ranks_per_replica, strategy_of
+from stepscope.version import __version__
 
 # Variables that change how a job performs; nothing else of the environment is kept, so no secrets are.
 _PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "OMP_", "MKL_", "CUDA_", "PYTORCH_", "SLURM_", "KINETO_")
