@@ -8,7 +8,8 @@ from torch import nn  # noqa: E402
 
 from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition  # noqa: E402
 from stepscope.bench.data_parallel.implementations.start_order import InTurn  # noqa: E402
-from stepscope.bench.data_parallel.training import learning_rate  # noqa: E402
+from stepscope.bench.data_parallel.training import PEAK_LR  # noqa: E402
+from stepscope.bench.learning_rate import learning_rate  # noqa: E402
 
 
 def test_things_ready_early_wait_for_their_turn() -> None:
@@ -46,6 +47,6 @@ def test_every_parameter_is_in_one_bucket() -> None:
 
 
 def test_learning_rate_rises_linearly_from_zero_and_stays() -> None:
-    rates = [learning_rate(step, warmup_steps=5) for step in range(8)]
+    rates = [learning_rate(step, peak=PEAK_LR, warmup_steps=5) for step in range(8)]
     assert rates[0] == 0 and rates[5:] == [0.001] * 3
     assert rates[3] == pytest.approx(0.0006)

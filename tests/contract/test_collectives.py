@@ -1,83 +1,37 @@
-"""All names of one collective are the same operation; sizes follow from recorded shapes."""
+"""One vocabulary and one set of factors for both sides."""
 
 import pytest
 
-from stepscope.contract.collectives import element_bytes, is_comm_annotation, op_name
-from stepscope.run.collectives.shapes import element_counts, shape_bytes
-
-NAMES = {
-    "all_reduce": "allreduce nccl:all_reduce c10d::allreduce_ allreduce_coalesced _c10d_functional::all_reduce "
-    "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-    "all_gather": "_allgather_base allgather gloo:all_gather all_gather_into_tensor_coalesced "
-    "ncclKernel_AllGather_RING_LL_Sum_int8_t",
-    "reduce_scatter": "_reduce_scatter_base reduce_scatter_tensor_coalesced ncclKernel_ReduceScatter_RING_LL_Sum",
-    "all_to_all": "all_to_all all_to_allv c10d::alltoall_base_ gloo:all_to_all",
-    "broadcast": "broadcast _broadcast_oop ncclDevKernel_Broadcast_RING_LL",
-    "reduce": "reduce c10d::reduce_ ncclDevKernel_Reduce_Sum_f32_RING_LL",
-    "gather": "gather c10d::gather_",
-    "scatter": "scatter c10d::scatter_",
-    "barrier": "barrier gloo:barrier",
-    "send": "send c10d::send gloo:send",
-    "recv": "recv c10d::recv_",
-    "send_recv": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)",
-    "unknown": "ncclDevKernel_Generic_4 coalesced",
-}
-
-
-@pytest.mark.parametrize("op", NAMES)
-def test_every_name_of_an_operation(op: str) -> None:
-    names = NAMES[op].split()
-    assert {name: op_name(name) for name in names} == dict.fromkeys(names, op)
-
-
-def test_waiting_for_a_collective_is_no_collective() -> None:
-    assert is_comm_annotation("nccl:all_reduce")
-    assert is_comm_annotation("c10d::allreduce_")
-    assert not is_comm_annotation("_c10d_functional::wait_tensor")
-    assert not is_comm_annotation("_c10d_functional::_wrap_tensor_autograd")
-    assert not is_comm_annotation("DistributedDataParallel.forward")
-
-
-def test_sizes_of_element_types() -> None:
-    assert [element_bytes(t) for t in ("Float", "BFloat16", "c10::BFloat16", "Long", "Byte", None, "quaternion")] == [
-        4,
-        2,
-        2,
-        8,
-        1,
-        None,
-        None,
-    ]
-
-
-def test_bytes_of_the_first_input_that_is_a_tensor() -> None:
-    assert shape_bytes("[[], [3, 5], [7]]", '["Scalar", "c10::Half", "float"]') == 30
-    assert shape_bytes("[[0, 5]]", '["float"]') == 0
-    assert shape_bytes(None, None) == -1
+from stepscope.contract.collectives import bus_factor, element_bytes, op_name
 
 
 @pytest.mark.parametrize(
-    ("dims", "types"),
+    ("operation", "factor"),
     [
-        ("[" * 50_000, '["float"]'),
-        ("7", '["float"]'),
-        ("[[1]]", "[7]"),
-        ("[[1]]", "7"),
-        ('[["x"]]', '["float"]'),
-        ("[[-3]]", '["float"]'),
-        ("[[99999999999999999999, 99999999999999999999]]", '["float"]'),
-        ("[[1.5]]", '["float"]'),
-        ("{}", "{}"),
-        ("nonsense", '["float"]'),
+        ("all_reduce", 1.5),  # 2 (P - 1) / P
+        ("all_gather", 0.75),  # (P - 1) / P
+        ("reduce_scatter", 0.75),
+        ("all_to_all", 0.75),
+        ("gather", 0.75),
+        ("scatter", 0.75),
+        ("broadcast", 1.0),
+        ("send", 1.0),
     ],
 )
-def test_hostile_shapes_have_no_size(dims: str, types: str) -> None:
-    assert shape_bytes(dims, types) == -1
-    element_counts(dims)
+def test_bus_bandwidth_of_four_ranks(operation: str, factor: float) -> None:
+    assert bus_factor(operation, 4) == factor
 
 
-def test_element_counts_look_into_lists_of_tensors() -> None:
-    assert element_counts("[[[67848]], [], [], []]") == {67848}
-    assert element_counts("[[2000], [10, 100], []]") == {2000, 1000}
-    assert element_counts(None) == frozenset()
-    assert element_counts("3") == frozenset()
+def test_one_rank_moves_nothing() -> None:
+    assert bus_factor("all_reduce", 1) == 0
+
+
+def test_a_barrier_that_runs_as_an_all_reduce_is_a_barrier() -> None:
+    assert op_name("nccl:all_reduce_barrier") == "barrier"
+
+
+@pytest.mark.parametrize(
+    ("names", "size"), [(("BFloat16", "c10::BFloat16", "UInt16"), 2), (("UInt64", "Long", "long int"), 8)]
+)
+def test_types_are_known_by_the_names_of_both_sides(names: tuple[str, ...], size: int) -> None:
+    assert {element_bytes(name) for name in names} == {size}

@@ -102,7 +102,9 @@ def test_unknown_table_and_column_are_named(run: Run) -> None:
 
 
 def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
-    rows = list(csv.reader(io.StringIO(b"".join(table_csv(RunTables(hostile).table("device_work"))).decode(), newline="")))
+    rows = list(
+        csv.reader(io.StringIO(b"".join(table_csv(RunTables(hostile).table("device_work"))).decode(), newline=""))
+    )
     assert [row[3] for row in rows[1:]] == ["'" + name for name in FORMULAS]
     answer = queried(RunTables(hostile), 'select name as "=n", -1 as minus from device_work order by start_ns')
     rows = list(csv.reader(io.StringIO(answer_csv(answer.columns, answer.rows), newline="")))

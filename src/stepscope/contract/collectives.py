@@ -1,67 +1,56 @@
-"""One vocabulary for collectives: what NCCL records, c10d operators, gloo spans and kernels call the same thing."""
+"""One vocabulary for collectives: what NCCL records, c10d operators, gloo spans and kernels call the same thing.
+
+The size of a collective is its *full buffer*: what every rank has at the end of an all-gather, what every rank had at
+the beginning of a reduce-scatter or an all-to-all. With P ranks and a time t for n bytes,
+
+    algorithm bandwidth = n / t        bus bandwidth = factor x n / t
+
+where the factor is the share of the buffer that has to cross each link, so that the bus bandwidth can be held against
+the link whatever the operation and the number of ranks.
+"""
 
 import re
 from functools import lru_cache
 
+UNKNOWN_OP = "unknown"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+ALL_TO_ALL, BROADCAST, REDUCE, GATHER, SCATTER = "all_to_all", "broadcast", "reduce", "gather", "scatter"
+BARRIER, SEND, RECV, SEND_RECV = "barrier", "send", "recv", "send_recv"
 OPS = (
-    "unknown",
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-    "recv",
-    "send_recv",
+    *(UNKNOWN_OP, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, REDUCE, GATHER, SCATTER, BARRIER),
+    *(SEND, RECV, SEND_RECV),
 )
 OP_CODE = {name: code for code, name in enumerate(OPS)}
 
-# First match wins; the text is lower case without underscores.
+# First match wins; the text is lower case without underscores. A barrier may be carried out as an all-reduce.
 _PATTERNS = (
-    ("allreduce", "all_reduce"),
-    ("reducescatter", "reduce_scatter"),
-    ("allgather", "all_gather"),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("barrier", "barrier"),
-    ("sendrecv", "send_recv"),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("reduce", "reduce"),
-    ("recv", "recv"),
-    ("send", "send"),
+    ("barrier", BARRIER),
+    ("allreduce", ALL_REDUCE),
+    ("reducescatter", REDUCE_SCATTER),
+    ("allgather", ALL_GATHER),
+    ("alltoall", ALL_TO_ALL),
+    ("broadcast", BROADCAST),
+    ("sendrecv", SEND_RECV),
+    ("gather", GATHER),
+    ("scatter", SCATTER),
+    ("reduce", REDUCE),
+    ("recv", RECV),
+    ("send", SEND),
 )
+_SHARED_OUT = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER)
+"""a rank keeps its own share of the buffer"""
 
 _COMM_PREFIX = re.compile(r"^(nccl|gloo|mpi|ucc|c10d|_c10d_functional)::?")
 
 ELEMENT_BYTES = {
-    "float": 4,
-    "double": 8,
-    "half": 2,
-    "c10::half": 2,
-    "bfloat16": 2,
-    "c10::bfloat16": 2,
-    "long": 8,
-    "long int": 8,
-    "int": 4,
-    "short": 2,
-    "byte": 1,
-    "unsigned char": 1,
-    "char": 1,
-    "signed char": 1,
-    "bool": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-    "complexfloat": 8,
-    "c10::complex<float>": 8,
-    "c10::complex<double>": 16,
+    **dict.fromkeys(("c10::complex<double>", "complexdouble"), 16),
+    **dict.fromkeys(("double", "long", "long int", "uint64", "complexfloat", "c10::complex<float>"), 8),
+    **dict.fromkeys(("float", "int", "uint32"), 4),
+    **dict.fromkeys(("half", "c10::half", "bfloat16", "c10::bfloat16", "short", "uint16"), 2),
+    **dict.fromkeys(("byte", "unsigned char", "char", "signed char", "bool"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "c10::float8_e4m3fn", "c10::float8_e5m2"), 1),
 }
+"""bytes of one element, by torch's names of its types in lower case"""
 
 
 @lru_cache(maxsize=4096)
@@ -72,7 +61,7 @@ def op_name(text: str) -> str:
     ['all_gather', 'all_to_all', 'all_reduce']
     """
     plain = text.lower().replace("_", "")
-    return next((op for pattern, op in _PATTERNS if pattern in plain), "unknown")
+    return next((op for pattern, op in _PATTERNS if pattern in plain), UNKNOWN_OP)
 
 
 def is_comm_annotation(name: str) -> bool:
@@ -83,3 +72,16 @@ def is_comm_annotation(name: str) -> bool:
 def element_bytes(dtype: str | None) -> int | None:
     """Return the size of one element, None for a type that is not known."""
     return ELEMENT_BYTES.get(dtype.lower()) if dtype else None
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Return the share of the full buffer that every rank sends: bus bandwidth / algorithm bandwidth.
+
+    One rank alone sends nothing of what is shared out or reduced.
+
+    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("scatter", 4), bus_factor("broadcast", 4)
+    (1.5, 0.75, 0.75, 1.0)
+    """
+    if op == ALL_REDUCE:
+        return 2 * (ranks - 1) / ranks
+    return (ranks - 1) / ranks if op in _SHARED_OUT else 1.0

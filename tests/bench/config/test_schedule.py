@@ -2,12 +2,12 @@
 
 import pytest
 
-from stepscope.bench.config.schedule import SchedulerConfig, learning_rate
+from stepscope.bench.config.schedule import SchedulerConfig
 
 
 def rates(total: int = 10, **settings: object) -> list[float]:
     config = SchedulerConfig(**settings)  # type: ignore[arg-type]
-    return [learning_rate(step, peak=2.0, config=config, total_steps=total) for step in range(total + 3)]
+    return [config.rate(step, peak=2.0, total_steps=total) for step in range(total + 3)]
 
 
 @pytest.mark.parametrize("decay", ["constant", "linear", "cosine"])

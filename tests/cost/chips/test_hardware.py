@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.chips.hardware import chip, look_up, mfu_peak
-from stepscope.cost.chips.table import PRECISIONS, built_in_chips, load_chips
+from stepscope.cost.chips.table import built_in_chips, load_chips
 from stepscope.errors import InputError
 
 
@@ -64,7 +65,7 @@ def test_every_row_has_a_source_a_bandwidth_and_rising_peaks():
         assert row.memory_gb_per_s and row.link and row.link_gb_per_s, row.name
         peaks = [row.tflops[p] for p in ("fp32", "tf32", "fp16", "fp8") if p in row.tflops]
         assert peaks == sorted(peaks), f"{row.name}: a narrower type is never slower"
-        assert set(row.tflops) <= set(PRECISIONS)
+        assert set(row.tflops) <= set(PEAK_PRECISIONS)
 
 
 @pytest.mark.parametrize(

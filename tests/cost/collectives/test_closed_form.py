@@ -3,11 +3,11 @@
 import pytest
 from tests.cost import collective_simulator as sim
 
+from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.closed_form import (
     TREE_BANDWIDTH_SHARE,
     Fabric,
     Link,
-    bus_factor,
     chain_ns,
     fastest,
     hierarchical_ns,

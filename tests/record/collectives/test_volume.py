@@ -1,6 +1,6 @@
 import pytest
 
-from stepscope.record.collectives.volume import bus_factor, entry_bytes, operation_of
+from stepscope.record.collectives.volume import entry_bytes, operation_of
 
 
 @pytest.mark.parametrize(
@@ -20,25 +20,6 @@ from stepscope.record.collectives.volume import bus_factor, entry_bytes, operati
 )
 def test_names_of_backends_say_which_operation(name, operation):
     assert operation_of(name) == operation
-
-
-@pytest.mark.parametrize(
-    ("operation", "factor"),
-    [
-        ("all_reduce", 1.5),  # 2 (P - 1) / P
-        ("all_gather", 0.75),  # (P - 1) / P
-        ("reduce_scatter", 0.75),
-        ("all_to_all", 0.75),
-        ("broadcast", 1.0),
-        ("send", 1.0),
-    ],
-)
-def test_bus_bandwidth_of_four_ranks(operation, factor):
-    assert bus_factor(operation, 4) == factor
-
-
-def test_one_rank_moves_nothing():
-    assert bus_factor("all_reduce", 1) == 0
 
 
 def entry(name, *, inputs, outputs, dtype="Float"):

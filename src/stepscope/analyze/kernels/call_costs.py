@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls
+from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.operators import counted_once, operator_cost
 from stepscope.records import ArrayRecord
@@ -30,7 +31,7 @@ _IMPOSSIBLE = 10**30
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
 
-PRECISIONS = ("unknown", "fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
+PRECISIONS = ("unknown", *PEAK_PRECISIONS)
 PRECISION_CODE = {name: code for code, name in enumerate(PRECISIONS)}
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.window import RankAccount
-from stepscope.contract.collectives import OPS
-from stepscope.cost.collectives.closed_form import bus_factor
+from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import clip, covered_ns, subtract, union
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.collectives.groups import Group

@@ -1,19 +1,9 @@
-"""The learning rate of each step: linear warm-up, then constant, linear or cosine decay. Standard library only.
+"""How the learning rate moves over the steps of a training, as configured. Standard library only."""
 
-rate   |    ______            constant
-       |   /      \\___        linear, cosine: down to final_ratio at total_steps
-       |  /
-       | /
-       +--------------- step
-          warmup
-"""
-
-import math
 from dataclasses import dataclass
 
 from stepscope.bench.config.field import setting
-
-DECAYS = ("constant", "linear", "cosine")
+from stepscope.bench.learning_rate import DECAYS, learning_rate
 
 
 @dataclass(frozen=True)
@@ -25,18 +15,13 @@ class SchedulerConfig:
     total_steps: int | None = setting(None, "step at which the decay ends; none: train.steps", least=1)
     final_ratio: float = setting(0.0, "share of train.lr that is left at total_steps", least=0)
 
-
-def learning_rate(step: int, *, peak: float, config: SchedulerConfig, total_steps: int) -> float:
-    """Return the rate of a step, counted from 0.
-
-    >>> linear = SchedulerConfig(warmup_steps=2, decay="linear")
-    >>> [learning_rate(s, peak=1.0, config=linear, total_steps=6) for s in range(8)]
-    [0.0, 0.5, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
-    """
-    if step < config.warmup_steps:
-        return peak * step / config.warmup_steps
-    if config.decay == "constant":
-        return peak
-    way = min(1.0, (step - config.warmup_steps) / max(total_steps - config.warmup_steps, 1))
-    left = 1.0 - way if config.decay == "linear" else (1.0 + math.cos(math.pi * way)) / 2
-    return peak * (config.final_ratio + (1.0 - config.final_ratio) * left)
+    def rate(self, step: int, *, peak: float, total_steps: int) -> float:
+        """Return the rate of a step, counted from 0."""
+        return learning_rate(
+            step,
+            peak=peak,
+            warmup_steps=self.warmup_steps,
+            decay=self.decay,
+            total_steps=total_steps,
+            final_ratio=self.final_ratio,
+        )

@@ -1,7 +1,7 @@
 """All settings of the benchmark lab and the trainer, by section. Standard library only.
 
-Sections that belong to one piece of code are next to it: `scheduler` in `trainer_schedule`, `optimizer` in
-`trainer_optimizer`. What one setting alone cannot show, `checked_together` looks at.
+Sections that belong to one piece of code are next to it: `scheduler` in `schedule`, `optimizer` in
+`optimizer`. What one setting alone cannot show, `checked_together` looks at.
 """
 
 from collections.abc import Callable
@@ -12,9 +12,10 @@ from stepscope.bench.config.field import setting
 from stepscope.bench.config.optimizer import OptimizerConfig
 from stepscope.bench.config.schedule import SchedulerConfig
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED
+from stepscope.contract.precisions import TRAINING_PRECISIONS
+from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 SINGLE = "single"
 """the strategy of one process without a process group"""
 
@@ -23,13 +24,15 @@ SINGLE = "single"
 class WorkloadConfig:
     """What is trained; the fields are those of `WorkloadSpec`, which also holds the precision."""
 
-    name: str = setting("gpt", "gpt, deepseek, mlp, transformers:CONFIG, torchbench:MODEL or module:function")
-    d_model: int = setting(256, "width", least=1)
-    num_layers: int = setting(4, "layers", least=1)
-    num_heads: int = setting(8, "attention heads", least=1)
-    seq_len: int = setting(128, "tokens per sample", least=1)
-    vocab_size: int = setting(1024, "different tokens", least=1)
-    batch_size: int = setting(8, "samples of one rank in one forward", least=1)
+    name: str = setting(
+        DEFAULT_WORKLOAD, "gpt, deepseek, mlp, transformers:CONFIG, torchbench:MODEL or module:function"
+    )
+    d_model: int = setting(WORKLOAD_DEFAULTS["d_model"], "width", least=1)
+    num_layers: int = setting(WORKLOAD_DEFAULTS["num_layers"], "layers", least=1)
+    num_heads: int = setting(WORKLOAD_DEFAULTS["num_heads"], "attention heads", least=1)
+    seq_len: int = setting(WORKLOAD_DEFAULTS["seq_len"], "tokens per sample", least=1)
+    vocab_size: int = setting(WORKLOAD_DEFAULTS["vocab_size"], "different tokens", least=1)
+    batch_size: int = setting(WORKLOAD_DEFAULTS["batch_size"], "samples of one rank in one forward", least=1)
     seed: int = setting(0, "of weights and data")
     options: dict[str, Any] = field(default_factory=dict, metadata={"doc": "what only some workloads know"})
 
@@ -39,7 +42,7 @@ class TrainConfig:
     """How it is trained."""
 
     strategy: str = setting("pytorch_ddp", "data-parallel implementation", choices=(SINGLE, *NAMES))
-    precision: str = setting("fp32", "of matrix products", choices=PRECISIONS)
+    precision: str = setting("fp32", "of matrix products", choices=TRAINING_PRECISIONS)
     steps: int = setting(100, "optimizer steps of a training", least=1)
     lr: float = setting(1e-3, "peak learning rate", above=0)
     grad_accum: int = setting(1, "micro-batches per optimizer step", least=1)

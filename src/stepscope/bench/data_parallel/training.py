@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from stepscope.bench.data_parallel.implementations.parallel import Parallel
+from stepscope.bench.learning_rate import learning_rate
 from stepscope.bench.workloads.workload import Workload
 from stepscope.errors import UsageError
 
@@ -19,15 +20,6 @@ Mark = Callable[[str], AbstractContextManager[Any]]
 def unmarked(name: str) -> AbstractContextManager[Any]:
     """Return a context that marks nothing, for steps that are only timed."""
     return nullcontext()
-
-
-def learning_rate(step: int, *, warmup_steps: int) -> float:
-    """Return the rate of a step: linear from 0 to its peak over the warm-up, then constant.
-
-    >>> [learning_rate(s, warmup_steps=4) for s in (0, 2, 4, 9)]
-    [0.0, 0.0005, 0.001, 0.001]
-    """
-    return PEAK_LR * min(1.0, step / warmup_steps) if warmup_steps else PEAK_LR
 
 
 class Training:
@@ -66,7 +58,7 @@ class Training:
     @property
     def lr(self) -> float:
         """Return the learning rate of the next step."""
-        return learning_rate(self.number, warmup_steps=self._warmup_steps)
+        return learning_rate(self.number, peak=PEAK_LR, warmup_steps=self._warmup_steps)
 
     def step(self) -> torch.Tensor:
         """Return the loss of one optimizer step, the mean over its micro-batches."""

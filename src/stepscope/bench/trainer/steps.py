@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from stepscope.bench.config.optimizer import give_optimizer
-from stepscope.bench.config.schedule import learning_rate
 from stepscope.bench.config.sections import SINGLE, BenchConfig
 from stepscope.bench.config.settings import workload_spec
 from stepscope.bench.data_parallel.implementations.parallel import Options, Parallel
@@ -47,7 +46,7 @@ class Steps(Training):
     def lr(self) -> float:
         """Return the learning rate of the next step."""
         config = self.config
-        return learning_rate(self.number, peak=config.train.lr, config=config.scheduler, total_steps=config.total_steps)
+        return config.scheduler.rate(self.number, peak=config.train.lr, total_steps=config.total_steps)
 
     def skip_batches(self, steps: int) -> None:
         """Go past the batches of steps that an earlier training took."""

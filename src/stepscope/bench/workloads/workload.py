@@ -10,9 +10,10 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from stepscope.bench.workloads.loader import RankBatches, moved
+from stepscope.contract.precisions import TRAINING_PRECISIONS
+from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -20,13 +21,13 @@ _AUTOCAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 class WorkloadSpec:
     """The description of a workload, plain enough for JSON."""
 
-    name: str = "gpt"
-    d_model: int = 512
-    num_layers: int = 6
-    num_heads: int = 8
-    seq_len: int = 256
-    vocab_size: int = 8192
-    batch_size: int = 8
+    name: str = DEFAULT_WORKLOAD
+    d_model: int = WORKLOAD_DEFAULTS["d_model"]
+    num_layers: int = WORKLOAD_DEFAULTS["num_layers"]
+    num_heads: int = WORKLOAD_DEFAULTS["num_heads"]
+    seq_len: int = WORKLOAD_DEFAULTS["seq_len"]
+    vocab_size: int = WORKLOAD_DEFAULTS["vocab_size"]
+    batch_size: int = WORKLOAD_DEFAULTS["batch_size"]
     """samples of one rank in one forward"""
     precision: str = "fp32"
     seed: int = 0
@@ -38,8 +39,10 @@ class WorkloadSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"expected {name} to be an integer of 1 or more, found {value!r}")
-        if self.precision not in PRECISIONS:
-            raise UsageError(f"expected precision to be one of {', '.join(PRECISIONS)}, found {self.precision!r}")
+        if self.precision not in TRAINING_PRECISIONS:
+            raise UsageError(
+                f"expected precision to be one of {', '.join(TRAINING_PRECISIONS)}, found {self.precision!r}"
+            )
 
     def option(self, name: str, default: Any) -> Any:
         """Return one option, or its default."""

@@ -8,13 +8,11 @@ from typing import Any
 from stepscope.bench.session.results import RESULTS
 from stepscope.cli.output import refuse_existing
 from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.contract.precisions import TRAINING_PRECISIONS
+from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
 PLOT = "results.svg"
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-MODEL = {"d_model": 256, "num_layers": 4, "num_heads": 8, "seq_len": 128, "vocab_size": 1024, "batch_size": 8}
-"""defaults that take about a tenth of a second per step on one core"""
-
 
 def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = 2) -> None:
     """Add what every benchmark takes; one without a `world_size` chooses its ranks itself."""
@@ -34,7 +32,7 @@ def workload_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the description of the workload, as a plan holds it."""
     return {
         "name": args.workload,
-        **{name: getattr(args, name) for name in MODEL},
+        **{name: getattr(args, name) for name in WORKLOAD_DEFAULTS},
         "precision": args.precision,
         "seed": args.seed,
         "options": getattr(args, "workload_options", {}),
@@ -63,15 +61,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument(
         "--workload",
-        default="gpt",
+        default=DEFAULT_WORKLOAD,
         metavar="NAME",
         help="gpt, deepseek, mlp, transformers:CONFIG, module:function (gpt)",
     )
-    for name, value in MODEL.items():
+    for name, value in WORKLOAD_DEFAULTS.items():
         option = f"--{name.replace('_', '-')}"
         help_text = f"samples of one rank in one forward ({value})" if name == "batch_size" else f"default {value}"
         group.add_argument(option, type=at_least_one, default=value, metavar="N", help=help_text)
-    group.add_argument("--precision", choices=PRECISIONS, default="fp32", help="default fp32")
+    group.add_argument("--precision", choices=TRAINING_PRECISIONS, default="fp32", help="default fp32")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
 
 

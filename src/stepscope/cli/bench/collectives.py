@@ -18,7 +18,7 @@ from stepscope.cli.bench.session import Document, command_line
 from stepscope.cli.calibrate import measured_points
 from stepscope.cli.output import write_json
 from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
-from stepscope.cost.collectives.closed_form import bus_factor
+from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.points import Point
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes

@@ -9,10 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.errors import InputError
 from stepscope.side_file import read_side_text
 
-PRECISIONS = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8")
 _MAX_TABLE_BYTES = 1 << 20
 _NUMBERS = ("memory_gib", "memory_gb_per_s", "link_gb_per_s")
 _FIELDS = ("name", "match", "tflops", "link", "source", *_NUMBERS)
@@ -123,8 +123,8 @@ def _tflops(row: dict[str, Any], where: str) -> dict[str, float]:
     if not isinstance(value, dict) or not value:
         raise InputError(f"{where}: field 'tflops' should be dense peaks like {{ bf16 = 989.4 }}, found {value!r}")
     for precision in value:
-        if precision not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
+        if precision not in PEAK_PRECISIONS:
+            known = ", ".join(PEAK_PRECISIONS)
             raise InputError(f"{where}: field 'tflops.{precision}' is not known; expected one of {known}")
     return {name: _number(peak, f"tflops.{name}", where) for name, peak in value.items()}
 

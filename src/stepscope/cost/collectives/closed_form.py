@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
+from stepscope.contract.collectives import bus_factor
 from stepscope.errors import UsageError
 
 ALGORITHMS = ("ring", "tree", "hierarchical")
 TREE_BANDWIDTH_SHARE = 0.92
 """of the link: what pipelined trees reach, by NCCL's own tuning (src/graph/tuning.cc)"""
-_SCATTERED = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True)
@@ -63,19 +63,6 @@ class Choice:
     algorithm: str
     time_ns: float
     all_ns: dict[str, float]
-
-
-def bus_factor(op: str, ranks: int) -> float:
-    """Return the share of the buffer that every rank sends: bus bandwidth / algorithm bandwidth.
-
-    >>> bus_factor("all_reduce", 4), bus_factor("all_gather", 4), bus_factor("broadcast", 4)
-    (1.5, 0.75, 1.0)
-    """
-    if ranks < 2:
-        return 1.0
-    if op == "all_reduce":
-        return 2 * (ranks - 1) / ranks
-    return (ranks - 1) / ranks if op in _SCATTERED else 1.0
 
 
 def ring_steps(op: str, ranks: int) -> int:

@@ -18,8 +18,9 @@ from math import ceil, log, log2, sqrt
 
 import numpy as np
 
+from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.alpha_beta import Floats
-from stepscope.cost.collectives.closed_form import bus_factor, ring_steps
+from stepscope.cost.collectives.closed_form import ring_steps
 from stepscope.cost.collectives.curve import Curve
 
 _USUAL_DOUBT = 0.25

@@ -13,7 +13,7 @@ Bytes are the full buffer of the operation. With weights of W bytes and gradient
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.cost.collectives.closed_form import bus_factor
+from stepscope.contract.collectives import bus_factor
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.flops import Recompute, Transformer
 from stepscope.cost.models.layout import Layout, Sharding

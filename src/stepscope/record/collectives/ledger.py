@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from stepscope.contract import collectives as ops
 from stepscope.record.collectives import volume
 
 
@@ -114,7 +115,7 @@ class Ledger:
 
 def _row(operation: str, group: str, totals: _Totals, group_size: int | None) -> Row:
     algbw = totals.timed_bytes / totals.time_ns if totals.time_ns and totals.timed_bytes else None
-    factor = volume.bus_factor(operation, group_size) if group_size else None
+    factor = ops.bus_factor(operation, group_size) if group_size else None
     return Row(
         operation=operation,
         group=group,

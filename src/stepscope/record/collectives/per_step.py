@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stepscope.contract import collectives as ops
 from stepscope.record.collectives import volume
 
 _KEPT_STEPS = 256
@@ -38,7 +39,7 @@ class StepVolume:
 
     def call(self, operation: str, size_bytes: int) -> None:
         """Count one collective that Python issued."""
-        if operation in (volume.SEND, volume.RECV):
+        if operation in (ops.SEND, ops.RECV):
             self._p2p += 1
             self._p2p_bytes += size_bytes
         else:

@@ -19,35 +19,35 @@ from typing import Any
 
 import torch
 
-from stepscope.record.collectives import volume
+from stepscope.contract import collectives as ops
 from stepscope.record.failsafe import explain, say
 
 # method: (operation, which argument holds the full buffer, whether that is one rank's part of it)
 METHODS = {
-    "allreduce": (volume.ALL_REDUCE, 0, False),
-    "allreduce_coalesced": (volume.ALL_REDUCE, 0, False),
-    "broadcast": (volume.BROADCAST, 0, False),
-    "reduce": (volume.REDUCE, 0, False),
-    "allgather": (volume.ALL_GATHER, 0, False),
-    "allgather_coalesced": (volume.ALL_GATHER, 0, False),
-    "_allgather_base": (volume.ALL_GATHER, 0, False),
-    "all_gather_single": (volume.ALL_GATHER, 0, False),
-    "allgather_into_tensor_coalesced": (volume.ALL_GATHER, 0, False),
-    "all_gather_single_coalesced": (volume.ALL_GATHER, 0, False),
-    "reduce_scatter": (volume.REDUCE_SCATTER, 1, False),
-    "_reduce_scatter_base": (volume.REDUCE_SCATTER, 1, False),
-    "reduce_scatter_single": (volume.REDUCE_SCATTER, 1, False),
-    "reduce_scatter_tensor_coalesced": (volume.REDUCE_SCATTER, 1, False),
-    "reduce_scatter_single_coalesced": (volume.REDUCE_SCATTER, 1, False),
-    "alltoall": (volume.ALL_TO_ALL, 1, False),
-    "alltoall_base": (volume.ALL_TO_ALL, 1, False),
-    "all_to_all_single": (volume.ALL_TO_ALL, 1, False),
-    "gather": (volume.GATHER, 1, True),
-    "scatter": (volume.SCATTER, 0, True),
-    "send": (volume.SEND, 0, False),
-    "recv": (volume.RECV, 0, False),
-    "recv_anysource": (volume.RECV, 0, False),
-    "barrier": (volume.BARRIER, None, False),
+    "allreduce": (ops.ALL_REDUCE, 0, False),
+    "allreduce_coalesced": (ops.ALL_REDUCE, 0, False),
+    "broadcast": (ops.BROADCAST, 0, False),
+    "reduce": (ops.REDUCE, 0, False),
+    "allgather": (ops.ALL_GATHER, 0, False),
+    "allgather_coalesced": (ops.ALL_GATHER, 0, False),
+    "_allgather_base": (ops.ALL_GATHER, 0, False),
+    "all_gather_single": (ops.ALL_GATHER, 0, False),
+    "allgather_into_tensor_coalesced": (ops.ALL_GATHER, 0, False),
+    "all_gather_single_coalesced": (ops.ALL_GATHER, 0, False),
+    "reduce_scatter": (ops.REDUCE_SCATTER, 1, False),
+    "_reduce_scatter_base": (ops.REDUCE_SCATTER, 1, False),
+    "reduce_scatter_single": (ops.REDUCE_SCATTER, 1, False),
+    "reduce_scatter_tensor_coalesced": (ops.REDUCE_SCATTER, 1, False),
+    "reduce_scatter_single_coalesced": (ops.REDUCE_SCATTER, 1, False),
+    "alltoall": (ops.ALL_TO_ALL, 1, False),
+    "alltoall_base": (ops.ALL_TO_ALL, 1, False),
+    "all_to_all_single": (ops.ALL_TO_ALL, 1, False),
+    "gather": (ops.GATHER, 1, True),
+    "scatter": (ops.SCATTER, 0, True),
+    "send": (ops.SEND, 0, False),
+    "recv": (ops.RECV, 0, False),
+    "recv_anysource": (ops.RECV, 0, False),
+    "barrier": (ops.BARRIER, None, False),
 }
 _AT_ONCE_NS = 200_000  # a wait this soon after the call belongs to it, even if it found nothing left to wait for
 _MOST_WAITING = 1024
