@@ -2,6 +2,7 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+DOCS   := .venv-docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
 .PHONY: demo test check lint format types browser unit scanner scanner-check docs clean
@@ -40,8 +41,8 @@ scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source
 scanner-check: $(VENV)/.dev
 	$(BIN)/python tools/build_scanner.py --check
 
-docs: $(VENV)/.dev  ## build the documentation into build/docs and check its links
-	$(BIN)/python tools/build_docs.py
+docs: $(DOCS)/.ready  ## build the documentation into build/docs; a broken link is an error
+	$(DOCS)/bin/sphinx-build -q -W --keep-going -b html docs build/docs
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=python3.x"; exit 2; }
@@ -56,5 +57,10 @@ $(VENV)/.dev: $(VENV)/.demo requirements/frameworks.txt
 	$(PIP) -r requirements/frameworks.txt -e '.[dev,sql]'
 	@touch $@
 
+$(DOCS)/.ready: requirements/docs.txt pyproject.toml
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip --disable-pip-version-check -q install -r requirements/docs.txt -e .
+	@touch $@
+
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

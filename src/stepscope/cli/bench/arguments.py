@@ -14,6 +14,7 @@ from stepscope.errors import UsageError
 
 PLOT = "results.svg"
 
+
 def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = 2) -> None:
     """Add what every benchmark takes; one without a `world_size` chooses its ranks itself."""
     _add_model(parser)
