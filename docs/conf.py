@@ -3,10 +3,11 @@
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from stepscope.version import __version__  # noqa: E402
+from stepscope.version import __version__
 
 project = "stepscope"
 author = "the stepscope authors"
@@ -32,8 +33,8 @@ html_copy_source = False
 html_show_sourcelink = False
 
 
-def _menu_from_lists(app, name: str, source: list[str]) -> None:  # noqa: ANN001
-    """Add a table of contents for the pages that a README lists, section by section: one list, on a code host and here."""
+def _menu_from_lists(app: Any, name: str, source: list[str]) -> None:
+    """Add a menu of the pages that a README lists, section by section: one list, on a code host and here."""
     if not name.endswith("README"):
         return
     folder = name.removesuffix("README")
@@ -46,6 +47,6 @@ def _menu_from_lists(app, name: str, source: list[str]) -> None:  # noqa: ANN001
             source[0] += "\n\n```{toctree}\n:hidden:\n" + caption + "\n" + "\n".join(pages) + "\n```\n"
 
 
-def setup(app) -> None:  # noqa: ANN001
+def setup(app: Any) -> None:
     """Connect the menu."""
     app.connect("source-read", _menu_from_lists)
