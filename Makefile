@@ -43,6 +43,7 @@ scanner-check: $(VENV)/.dev
 
 docs: $(DOCS)/.ready  ## build the documentation into build/docs; a broken link is an error
 	$(DOCS)/bin/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "<meta http-equiv=refresh content=\"0; url=README.html\">" > build/docs/index.html
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) not found; install Python 3.11 or newer, or run make PYTHON=python3.x"; exit 2; }
