@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "stepscope"
-GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text", "contract")  # standard library only: both sides stand on it
+# Standard library only: both sides stand on it.
+GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text", "contract")
 SMALL = ("intervals", "records", "stats")
 DESK = (  # lowest first
     *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),
