@@ -24,7 +24,8 @@ from stepscope.compare.sides import compared_run, comparison_document
 from stepscope.contract.run_folder import written_whole
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.scope.over_window import diagnosed_account
+from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import UsageError
 from stepscope.report.html import render_html
@@ -101,10 +102,15 @@ class Analysis:
         """Return what to fix, the largest saving first."""
         return self.diagnosis.findings
 
+    @cached_property
+    def conclusion(self) -> Conclusion:
+        """Return what bounds the step, with the reason and the finding that decided it."""
+        return conclude(self.account, self.diagnosis)
+
     @property
-    def verdict(self) -> str | None:
-        """Return what bounds the step in one word, None where no step was recorded."""
-        return verdict(self.account)
+    def verdict(self) -> str:
+        """Return what bounds the step in one word of the contract."""
+        return self.conclusion.verdict
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -128,7 +134,7 @@ class Analysis:
         """Return the step with changes such as `"straggler=off"`, `"network=2x"`, applied in order."""
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
-        return what_if(self.account, settings)
+        return what_if(diagnosed_account(self.account), settings)
 
     def compare(self, other: "Analysis | PathLike") -> "Comparison":
         """Return what differs between this run and another one, with intervals."""
@@ -207,8 +213,12 @@ def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:
 
 
 def _write(path: PathLike, pieces: Iterable[bytes], *, force: bool) -> int:
+    """Write a file through the door that every output goes through; return its size in bytes."""
     target = Path(path)
     if target.exists() and not force:
         raise UsageError(f"{target} already exists; use force=True to overwrite it")
-    with written_whole(target) as file:
-        return sum(file.write(piece) for piece in pieces)
+    try:
+        with written_whole(target) as file:
+            return sum(file.write(piece) for piece in pieces)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror}; choose another place") from error

@@ -36,7 +36,7 @@ def report(*, step_ms: float = 10.0, findings: tuple[tuple[str, int], ...] = (),
         ],
         "stragglers": [],
         "findings": [
-            {"id": id_, "title": id_, "ranks": [rank], "saving_ms_per_step": 2.0, "saving_pct": 20.0}
+            {"id": id_, "title": id_, "ranks": [rank], "saving_alone_ms": 2.0, "saving_pct": 20.0}
             for id_, rank in findings
         ],
         **more,

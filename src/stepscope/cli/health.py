@@ -21,6 +21,7 @@ from stepscope.compare.conditions import GateResult, judge, parse_gate
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.guides import guides_of
+from stepscope.diagnose.verdict import conclude
 from stepscope.document.report import report_json
 from stepscope.record.config import RecordConfig, default_out
 from stepscope.report.text.guides import print_guides
@@ -54,12 +55,13 @@ def run(args: argparse.Namespace) -> int:
     gates = [parse_gate(text) for text in args.fail_on]
     failed = _record(args) if args.command else False
     account = account_from(args)
-    report = report_json(account, diagnose(account))
+    diagnosis = diagnose(account)
+    report = report_json(account, diagnosis)
     results = judge(gates, report)
     write_json(args.json, {**report, "gates": [_gate_json(r) for r in results]}, force=args.force)
     if args.json != "-":
         out = console(sys.stdout)
-        print_health(account, checks_of(account), results, out)
+        print_health(account, conclude(account, diagnosis), checks_of(account), results, out)
         if args.guides:
             print_guides(guides_of(account), out)
     warn_incomplete(account.run)

@@ -53,7 +53,7 @@ class FindingChange:
     ranks: tuple[int, ...]
     a_ms: float
     b_ms: float
-    """what fixing it saves per step, mean over runs; 0 where a side lacks it"""
+    """what fixing it alone saves per step, mean over runs; 0 where a side lacks it"""
     a_runs: int
     b_runs: int
     """how many runs have it"""
@@ -190,7 +190,7 @@ def _finding(
     key: tuple[str, tuple[int, ...]], sides: Sequence[Sequence[Mapping[tuple[str, tuple[int, ...]], Any]]]
 ) -> FindingChange:
     found = [[report[key] for report in side if key in report] for side in sides]
-    saving = [sum(f["saving_ms_per_step"] for f in mine) / len(side) for mine, side in zip(found, sides, strict=True)]
+    saving = [sum(f["saving_alone_ms"] for f in mine) / len(side) for mine, side in zip(found, sides, strict=True)]
     title = next(f["title"] for mine in reversed(found) for f in mine)
     return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
 

@@ -1,10 +1,9 @@
 """What a rule says: one cause of lost time, what fixing it would save, how that is known and what to do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import Change
+from stepscope.analyze.replay.saving import Fix
 
 
 @dataclass(frozen=True)
@@ -42,25 +41,33 @@ class Candidate:
     """relative error of the modelled fix"""
     always: bool = False
     """said even where nothing is saved (how far to trust the trace)"""
+    limit_ns: float | None = None
+    """the time per step that the fix claims to remove: it saves no more; None where only the step is a limit"""
 
-
-Rule = Callable[[Account], list[Candidate]]
+    @property
+    def fix(self) -> Fix:
+        """Return what to change, with what is known of it."""
+        formula_ns = self.fixed_saving_ns or 0.0 if self.change is None else 0.0
+        return Fix(self.change, self.doubt, formula_ns, self.limit_ns)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A candidate with what fixing it saves, given that those above it are fixed already."""
+    """A candidate with what fixing it saves: alone, and on top of those above it."""
 
     id: str
     title: str
     ranks: tuple[int, ...]
     cost_ns: float | None
     saving_ns: float
+    """what it adds once those above it are fixed"""
     low_ns: float
     high_ns: float
+    """between which `alone_ns` lies"""
     saving_pct: float
+    """`alone_ns` as a share of the step"""
     alone_ns: float
-    """what it would save if it were the only fix"""
+    """what it saves as the only fix: what is shown first, and what a what-if gives"""
     confidence: float
     evidence: tuple[Evidence, ...] = field(default_factory=tuple)
     cause: str = ""

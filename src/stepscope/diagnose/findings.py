@@ -1,18 +1,21 @@
-"""Which fixes save how much? Rules propose, the replay decides, and each further fix counts what it still saves.
+"""Which fixes save how much? Rules propose, the replay decides.
 
-candidates = what the rules see in the account
-1. the fix that saves most alone comes first
-2. each next one is the fix that saves most once those above it are made
+saving alone   the run replayed with this fix and no other: what is shown first, and the order of the findings
+what it adds   the same on top of all findings above it, so that no millisecond is promised twice
+worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.predicted_step import MODEL_ERROR, saving_range
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
 from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.scope.examined import NotExamined, not_examined
+from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.scope.over_window import diagnosed_account
 
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -24,68 +27,93 @@ _FAR_OFF = 0.85
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The findings of a run, in the order in which to fix them."""
+    """The findings of a run, the one that saves most by itself first."""
 
     findings: tuple[Finding, ...]
     combined: tuple[tuple[tuple[str, ...], float], ...]
     """`(ids of the first k, ns per step they save together)` for k = 1, 2, ..."""
+    not_examined: tuple[NotExamined, ...] = ()
+    """faults that were not found and could not be ruled out"""
+
+    @property
+    def worth(self) -> tuple[Finding, ...]:
+        """Return the findings whose fix saves anything."""
+        return tuple(f for f in self.findings if f.alone_ns > 0)
 
 
 def diagnose(account: Account) -> Diagnosis:
-    """Return the findings of an account; none where no step was recorded."""
-    step_ns = account.step.step_ns if account.step else None
-    if not step_ns:
-        return Diagnosis((), ())
-    found = _Found(account, step_ns)
-    found.add([c for rule in SPECIFIC for c in rule(account)])
-    found.add([c for rule in GENERAL for c in rule(account)])
-    return found.diagnosis()
+    """Return the findings of an account: per step, or over the window where no step was recorded."""
+    judged = diagnosed_account(account)
+    step_ns = judged.step.step_ns if judged.step else None
+    found = _found(judged, step_ns, in_steps=account.num_steps > 0) if step_ns else Diagnosis((), ())
+    return replace(found, not_examined=not_examined(account, found.findings, replayed=judged.replay is not None))
 
 
-class _Found:
-    """Findings as they are made: the replay with all fixes so far, and what they save."""
+def _found(account: Account, step_ns: float, *, in_steps: bool) -> Diagnosis:
+    replays = _Replays(account.replay, step_ns)
+    chosen = _Chosen(replays)
+    for rules in (SPECIFIC, GENERAL):
+        usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
+        chosen.add([c for rule in usable for c in rule(account)])
+    return _diagnosis(account, chosen.candidates, replays)
 
-    def __init__(self, account: Account, step_ns: float) -> None:
-        self._account = account
-        self._step_ns = step_ns
-        self._fixed = account.replay
-        self._scale = _shrink(account.replay, step_ns)
-        self._findings: list[Finding] = []
+
+class _Replays:
+    """What fixes save of the recorded run and of the run with others made."""
+
+    def __init__(self, replay: Replay | None, step_ns: float) -> None:
+        self.recorded = replay
+        self.step_ns = step_ns
+
+    def saving_ns(self, start: Replay | None, candidate: Candidate) -> float:
+        """Return what a candidate's fix saves on top of a replay, never below zero."""
+        fix, saved = candidate.fix, 0.0
+        if start is not None and fix.change is not None:
+            saved = (start.period_ns - self.applied(start, candidate).period_ns) * to_step(self.recorded, self.step_ns)
+        return max(0.0, bounded(saved + fix.formula_ns, fix, step_ns=self.step_ns))
+
+    def applied(self, start: Replay, candidate: Candidate) -> Replay:
+        """Return the replay with a candidate's fix made; unchanged where it cannot be replayed."""
+        if candidate.change is None:
+            return start
+        try:
+            return candidate.change(start)
+        except CircularWaits:
+            return start
+
+    def alone(self, candidate: Candidate) -> Saving:
+        """Return what a fix saves by itself, with its interval."""
+        try:
+            found = saving_of(self.recorded, candidate.fix, step_ns=self.step_ns)
+        except CircularWaits:
+            return Saving(0.0, 0.0, 0.0)
+        if found.ns >= 0:
+            return found
+        return Saving(0.0, *saving_range(self.recorded, candidate.fix, 0.0, step_ns=self.step_ns))
+
+
+class _Chosen:
+    """Candidates worth a line: each saves something that those taken before it do not."""
+
+    def __init__(self, replays: _Replays) -> None:
+        self._replays = replays
+        self._fixed = replays.recorded
+        self.candidates: list[Candidate] = []
 
     def add(self, candidates: list[Candidate]) -> None:
         """Take the candidates in the order of what each still saves, as far as that is worth a line."""
-        alone = {i: _saving(self._account.replay, c) for i, c in enumerate(candidates)}
-        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _LEAST_ALONE * self._step_ns]
+        step_ns = self._replays.step_ns
+        alone = [self._replays.saving_ns(self._replays.recorded, c) for c in candidates]
+        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _LEAST_ALONE * step_ns]
         while open_:
-            fresh = not self._findings
-            still = {i: alone[i] if fresh else _saving(self._fixed, candidates[i]) for i in open_}
+            fresh = self._fixed is self._replays.recorded
+            still = {i: alone[i] if fresh else self._replays.saving_ns(self._fixed, candidates[i]) for i in open_}
             best = _first(open_, still, candidates)
             open_.remove(best)
-            if candidates[best].always or still[best] >= LEAST_SHARE * self._step_ns:
-                self._take(candidates[best], still[best], alone[best])
-
-    def _take(self, candidate: Candidate, saving: float, alone: float) -> None:
-        scale = self._scale if candidate.change is not None else 1.0
-        within, by_itself = (min(scale * ns, self._step_ns) for ns in (saving, alone))
-        self._findings.append(_finding(self._account, candidate, within, by_itself, self._step_ns))
-        self._fixed = _applied(self._fixed, candidate)
-
-    def diagnosis(self) -> Diagnosis:
-        """Return the findings by saving, with what the first k save together."""
-        ordered = sorted(self._findings, key=lambda f: -f.saving_ns)
-        combined, saved = [], 0.0
-        for k, finding in enumerate(ordered, start=1):
-            saved = min(saved + finding.saving_ns, self._step_ns)
-            combined.append((tuple(f.id for f in ordered[:k]), saved))
-        return Diagnosis(tuple(ordered), tuple(combined))
-
-
-def _shrink(replay: Replay | None, step_ns: float) -> float:
-    """Return what to multiply savings by: a replay that takes longer than the step saves too much by as much.
-
-    That happens where the profiler slowed the job beyond what any factor on the host's time explains.
-    """
-    return min(1.0, step_ns / replay.period_ns) if replay is not None and replay.period_ns else 1.0
+            if candidates[best].always or still[best] >= LEAST_SHARE * step_ns:
+                self.candidates.append(candidates[best])
+                if self._fixed is not None:
+                    self._fixed = self._replays.applied(self._fixed, candidates[best])
 
 
 def _first(open_: list[int], saving: dict[int, float], candidates: list[Candidate]) -> int:
@@ -103,38 +131,37 @@ def _blamed(candidate: Candidate, saving: float) -> float:
     return saving if candidate.cost_ns is None else min(saving, candidate.cost_ns)
 
 
-def _saving(replay: Replay | None, candidate: Candidate) -> float:
-    """Return what a candidate's fix saves on top of a replay."""
-    if candidate.change is None or replay is None:
-        return candidate.fixed_saving_ns or 0.0
-    changed = _applied(replay, candidate)
-    return max(0.0, replay.period_ns - changed.period_ns) if changed else 0.0
+def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays) -> Diagnosis:
+    """Return the findings by what each saves alone, with what each adds and what the first k save together."""
+    alone = {id(c): replays.alone(c) for c in candidates}
+    ordered = sorted(candidates, key=lambda c: -alone[id(c)].ns)
+    findings: list[Finding] = []
+    combined: list[tuple[tuple[str, ...], float]] = []
+    saved, fixed = 0.0, replays.recorded
+    for candidate in ordered:
+        adds = min(replays.saving_ns(fixed, candidate), replays.step_ns - saved)
+        if not findings:
+            adds = alone[id(candidate)].ns
+        saved += adds
+        findings.append(_finding(account, candidate, alone[id(candidate)], adds, replays))
+        combined.append((tuple(f.id for f in findings), saved))
+        fixed = replays.applied(fixed, candidate) if fixed is not None else None
+    return Diagnosis(tuple(findings), tuple(combined))
 
 
-def _applied(replay: Replay | None, candidate: Candidate) -> Replay | None:
-    """Return the replay with a candidate's fix made; unchanged where it cannot be replayed."""
-    if replay is None or candidate.change is None:
-        return replay
-    try:
-        return candidate.change(replay)
-    except CircularWaits:
-        return replay
-
-
-def _finding(account: Account, candidate: Candidate, saving: float, alone: float, step_ns: float) -> Finding:
-    low, high = saving_range(
-        account.replay, candidate.change, saving, doubt=candidate.doubt, floor_ns=MODEL_ERROR * step_ns
-    )
+def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float, replays: _Replays) -> Finding:
+    cost_ns = candidate.cost_ns
     return Finding(
         id=candidate.id,
         title=candidate.title,
         ranks=candidate.ranks,
-        cost_ns=candidate.cost_ns,
-        saving_ns=saving,
-        low_ns=low,
-        high_ns=max(saving, min(high, step_ns)),
-        saving_pct=100 * saving / step_ns,
-        alone_ns=alone,
+        # What is saved was lost: a cost counted on the device alone leaves out the host's time behind it.
+        cost_ns=None if cost_ns is None else min(max(cost_ns, alone.ns), replays.step_ns),
+        saving_ns=adds,
+        low_ns=alone.low_ns,
+        high_ns=alone.high_ns,
+        saving_pct=100 * alone.ns / replays.step_ns,
+        alone_ns=alone.ns,
         confidence=_confidence(account, candidate),
         evidence=candidate.evidence,
         cause=candidate.cause,
@@ -150,6 +177,6 @@ def _confidence(account: Account, candidate: Candidate) -> float:
         sure *= 0.8
     if account.step and account.step.unprofiled_ns is None:
         sure *= 0.8
-    if account.step and account.step.step_ns and _shrink(account.replay, account.step.step_ns) < _FAR_OFF:
+    if account.step and account.step.step_ns and to_step(account.replay, account.step.step_ns) < _FAR_OFF:
         sure *= 0.7
     return round(sure, 2)

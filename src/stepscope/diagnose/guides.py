@@ -115,10 +115,11 @@ def _mfu_items(account: Account) -> list[Item]:
 
 
 def _slow_communication(account: Account) -> str | None:
-    found = part_share(account, "exposed_transfer", "wait")
-    if found.value is None or found.value < _SLOW_COMMUNICATION_PCT:
+    found, step = part_share(account, "exposed_transfer", "wait"), account.step
+    if found.value is None or step is None:
         return None
-    return f"exposed communication takes {found.value:.0f} % of the step"
+    share = found.value + 100 * step.unmatched_ns / step.step_ns
+    return None if share < _SLOW_COMMUNICATION_PCT else f"exposed communication takes {share:.0f} % of the step"
 
 
 def _communication_items(account: Account) -> list[Item]:

@@ -14,7 +14,7 @@ from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.verdict import conclude
 from stepscope.json_text import finite_document
 from stepscope.run.rank import Rank
 from stepscope.units import ms, us
@@ -25,6 +25,7 @@ _MOST_EXAMPLES = 20
 
 def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the report's JSON object; a number that is not finite is null, and a warning names it."""
+    conclusion = conclude(account, diagnosis)
     document = {
         "schema": SCHEMA,
         "run": _run(account),
@@ -45,7 +46,9 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "memory": plain(account.memory),
         "steadiness": plain(account.steadiness),
         "by_strategy": _by_strategy(account),
-        "verdict": verdict(account),
+        "verdict": conclusion.verdict,
+        "verdict_reason": conclusion.reason,
+        "not_examined": [asdict(n) for n in diagnosis.not_examined],
         "findings": [_finding(f) for f in diagnosis.findings],
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined

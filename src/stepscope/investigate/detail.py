@@ -86,6 +86,12 @@ def _data(account: Account) -> list[Evidence]:
     return facts + _stragglers(account)
 
 
+def _copies(account: Account) -> list[Evidence]:
+    step = account.step
+    copying = [Evidence("copies", round(step.ns("copy") / NS_PER_MS, 2), "ms per step")] if step else []
+    return copying + _host(account)
+
+
 _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
     "compute-bound": _compute,
     "memory-bound": _compute,
@@ -94,4 +100,7 @@ _FACTS: dict[str | None, Callable[[Account], list[Evidence]]] = {
     "straggler-bound": _stragglers,
     "host-bound": _host,
     "data-bound": _data,
+    "copy-bound": _copies,
+    "pipeline-bound": _stragglers,
+    "unclear": lambda account: _host(account) + _communication(account),
 }

@@ -6,12 +6,12 @@ Each step asks one question, answers it in a sentence and keeps the numbers it r
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stepscope.analyze.account import Account
 from stepscope.diagnose.checks import FAIL, checks_of
 from stepscope.diagnose.finding import Evidence, Finding
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.measured import step_time_spread
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.scope.examined import by_need
+from stepscope.diagnose.verdict import conclude
 from stepscope.investigate.detail import detail_facts
 from stepscope.investigate.validation import NO_PREDICTION, Measurement, Validation, validate
 from stepscope.units import NS_PER_MS
@@ -38,7 +38,7 @@ def investigate(
 ) -> Iterator[Step]:
     """Yield the five steps as they are done; `finding` names the one that `fixed` has repaired."""
     yield _baseline(run)
-    yield _category(run.account)
+    yield _category(run)
     yield _detail(run)
     yield _root_cause(run)
     yield _validation(run, fixed, finding) if fixed else _to_validate(run, name)
@@ -68,18 +68,20 @@ def _baseline(run: Measurement) -> Step:
     return Step(1, "Baseline", "How long is a step?", f"A step takes {_ms(step.step_ns):g} ms {known}.", tuple(facts))
 
 
-def _category(account: Account) -> Step:
+def _category(run: Measurement) -> Step:
     question = "What is the step spent on?"
-    step, bound = account.step, verdict(account)
-    if step is None or bound is None:
+    step = run.account.step
+    if step is None:
         return Step(2, "Category", question, "Unknown: no step was recorded.")
     parts = sorted((p for p in step.parts if p.pct >= _WORTH_TELLING_PCT), key=lambda p: -p.ns_per_step)
     facts = tuple(Evidence(p.part, round(p.pct, 1), "% of the step", f"{_ms(p.ns_per_step):g} ms") for p in parts)
-    return Step(2, "Category", question, f"The run is {bound}: {parts[0].part} takes {parts[0].pct:.0f} %.", facts)
+    said = f"The run is {conclude(run.account, run.diagnosis).headline}."
+    largest = f" The largest part of the step is {parts[0].part}: {parts[0].pct:.0f} %." if parts else ""
+    return Step(2, "Category", question, said + largest, facts)
 
 
 def _detail(run: Measurement) -> Step:
-    facts = detail_facts(run.account, verdict(run.account))
+    facts = detail_facts(run.account, conclude(run.account, run.diagnosis).verdict)
     failed = [c for c in checks_of(run.account) if c.status == FAIL]
     facts += [
         Evidence(f"check {c.id}", "fail" if c.value is None else round(c.value, 1), "", f"good {c.good}")
@@ -98,21 +100,27 @@ def _detail(run: Measurement) -> Step:
 
 def _root_cause(run: Measurement) -> Step:
     question = "What causes it, and what would fixing it save?"
-    found = run.diagnosis.findings
-    worth = [f for f in found if f.saving_ns > 0][:_MOST_FINDINGS]
+    worth = run.diagnosis.worth[:_MOST_FINDINGS]
     if not worth:
-        return Step(4, "Root cause", question, "No fault was found whose repair saves anything worth the name.")
+        none = "No fault was found whose repair saves anything worth the name."
+        return Step(4, "Root cause", question, f"{none}{_unseen(run)}")
     first = worth[0]
-    saves = f"Fixing it saves {_ms(first.saving_ns):g} ms per step ({first.saving_pct:.0f} %)."
+    saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per step ({first.saving_pct:.0f} %)."
     said = f"{first.title}. Cause: {first.cause}. {saves}"
-    facts = [Evidence(f.id, _ms(f.saving_ns), "ms saved", _range(f)) for f in worth]
+    facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", _range(f)) for f in worth]
     return Step(4, "Root cause", question, said, (*facts, *first.evidence), (first.remedy,))
 
 
+def _unseen(run: Measurement) -> str:
+    """Return what nobody has looked for."""
+    lacking = by_need(run.diagnosis.not_examined)
+    return "".join(f" Not examined: {', '.join(rules)} ({needs})." for needs, rules in lacking.items())
+
+
 def _to_validate(run: Measurement, name: str) -> Step:
-    worth = [f for f in run.diagnosis.findings if f.saving_ns > 0]
+    worth = run.diagnosis.worth
     if not worth:
-        return Step(5, "Validation", "Did the fix help?", "There is nothing to fix.")
+        return Step(5, "Validation", "Did the fix help?", "There is nothing to fix that was found.")
     next_words = f"stepscope investigate {name} --fixed RUN2"
     said = f"Not done yet: fix {worth[0].id}, record again, and run `{next_words}`."
     return Step(5, "Validation", "Did the fix help?", said)

@@ -2,7 +2,7 @@
 
 measured   = step before - step after, both without the profiler where both are known
 predicted  = what the fixed findings were to save, with their interval
-came true  = the measured saving lies in that interval, give or take what step times vary by
+came true  = the measured saving lies in that interval
 """
 
 from collections.abc import Sequence
@@ -72,8 +72,8 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
     doubt = _doubt_ns(before, after, times)
     fixed = _fixed(before.diagnosis, after.diagnosis, finding)
     predicted, low, high = _prediction(fixed, times[0])
-    now = {f.id for f in after.diagnosis.findings if f.saving_ns > 0}
-    had = {f.id for f in before.diagnosis.findings if f.saving_ns > 0}
+    now = {f.id for f in after.diagnosis.findings if f.alone_ns > 0}
+    had = {f.id for f in before.diagnosis.findings if f.alone_ns > 0}
     return Validation(
         before_ns=times[0],
         after_ns=times[1],
@@ -84,7 +84,7 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
         predicted_ns=predicted,
         low_ns=low,
         high_ns=high,
-        outcome=_outcome(measured, doubt, low, high),
+        outcome=_outcome(measured, low, high),
         remaining=tuple(sorted(now & had - {f.id for f in fixed})),
         fresh=tuple(sorted(now - had)),
         notes=tuple(_notes(before.account, after.account, both)),
@@ -95,8 +95,8 @@ def _fixed(before: Diagnosis, after: Diagnosis, chosen: str | None) -> list[Find
     """Return the findings of the first run that were fixed."""
     if chosen is not None:
         return [f for f in before.findings if f.id == chosen]
-    left = {f.id: f.saving_ns for f in after.findings}
-    return [f for f in before.findings if f.saving_ns > 0 and left.get(f.id, 0.0) < _GONE * f.saving_ns]
+    left = {f.id: f.alone_ns for f in after.findings}
+    return [f for f in before.worth if left.get(f.id, 0.0) < _GONE * f.alone_ns]
 
 
 def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None, float | None, float | None]:
@@ -105,18 +105,21 @@ def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None,
         return None, None, None
     if len(fixed) == 1:
         one = fixed[0]
-        below, above = one.saving_ns - one.low_ns, one.high_ns - one.saving_ns
-        return one.alone_ns, max(0.0, one.alone_ns - below), min(one.alone_ns + above, step_ns)
-    saving, low, high = (sum(getattr(f, name) for f in fixed) for name in ("saving_ns", "low_ns", "high_ns"))
-    return min(saving, step_ns), low, min(high, step_ns)
+        return one.alone_ns, one.low_ns, one.high_ns
+    # Together they save what each adds to those above it; each is as unsure as it is alone.
+    saving = min(sum(f.saving_ns for f in fixed), step_ns)
+    low = saving - float(np.linalg.norm([f.alone_ns - f.low_ns for f in fixed]))
+    high = saving + float(np.linalg.norm([f.high_ns - f.alone_ns for f in fixed]))
+    return saving, max(0.0, low), min(high, step_ns)
 
 
-def _outcome(measured: float, doubt: float, low: float | None, high: float | None) -> str:
+def _outcome(measured: float, low: float | None, high: float | None) -> str:
+    """Return what became of a prediction: how unsure the measurement is widens nothing, and is told beside it."""
     if low is None or high is None:
         return NO_PREDICTION
-    if measured + doubt < low:
+    if measured < low:
         return LESS
-    return MORE if measured - doubt > high else CAME_TRUE
+    return MORE if measured > high else CAME_TRUE
 
 
 def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, float]) -> float:

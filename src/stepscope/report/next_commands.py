@@ -3,31 +3,11 @@
 import shlex
 from collections.abc import Sequence
 
+from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.diagnose.rules.pipeline_bubble import MICROBATCHES
+from stepscope.diagnose.setting_of_finding import setting_of_finding
 from stepscope.units import printable
-
-_SETTING_OF = {
-    "straggler": "straggler=off",
-    "load-imbalance": "load=even",
-    "no-overlap": "overlap=perfect",
-    "communication-bound": "bytes=0.5x",
-    "too-many-small-collectives": "bucket_mb=4",
-    "data-loading": "data=instant",
-    "host-device-sync": "sync=off",
-    "launch-overhead": "launch=graph",
-    "host-stall": "stalls=off",
-    "allocator": "allocator=off",
-    "host-to-device-copy": "copies=hidden",
-    "recomputation": "recompute=off",
-    "redundant-communication": "accumulation=no_sync",
-    "optimizer": "optimizer=fused",
-    "precision": "precision=16bit",
-    "memory-bound-attention": "attention=fused",
-    "memory-bound-kernels": "kernels=fused",
-    "mixed-precision-overhead": "scaler=off",
-    "expert-imbalance": "experts=even",
-    "slow-link": "links=even",
-}
 
 
 def next_commands(diagnosis: Diagnosis, given: Sequence[str]) -> list[tuple[str, str]]:
@@ -37,7 +17,12 @@ def next_commands(diagnosis: Diagnosis, given: Sequence[str]) -> list[tuple[str,
         (f"stepscope view {run}", "report, tables and timeline in the browser"),
         (f"stepscope report {run} --html report.html", "the whole report as one file"),
     ]
-    settings = [_SETTING_OF[f.id] for f in diagnosis.findings if f.saving_ns > 0 and f.id in _SETTING_OF]
-    if settings:
-        lines.insert(0, (f"stepscope whatif {run} --set {settings[0]}", "the first fix, alone or with others"))
+    setting = _setting(diagnosis.worth[0]) if diagnosis.worth else None
+    if setting is not None:
+        lines.insert(0, (f"stepscope whatif {run} --set {setting}", "the first fix, alone or with others"))
     return lines
+
+
+def _setting(finding: Finding) -> str | None:
+    known = [e.value for e in finding.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
+    return setting_of_finding(finding.id, microbatches=known[0] if known else None)

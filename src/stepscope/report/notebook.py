@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.verdict import conclude
 from stepscope.units import NS_PER_MS, printable
 
 MAX_FINDINGS = 5
@@ -26,8 +26,8 @@ def summary_line(account: Account, diagnosis: Diagnosis) -> str:
     """Return the run in one line: name, size, verdict, step, the first finding."""
     words = [printable(account.run.name, width=40) + ":", _size(account) + ","]
     if account.step:
-        words += [str(verdict(account)) + ",", f"step {account.step.step_ns / NS_PER_MS:.2f} ms,"]
-    first = next((f for f in diagnosis.findings if f.alone_ns > 0), None)
+        words += [conclude(account, diagnosis).verdict + ",", f"step {account.step.step_ns / NS_PER_MS:.2f} ms,"]
+    first = next(iter(diagnosis.worth), None)
     words.append(f"first: {first.id} ({first.alone_ns / NS_PER_MS:.1f} ms)" if first else "no findings")
     return " ".join(words)
 
@@ -38,10 +38,10 @@ def summary_page(account: Account, diagnosis: Diagnosis) -> str:
     if account.step:
         step_ms = account.step.step_ns / NS_PER_MS
         mfu = f", MFU {100 * account.efficiency.mfu:.1f} %" if account.efficiency.mfu is not None else ""
-        parts.append(f"<b>{_safe(str(verdict(account)))}</b>, step {step_ms:.2f} ms{mfu}")
+        parts.append(f"<b>{_safe(conclude(account, diagnosis).headline)}</b>; step {step_ms:.2f} ms{mfu}")
         parts.append(_bar([(p.part, p.pct, p.ns_per_step / NS_PER_MS) for p in account.step.parts]))
-    saving = [f for f in diagnosis.findings if f.alone_ns > 0]
-    rows = [(f.title, f"{f.alone_ns / NS_PER_MS:.1f} ms", f"{f.saving_pct:.0f} %") for f in saving[:MAX_FINDINGS]]
+    worth = diagnosis.worth[:MAX_FINDINGS]
+    rows = [(f.title, f"{f.alone_ns / NS_PER_MS:.1f} ms", f"{f.saving_pct:.0f} %") for f in worth]
     parts.append(_table(("what to fix", "saves per step", "of the step"), rows) if rows else "No findings.")
     parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in account.warnings[:3]]
     return "".join(f'<div style="margin:4px 0">{part}</div>' for part in parts)

@@ -1,7 +1,7 @@
 """What each setting of a what-if does to the replay: makers of changes from an account and a value."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from stepscope.analyze.replay.changes import Change, faster_network, faster_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
 from stepscope.analyze.replay.overlap_changes import overlapped
 from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.saving import Fix
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.contract.regions import Region
 from stepscope.cost.operators.families import Family
@@ -21,7 +22,6 @@ from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
-from stepscope.whatif.fixes import fixes_of
 
 Masks = list[npt.NDArray[np.bool_]]
 
@@ -37,6 +37,8 @@ class Asked(ArrayRecord):
     account: Account
     key: str
     value: str
+    fixes: Mapping[str, Fix]
+    """the rules' fixes by finding id"""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}"
@@ -56,6 +58,13 @@ class Made:
     saving_ns: float = 0.0
     """what a formula says it saves per step, where no replay can tell"""
     note: str | None = None
+    limit_ns: float | None = None
+    """the time per step that it claims to remove"""
+
+    @property
+    def fix(self) -> Fix:
+        """Return the same without the note."""
+        return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns)
 
 
 Maker = Callable[[Asked], Made]
@@ -80,12 +89,16 @@ def fix(word: str, finding: str) -> Maker:
     def make(asked: Asked) -> Made:
         if asked.value != word:
             raise asked.expected(f"{asked.key}={word}")
-        fixes = fixes_of(asked.account)
-        if finding not in fixes:
+        if finding not in asked.fixes:
             return Made(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
-        return Made(fixes[finding], doubt=0.3)
+        return made_of(asked.fixes[finding])
 
     return make
+
+
+def made_of(fix: Fix) -> Made:
+    """Return a rule's fix as a setting."""
+    return Made(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns)
 
 
 def straggler(asked: Asked) -> Made:

@@ -1,11 +1,13 @@
 """Changes to a run by name: what `stepscope whatif --set KEY=VALUE` understands.
 
-account = account_of(load("run-folder"))
-what_if(account, ["straggler=off", "network=2x"]).prediction.step_ns
+    account = account_of(load("run-folder"))
+    what_if(account, ["straggler=off", "network=2x"]).prediction.step_ns
+
+A setting that a finding proposes (`optimizer=fused`) saves what the finding says: both are the same change.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import (
@@ -17,11 +19,15 @@ from stepscope.analyze.replay.changes import (
     without_syncs,
 )
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.predicted_step import MODEL_ERROR, Prediction, predict
+from stepscope.analyze.replay.predicted_step import Prediction, predict
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.saving import Fix
+from stepscope.diagnose.setting_of_finding import FINDING_OF_SETTING
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif import setting_changes as make
-from stepscope.whatif.setting_changes import Asked, Made, Maker, fix, only
+from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.setting_changes import Asked, Made, Maker, fix, made_of, only
 
 _FAMILY = "kernel:FAMILY"
 _FAR_OFF = 0.15
@@ -77,26 +83,24 @@ class Answer:
 
 def what_if(account: Account, texts: Sequence[str]) -> Answer:
     """Return the predicted step with all these settings (`KEY=VALUE`) applied in order."""
-    made = [setting_of(account, text) for text in texts]
+    fixes = fixes_of(account)
+    made = [setting_of(account, text, fixes=fixes) for text in texts]
     if account.replay is None:
         raise InputError(
             "expected steps that all ranks recorded and that launch work, found none: nothing to replay; record steps "
             "(profiler.step() in the loop, or stepscope record)"
         )
-    doubt = max((m.doubt for m in made), default=0.0)
-    changes = [(text, m.change) for text, m in zip(texts, made, strict=True)]
+    step_ns = account.step.step_ns if account.step else None
+    changes = [(text, m.fix) for text, m in zip(texts, made, strict=True)]
     try:
-        found = predict(account.replay, changes, doubt=doubt)
+        found = predict(account.replay, changes, step_ns=step_ns)
     except CircularWaits as error:
         raise InputError(f"cannot replay {' '.join(texts)}: {error}; try the settings one by one") from error
-    step_ns = account.step.step_ns if account.step else None
-    saving_ns = sum(m.saving_ns for m in made)
-    found = _less(_dearer(found, doubt), saving_ns, doubt * abs(saving_ns))
-    notes = [m.note for m in made if m.note] + _far_off(found, step_ns) + _not_replayed(account, found)
+    notes = [m.note for m in made if m.note] + _far_off(account.replay, step_ns) + _not_replayed(account, found)
     return Answer(found, step_ns, tuple(notes))
 
 
-def setting_of(account: Account, text: str) -> Made:
+def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Made:
     """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
     key, _, value = text.partition("=")
     name = _FAMILY if key.startswith("kernel:") else key
@@ -104,7 +108,8 @@ def setting_of(account: Account, text: str) -> Made:
     if setting is None or not value:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
-    return setting.maker(Asked(account, key, value))
+    found = fixes.get(FINDING_OF_SETTING.get(text, ""))
+    return setting.maker(Asked(account, key, value, fixes)) if found is None else made_of(found)
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:
@@ -113,30 +118,9 @@ def _not_replayed(account: Account, found: Prediction) -> list[str]:
     return [f"no prediction for rank {rank_ranges(missing)}: none of these steps was recorded there"] if missing else []
 
 
-def _far_off(found: Prediction, step_ns: float | None) -> list[str]:
+def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
     """Return a warning where the replay without any change is far from the measured step."""
-    off = found.baseline_ns / step_ns - 1 if step_ns else 0.0
+    off = replay.period_ns / step_ns - 1 if step_ns else 0.0
     if abs(off) < _FAR_OFF:
         return []
     return [f"the replay as recorded is {100 * off:+.0f} % off the measured step: trust the direction, not the number"]
-
-
-def _dearer(found: Prediction, doubt: float) -> Prediction:
-    """Return the prediction with an interval for a step that grows: the range of savings has none below zero."""
-    cost_ns = found.step_ns - found.baseline_ns
-    if cost_ns <= 0:
-        return found
-    half_ns = max(doubt * cost_ns, MODEL_ERROR * found.baseline_ns)
-    return replace(found, low_ns=max(0.0, found.step_ns - half_ns), high_ns=found.step_ns + half_ns)
-
-
-def _less(found: Prediction, saving_ns: float, doubt_ns: float) -> Prediction:
-    """Return a prediction with a saving by formula, and its doubt, taken off."""
-    by_rank = {rank: max(0.0, ns - saving_ns) for rank, ns in found.rank_step_ns.items()}
-    return replace(
-        found,
-        step_ns=max(0.0, found.step_ns - saving_ns),
-        low_ns=max(0.0, found.low_ns - saving_ns - doubt_ns),
-        high_ns=max(0.0, found.high_ns - saving_ns + doubt_ns),
-        rank_step_ns=by_rank,
-    )

@@ -228,3 +228,22 @@ def test_point_to_point_waits_blame_nobody(tmp_path: Path) -> None:
             trace.collective(op, at=begin + 50, start=begin + own, end=begin + 9 * MS, peer=peer, elements=100)
     shared: Aligned = aligned(built_run(tmp_path, traces))
     assert find_stragglers(shared) == []
+
+
+def in_turn(extra_ms: float, *, first: bool) -> Slow:
+    """Return a host that is slow in every other step."""
+    turn = [first]
+
+    def add(trace: RankTrace, begin: float) -> tuple[float, float]:
+        turn[0] = not turn[0]
+        return (0.0, 0.0) if turn[0] else host_slow(extra_ms)(trace, begin)
+
+    return add
+
+
+def test_ranks_that_are_late_in_turn_are_both_named(tmp_path: Path) -> None:
+    """Each waits for the other as long as the others do; what tells is who waits while it is late."""
+    slow = {0: in_turn(20, first=True), 2: in_turn(20, first=False)}
+    found = find_stragglers(aligned(built_run(tmp_path, job(slow))))
+    assert sorted(s.rank for s in found) == [0, 2]
+    assert {s.cause for s in found} == {"host"} and not any(s.persistent for s in found)

@@ -26,6 +26,7 @@ from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_m
 from stepscope.analyze.replay.predicted_step import predict
 from stepscope.analyze.replay.program import EMPTY_PROGRAM
 from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
+from stepscope.analyze.replay.saving import Fix
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.trace.classify import EventKind
 
@@ -188,7 +189,7 @@ def test_unknown_straggler_changes_nothing(tmp_path: Path) -> None:
 
 def test_prediction_has_an_interval_around_it(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[Op("data", 3000), *KERNELS, SYNC]])
-    found = predict(replay, [("data=instant", without_data_wait)])
+    found = predict(replay, [("data=instant", Fix(without_data_wait))])
     assert found.baseline_ns == replay.period_ns
     assert found.low_ns < found.step_ns < found.high_ns <= found.baseline_ns
     assert found.changes == ("data=instant",)

@@ -12,7 +12,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.next_commands import _SETTING_OF
+from stepscope.diagnose.setting_of_finding import SETTING_OF_FINDING
 from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.summary import print_summary
 from stepscope.report.text.terminal import console, name_text, plain_table, speaks_unicode
@@ -64,7 +64,9 @@ def test_missing_ranks_are_in_the_heading(tmp_path: Path) -> None:
 
 def test_nothing_to_fix_is_said(tmp_path: Path) -> None:
     run = built_run(tmp_path, simulate([kernel(900) for _ in range(6)], steps=4).traces)
-    assert "Nothing worth fixing was found." in summary(run)
+    said = summary(run)
+    assert "Nothing worth fixing was found in what could be examined." in said
+    assert "not examined: memory-bound-attention (shapes:" in said
 
 
 def test_many_warnings_are_counted(tmp_path: Path) -> None:
@@ -122,8 +124,8 @@ def test_next_commands_name_the_run_and_the_first_fix(late: Run) -> None:
 
 def test_every_next_setting_is_one_that_whatif_knows() -> None:
     keys = {setting.key for setting in SETTINGS}
-    assert set(_SETTING_OF) <= set(FINDING_IDS)
-    assert {value.split("=")[0] for value in _SETTING_OF.values()} <= keys
+    assert set(SETTING_OF_FINDING) <= set(FINDING_IDS)
+    assert {value.split("=")[0] for value in SETTING_OF_FINDING.values()} <= keys
 
 
 def test_no_warning_repeats_another(late: Run) -> None:

@@ -79,8 +79,8 @@ def find_stragglers(
     compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
     if own is None or len(compared) < 2:
         return []
+    waited = waited_in_steps(shared)[:, -window_steps:]
     own = own[:, -window_steps:]
-    waited = np.array([waiting(shared, index).total_ns for index in range(len(own))])
     parts = None
     found = []
     for index in compared.tolist():
@@ -93,7 +93,9 @@ def find_stragglers(
         late_in = own[index] >= slowdown * others.mean(axis=0)
         if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
             continue
-        if waited[index] >= _WAITS_LESS * np.median(waited[peers]):
+        # Ranks that are late in turn wait for each other: what counts is who waits in the steps in which it is late.
+        then = late_in if late_in.any() else np.ones_like(late_in)
+        if waited[index, then].sum() >= _WAITS_LESS * np.median(waited[peers][:, then].sum(axis=1)):
             continue
         parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
         excess = {name: float(values[index] - np.median(values[peers])) for name, values in parts.items()}
@@ -149,6 +151,19 @@ def waiting(shared: Aligned, index: int) -> Intervals:
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
     counts = (wait > 0) & ~np.isin(c.op, POINT_TO_POINT)
     return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
+
+
+def waited_in_steps(shared: Aligned) -> Floats:
+    """Return per rank and common step how long the rank waited for others in collectives of that step, in ns."""
+    ranks, numbers = shared.run.ranks, common_steps(shared.run.ranks)
+    out = np.zeros((len(ranks), len(numbers)))
+    for index, rank in enumerate(ranks):
+        c, wait = rank.collectives, shared.wait_ns[index]
+        counts = np.flatnonzero((wait > 0) & ~np.isin(c.op, POINT_TO_POINT) & (c.step >= 0))
+        number = rank.steps.number[c.step[counts]]
+        common = np.isin(number, numbers)
+        np.add.at(out[index], np.searchsorted(numbers, number[common]), wait[counts][common])
+    return out
 
 
 def unmatched(shared: Aligned, index: int) -> Intervals:

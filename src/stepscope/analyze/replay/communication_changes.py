@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.replay.unit_overhead import unit_overhead_ns
 from stepscope.contract.collectives import OP_CODE
 from stepscope.cost.collectives.alpha_beta import Fit, fit
 from stepscope.run.matching.match import POINT_TO_POINT
@@ -21,6 +22,7 @@ from stepscope.trace.table import Int64s
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
 _CALL = "c10d::"
+_MOSTLY = 0.5
 GRADIENT_OPS = tuple(OP_CODE[op] for op in ("all_reduce", "reduce_scatter"))
 
 Mask = npt.NDArray[np.bool_]
@@ -88,7 +90,7 @@ def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> 
         ]
         share = _merged(lines, rank.collectives.op[rows], size, recorded, message_bytes) / np.maximum(recorded, 1)
         merged = _with_transfer_share(program, items, np.where(size > 0, share, 1.0), recorded)
-        programs.append(_spare_calls(rank, merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
+        programs.append(_spare_host(rank, merged, items, 1 - np.clip(size / message_bytes, 0, 1)))
     return replace(rebuilt(replay, programs), message_bytes=message_bytes)
 
 
@@ -103,7 +105,9 @@ def _merged(
     share = np.clip(size / message_bytes, 0, 1)
     alpha = np.array([lines[o].alpha_ns if o in lines else 0.0 for o in op.tolist()])
     slope = np.array([lines[o].ns_per_byte if o in lines else np.inf for o in op.tolist()])
-    return np.minimum(now, np.where(share < 1, alpha * share + slope * np.maximum(size, 0), now))
+    return np.minimum(
+        now, np.where(share < 1, alpha * share + np.where(size > 0, slope, 0.0) * np.maximum(size, 0), now)
+    )
 
 
 def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.float64], recorded: Int64s) -> Program:
@@ -121,7 +125,18 @@ def _with_transfer_share(program: Program, items: Int64s, share: npt.NDArray[np.
     return replace(program, duration_ns=np.rint(duration).astype(np.int64), also_after=after)
 
 
-def _spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
+def _spare_host(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
+    """Return a program in which the host is spared a share of each of these calls, and of the hooks they belong to."""
+    hooks = unit_overhead_ns(rank, program)
+    alone = hooks[items] < _MOSTLY * np.maximum(program.host.own_ns[items], 1)
+    fewer = spare_calls(rank, program, items[alone], spared[alone])
+    if alone.all():
+        return fewer
+    own = np.maximum(fewer.host.own_ns - hooks * float(spared[~alone].mean()), 0)
+    return replace(fewer, host=replace(fewer.host, own_ns=np.rint(own).astype(np.int64)))
+
+
+def spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray[np.float64]) -> Program:
     """Return a program in which the host is spared a share of each of these calls.
 
     Without the call, the host would take the usual time from the launch before it to the launch after it. What it
@@ -156,7 +171,7 @@ def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:
         items = np.zeros(len(program), bool)
         is_comm = program.collective != NOTHING
         items[is_comm] = rows[program.collective[is_comm]]
-        spared = _spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
+        spared = spare_calls(rank, program, np.flatnonzero(items), np.ones(int(items.sum())))
         programs.append(replace(spared, duration_ns=np.where(items, 0, program.duration_ns)))
         gone.append(items)
     kept = [Meeting(m.members) for m in replay.meetings if not all(gone[r][i] for r, i in m.members)]

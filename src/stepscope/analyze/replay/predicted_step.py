@@ -1,18 +1,12 @@
 """What would the step take with these changes, and how sure is that?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.graph import CircularWaits, end_times, steady_period_ns, step_ends
-from stepscope.analyze.replay.replay import Replay, rebuilt, with_host_factor
-
-MODEL_ERROR = 0.08
-"""of the step: what a replay is wrong by, about, however good its inputs"""
-_OTHER_FACTORS = (0.75, 1.25)
-"""of the host factor, where the step times do not determine it"""
+from stepscope.analyze.replay.graph import end_times, step_ends
+from stepscope.analyze.replay.replay import Replay, with_host_factor
+from stepscope.analyze.replay.saving import Fix, saving_of, to_step
 
 
 @dataclass(frozen=True)
@@ -29,53 +23,50 @@ class Prediction:
     changes: tuple[str, ...]
 
 
-def predict(replay: Replay, changes: Sequence[tuple[str, Change]], *, doubt: float = 0.15) -> Prediction:
-    """Return the step of a run with all these changes, applied in order."""
-    changed = replay
-    for _, change in changes:
-        changed = change(changed)
-    saving = replay.period_ns - changed.period_ns
+def predict(
+    replay: Replay, changes: Sequence[tuple[str, Fix]], *, doubt: float | None = None, step_ns: float | None = None
+) -> Prediction:
+    """Return the step of a run with all these changes, applied in order.
 
-    def together(start: Replay) -> Replay:
-        for _, change in changes:
-            start = change(start)
-        return start
-
-    low, high = saving_range(replay, together, saving, doubt=doubt, floor_ns=MODEL_ERROR * replay.period_ns)
+    Where the replay takes longer than the step (`step_ns`) it is brought to it, and savings with it.
+    """
+    whole_ns = step_ns or replay.period_ns
+    together = _together([fix for _, fix in changes], doubt)
+    saving = saving_of(replay, together, step_ns=whole_ns)
+    scale = to_step(replay, whole_ns)
+    baseline_ns = replay.period_ns * scale
+    by_rank = _by_rank(replay if together.change is None else together.change(replay))
     return Prediction(
-        step_ns=changed.period_ns,
-        low_ns=max(0.0, replay.period_ns - high),
-        high_ns=replay.period_ns - low,
-        baseline_ns=replay.period_ns,
-        rank_step_ns=_by_rank(changed),
+        step_ns=max(0.0, baseline_ns - saving.ns),
+        low_ns=max(0.0, baseline_ns - saving.high_ns),
+        high_ns=max(0.0, baseline_ns - saving.low_ns),
+        baseline_ns=baseline_ns,
+        rank_step_ns={rank: max(0.0, ns * scale - together.formula_ns) for rank, ns in by_rank.items()},
         changes=tuple(name for name, _ in changes),
     )
 
 
-def saving_range(
-    replay: Replay | None, change: Change | None, saving_ns: float, *, doubt: float, floor_ns: float
-) -> tuple[float, float]:
-    """Return the interval of a saving: the model's own error, and what the profiler's unknown cost allows."""
-    half = max(doubt * saving_ns, floor_ns)
-    low, high = saving_ns - half, saving_ns + half
-    if replay is not None and change is not None and not replay.factor_identified:
-        for other in _OTHER_FACTORS:
-            factor = float(np.clip(replay.host_factor * other, 0.3, 1.0))
-            try:
-                period = _period(replace(replay, host_factor=factor))
-                saved = period - change(_with_factor(replay, factor)).period_ns
-            except CircularWaits:
-                continue
-            low, high = min(low, saved), max(high, saved)
-    return max(0.0, low), max(0.0, high)
+def _together(fixes: Sequence[Fix], doubt: float | None) -> Fix:
+    """Return several fixes as one: its doubt is the largest, its limit what they claim to remove together."""
+    if len(fixes) == 1 and doubt is None:
+        return fixes[0]
+    changes = [f.change for f in fixes if f.change is not None]
+    limits = [f.limit_ns for f in fixes]
+    return Fix(
+        change=_in_order(changes) if changes else None,
+        doubt=max((f.doubt for f in fixes), default=0.0) if doubt is None else doubt,
+        formula_ns=sum(f.formula_ns for f in fixes),
+        limit_ns=None if None in limits or not limits else sum(n for n in limits if n is not None),
+    )
 
 
-def _with_factor(replay: Replay, factor: float) -> Replay:
-    return rebuilt(replace(replay, host_factor=factor), replay.programs)
+def _in_order(changes: Sequence[Change]) -> Change:
+    def all_of_them(replay: Replay) -> Replay:
+        for change in changes:
+            replay = change(replay)
+        return replay
 
-
-def _period(replay: Replay) -> float:
-    return steady_period_ns(replay.graph, end_times(replay.graph, with_host_factor(replay.graph, replay.host_factor)))
+    return all_of_them
 
 
 def _by_rank(replay: Replay) -> dict[int, float]:

@@ -1,16 +1,17 @@
 """Rules over the account, one fault each. A rule states its condition, its evidence, what to change, and the change
-to the replay that stands for the fix; what the fix saves is the replay's answer, never the rule's.
+to the replay that stands for the fix; what the fix saves is the replay's answer, never the rule's. The tables below say
+what each rule needs before its silence means that all is well, and how much of the step its fix can claim.
 """
 
-from stepscope.diagnose.finding import Rule
+from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules.allocator import allocator
-from stepscope.diagnose.rules.communication_bound import communication_bound
 from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
+from stepscope.diagnose.rules.half_the_bytes import half_the_bytes, needed_transfers_ns
 from stepscope.diagnose.rules.host_device_sync import host_device_sync
-from stepscope.diagnose.rules.host_stall import host_stall
 from stepscope.diagnose.rules.host_to_device_copy import host_to_device_copy
 from stepscope.diagnose.rules.launch_overhead import launch_overhead
+from stepscope.diagnose.rules.limits import launching_ns, not_busy_ns, not_busy_or_copying_ns, not_computing_ns
 from stepscope.diagnose.rules.memory_bound_attention import memory_bound_attention
 from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
 from stepscope.diagnose.rules.memory_pressure import memory_pressure
@@ -24,36 +25,43 @@ from stepscope.diagnose.rules.recomputation import recomputation
 from stepscope.diagnose.rules.redundant_communication import redundant_communication
 from stepscope.diagnose.rules.slow_link import slow_link
 from stepscope.diagnose.rules.small_batch import small_batch
+from stepscope.diagnose.rules.state_saves import host_stall_and_saves
 from stepscope.diagnose.rules.straggler import straggler
 from stepscope.diagnose.rules.too_many_small_collectives import too_many_small_collectives
+from stepscope.diagnose.scope.needs import Need, Scope
+
+_RANKS, _DEVICE = Scope.SEVERAL_RANKS, Scope.DEVICE
+_ON_HOST = (Need.HOST,)
+_LAUNCHED = (Need.DEVICE, Need.LAUNCHES)
+_GRADIENTS = (Need.SIZES, Need.PASSES)
 
 SPECIFIC: tuple[Rule, ...] = (
-    straggler,
-    expert_imbalance,
-    pipeline_bubble,
-    slow_link,
-    data_loading,
-    host_stall,
-    allocator,
-    host_to_device_copy,
-    host_device_sync,
-    mixed_precision_overhead,
-    redundant_communication,
-    no_overlap,
-    too_many_small_collectives,
-    recomputation,
-    memory_bound_attention,
-    precision,
-    optimizer,
+    Rule(straggler, ("straggler", "load-imbalance"), _RANKS, (Need.STEPS, Need.ALL_RANKS)),
+    Rule(expert_imbalance, ("expert-imbalance",), _RANKS, (Need.ALL_RANKS, Need.SIZES)),
+    Rule(pipeline_bubble, ("pipeline-bubble",), _RANKS, (Need.STEPS, Need.ALL_RANKS)),
+    Rule(slow_link, ("slow-link",), _RANKS, (Need.ALL_RANKS, Need.SIZES)),
+    Rule(data_loading, ("data-loading",), needs=_ON_HOST, limit=not_busy_ns),
+    Rule(host_stall_and_saves, ("host-stall",), needs=_ON_HOST, limit=not_busy_or_copying_ns),
+    Rule(allocator, ("allocator",), _DEVICE, _ON_HOST, limit=not_busy_ns),
+    Rule(host_to_device_copy, ("host-to-device-copy",), _DEVICE, (Need.DEVICE,)),
+    Rule(host_device_sync, ("host-device-sync",), _DEVICE, _LAUNCHED, limit=not_busy_ns),
+    Rule(mixed_precision_overhead, ("mixed-precision-overhead",), _DEVICE, (Need.DEVICE, Need.HOST)),
+    Rule(redundant_communication, ("redundant-communication",), _RANKS, (Need.STEPS, Need.SIZES)),
+    Rule(no_overlap, ("no-overlap",), _RANKS, (Need.STEPS, *_GRADIENTS), limit=not_computing_ns),
+    Rule(too_many_small_collectives, ("too-many-small-collectives",), _RANKS, (Need.SIZES,), limit=not_computing_ns),
+    Rule(recomputation, ("recomputation",), _DEVICE, (Need.DEVICE, Need.HOST)),
+    Rule(memory_bound_attention, ("memory-bound-attention",), _DEVICE, (Need.DEVICE, Need.SHAPES, Need.PEAK)),
+    Rule(precision, ("precision",), _DEVICE, (Need.DEVICE, Need.PEAK)),
+    Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST)),
 )
 """one cause, one change in the code"""
 
 GENERAL: tuple[Rule, ...] = (
-    communication_bound,
-    launch_overhead,
-    memory_bound_kernels,
-    small_batch,
-    memory_pressure,
-    profiler_overhead,
+    Rule(half_the_bytes, ("communication-bound",), _RANKS, (Need.SIZES,), limit=needed_transfers_ns),
+    Rule(launch_overhead, ("launch-overhead",), _DEVICE, _LAUNCHED, limit=launching_ns),
+    Rule(memory_bound_kernels, ("memory-bound-kernels",), _DEVICE, (Need.DEVICE,)),
+    Rule(small_batch, ("small-batch",), _DEVICE, (Need.DEVICE,)),
+    Rule(memory_pressure, ("memory-pressure",), _DEVICE, (Need.MEMORY,)),
+    Rule(profiler_overhead, ("profiler-overhead",), needs=(Need.UNPROFILED,)),
 )
 """what is left when the specific causes are fixed; their remedies would cover up any of them"""

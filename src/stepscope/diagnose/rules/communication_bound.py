@@ -3,14 +3,15 @@
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.communication_changes import fewer_bytes
 from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.gradient_sync import communicates
 from stepscope.diagnose.rules.measures import host_ms
 
 
 def communication_bound(account: Account) -> list[Candidate]:
     """Return exposed transfer as a cost, with half the bytes as the fix."""
-    if account.step is None or account.replay is None or not account.replay.meetings:
+    if account.step is None or account.replay is None or not communicates(account.replay):
         return []
-    exposed = account.step.ns("exposed_transfer")
+    exposed = account.step.ns("exposed_transfer") + account.step.unmatched_ns
     return [
         Candidate(
             id="communication-bound",

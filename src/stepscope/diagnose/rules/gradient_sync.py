@@ -4,6 +4,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.program import NOTHING
+from stepscope.analyze.replay.replay import Replay
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 
@@ -16,7 +18,16 @@ def gradient_groups_only(account: Account) -> bool:
     Collectives of tensor, expert or context parallelism stand inside the forward and backward pass: their results
     are needed at once, so starting them earlier is no fix.
     """
-    return bool(account.replay and account.replay.meetings) and not account.strategy.has(*_OTHER_USES)
+    return account.replay is not None and communicates(account.replay) and not account.strategy.has(*_OTHER_USES)
+
+
+def communicates(replay: Replay) -> bool:
+    """Return whether ranks take part in collectives of several ranks, also where only one of them was recorded."""
+    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+        used = np.unique(rank.collectives.group[program.collective[program.collective != NOTHING]])
+        if any(rank.collectives.groups[g].size != 1 for g in used.tolist()):
+            return True
+    return bool(replay.meetings)
 
 
 def group_rows(rank: Rank) -> npt.NDArray[np.int64]:

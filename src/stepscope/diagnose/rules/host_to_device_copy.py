@@ -5,6 +5,11 @@ from stepscope.analyze.replay.changes import faster_work
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms, transfers_to_device
 
+_AHEAD = "Copy one batch ahead on a stream of its own, with tensor.to(device, non_blocking=True)"
+_PIN = (
+    "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its own"
+)
+
 
 def host_to_device_copy(account: Account) -> list[Candidate]:
     """Return the copies to the device as a cost."""
@@ -21,8 +26,7 @@ def host_to_device_copy(account: Account) -> list[Candidate]:
             cause="the source is pageable memory, so the copy blocks the host"
             if pageable
             else "copies run alone, not beside compute",
-            remedy="pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its own; "
-            "send smaller types. The saving is this time gone from the critical path.",
+            remedy=f"{_PIN if pageable else _AHEAD}; send smaller types. The saving is this time gone from the critical path.",
             change=lambda replay: faster_work(replay, chosen, 0.0),
             cost_ns=copying * 1e6,
             evidence=(Evidence("host-to-device copies per step", round(copying, 3), "ms", "mean rank"),),

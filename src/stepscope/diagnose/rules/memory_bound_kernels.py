@@ -6,13 +6,13 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.replay.changes import with_work_times
+from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
 from stepscope.trace.classify import EventKind
 
-_FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY)]
+_FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
 
 
 def memory_bound_kernels(account: Account) -> list[Candidate]:
@@ -24,15 +24,17 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
     spent = device_ms(account, chosen)
     if not spent:
         return []
-    times = [_fused_ns(c, mask) for c, mask in zip(account.costs, chosen, strict=True)]
+    fused = [_fused_ns(c, mask) for c, mask in zip(account.costs, chosen, strict=True)]
+    times, leads = [f[0] for f in fused], [f[1] for f in fused]
     return [
         Candidate(
             id="memory-bound-kernels",
             title="Elementwise kernels in a row could be one",
             cause="each reads its inputs from memory and writes its result back for the next",
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
-            "kernels as one pass over its largest one.",
-            change=lambda replay: with_work_times(replay, chosen, times),
+            "kernels as one launch and one pass over its largest one.",
+            change=lambda replay: fused_chains(replay, chosen, times, leads),
+            limit_ns=spent * 1e6,
             cost_ns=spent * 1e6,
             evidence=(Evidence("elementwise and normalisation kernels per step", round(spent, 3), "ms", "mean rank"),),
             doubt=0.5,
@@ -41,8 +43,10 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
     ]
 
 
-def _fused_ns(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """Return times in which each run of consecutive chosen kernels takes what its longest one takes."""
+def _fused_ns(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return times in which each run of consecutive chosen kernels takes what its longest one takes, and which
+    kernels are the first of their run: the fused one is launched there.
+    """
     work = costs.rank.work
     order = np.lexsort((work.start_ns, work.stream, work.device))
     run = np.cumsum(~mask[order] | np.concatenate(([True], ~mask[order][:-1])))
@@ -52,6 +56,7 @@ def _fused_ns(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np
     np.maximum.at(longest, run[mask[order]], duration[mask[order]])
     np.add.at(total, run[mask[order]], duration[mask[order]])
     share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
-    out = np.empty(len(order))
+    out, first = np.empty(len(order)), np.zeros(len(order), bool)
     out[order] = np.where(mask[order], duration * share[run], duration)
-    return out
+    first[order] = mask[order] & np.concatenate(([True], run[1:] != run[:-1]))[: len(order)]
+    return out, first

@@ -6,6 +6,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_syncs, without_work
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import device_ms
 from stepscope.trace.classify import by_string
 
@@ -31,6 +32,7 @@ def mixed_precision_overhead(account: Account) -> list[Candidate]:
             remedy="Train in bfloat16, which needs no scaler: torch.autocast('cuda', torch.bfloat16) and no GradScaler. "
             "The saving is of the same step without scaling and its synchronisation.",
             change=without_scaler,
+            limit_ns=with_work_ns(account, device_ms(account, chosen) * 1e6),
             cost_ns=device_ms(account, chosen) * 1e6,
             evidence=(Evidence("scaler operations per step", round(float(np.mean([m.sum() / max(len(r.steps), 1)
                       for m, r in zip(chosen, account.run.ranks, strict=True)]))), "launches", "mean rank"),),

@@ -6,6 +6,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import fused_work
 from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import device_ms
 from stepscope.trace.classify import EventKind, by_string
 
@@ -40,6 +41,7 @@ def optimizer(account: Account) -> list[Candidate]:
             remedy="Pass fused=True to the optimizer (torch.optim.AdamW(..., fused=True)), or foreach=True where fused is not available. "
             "The saving is of a fused optimizer.",
             change=lambda replay: fused_work(replay, chosen, launches=_FUSED_LAUNCHES, device_share=_PASSES_SAVED),
+            limit_ns=with_work_ns(account, spent * 1e6),
             cost_ns=spent * 1e6,
             evidence=(
                 Evidence("optimizer operations per step", round(per_step), "launches", "mean rank"),

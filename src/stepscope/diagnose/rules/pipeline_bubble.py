@@ -2,8 +2,9 @@
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.setting_of_finding import MORE_MICROBATCHES
 
-_MORE = 4
+MICROBATCHES = "micro-batches"
 
 
 def pipeline_bubble(account: Account) -> list[Candidate]:
@@ -13,7 +14,7 @@ def pipeline_bubble(account: Account) -> list[Candidate]:
         return []
     chunks = view.chunks or 1
     now = _step_in_microbatches(view.stages, view.microbatches, chunks)
-    then = _step_in_microbatches(view.stages, _MORE * view.microbatches, chunks) / _MORE
+    then = _step_in_microbatches(view.stages, MORE_MICROBATCHES * view.microbatches, chunks) / MORE_MICROBATCHES
     # Only what the pipeline does shrinks: its work and its bubble, not the optimizer or other idle time.
     bubble_ns = view.bubble_pct / 100 * account.step.step_ns
     ideal_share = (now - view.microbatches) / now
@@ -30,7 +31,7 @@ def pipeline_bubble(account: Account) -> list[Candidate]:
             evidence=(
                 Evidence("measured bubble", round(view.bubble_pct, 2), "% of the step", "mean rank"),
                 Evidence("bubble of the schedule at best", round(100 * ideal_share, 2), "% of the step"),
-                Evidence("micro-batches", view.microbatches),
+                Evidence(MICROBATCHES, view.microbatches),
                 Evidence("stages", view.stages),
             ),
             doubt=0.3,

@@ -5,6 +5,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_work
 from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
@@ -28,6 +29,7 @@ def recomputation(account: Account) -> list[Candidate]:
             remedy="Checkpoint fewer blocks, or only cheap operators (selective checkpointing, torch.utils.checkpoint with a policy), as far "
             "as memory allows. The saving is of no recomputation at all.",
             change=lambda replay: without_work(replay, chosen, entered=entered),
+            limit_ns=with_work_ns(account, repeated * 1e6),
             cost_ns=repeated * 1e6,
             evidence=(Evidence("recomputed device work per step", round(repeated, 3), "ms", "mean rank"),),
         )

@@ -42,6 +42,16 @@ def redundant_communication(account: Account) -> list[Candidate]:
     ]
 
 
+def needed_share(account: Account) -> float:
+    """Return the share of the collectives' bytes that is sent for the first time in its step."""
+    if account.replay is None or not gradient_groups_only(account):
+        return 1.0
+    found = [(rank.collectives.full_bytes, *_repeated(rank)) for rank in account.run.ranks]
+    sent = sum(int(np.maximum(size, 0).sum()) for size, _, _ in found)
+    again = sum(int(np.maximum(size[mask], 0).sum()) for size, mask, _ in found)
+    return 1 - again / sent if sent and min((n for _, _, n in found), default=1) > 1 else 1.0
+
+
 def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
     """Return which gradient collectives a later one of the same step repeats, and how often a step repeats them."""
     c = rank.collectives

@@ -65,6 +65,7 @@ def _hash(text: str) -> str:
 def _in_words(report: dict[str, Any]) -> str:
     """Return the essence for a reader without scripts."""
     step = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
-    lines = [f"Verdict: {report['verdict']}. Step: {'unknown' if step is None else f'{step:.2f} ms'}."]
-    lines += [f"{printable(f['title'])}: saves {f['saving_ms_per_step']:.2f} ms per step." for f in report["findings"]]
+    said = "unknown" if step is None else f"{step:.2f} ms"
+    lines = [f"Verdict: {report['verdict']}: {printable(report['verdict_reason'])}. Step: {said}."]
+    lines += [f"{printable(f['title'])}: saves {f['saving_alone_ms']:.2f} ms per step." for f in report["findings"]]
     return " ".join(lines)

@@ -9,7 +9,7 @@ from stepscope.analyze.account import Account
 from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
 from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.verdict import Conclusion
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.units import NS_PER_MS
 
@@ -17,9 +17,11 @@ _MOST_RANKS = 32
 _STYLE = {"pass": "green", "fail": "red", "not measured": "bright_black"}
 
 
-def print_health(account: Account, checks: Sequence[Check], gates: Sequence[GateResult], out: Console) -> None:
+def print_health(
+    account: Account, conclusion: Conclusion, checks: Sequence[Check], gates: Sequence[GateResult], out: Console
+) -> None:
     """Print the table of ranks, who is late, what fails and whether the gates hold."""
-    _heading(account, out)
+    _heading(account, conclusion, out)
     _ranks(rank_health(account), out)
     _stragglers(account, out)
     print_checks(checks, out)
@@ -43,15 +45,16 @@ def print_checks(checks: Sequence[Check], out: Console) -> None:
         out.print(Text(f"{same}: not measured, {reason}", style="bright_black"))
 
 
-def _heading(account: Account, out: Console) -> None:
+def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
     step = account.step
     line = name_text(account.run.name, style="bold")
-    ranks, bound = len(account.run.ranks), verdict(account) or "no step recorded"
-    line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps, {bound}")
+    ranks = len(account.run.ranks)
+    line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps")
     if step is not None:
         known = "unprofiled" if step.unprofiled_ns else "profiled"
         line.append(f", step {step.step_ns / NS_PER_MS:.2f} ms {known}")
     out.print(line)
+    out.print(Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold"))
 
 
 def _ranks(rows: Sequence[RankHealth], out: Console) -> None:

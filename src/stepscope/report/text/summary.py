@@ -6,9 +6,11 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
+from stepscope.diagnose.conclusion.categories import UNCLEAR
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.verdict import verdict
+from stepscope.diagnose.scope.examined import by_need
+from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.budget import print_budget
 from stepscope.report.text.ranks import print_ranks
@@ -17,13 +19,16 @@ from stepscope.units import NS_PER_MS
 
 _MOST_FINDINGS = 5
 _MOST_WARNINGS = 6
+_WORTH_TELLING = 0.05
 
 
 def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = ()) -> None:
     """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
+    conclusion = conclude(account, diagnosis)
     _heading(account, out)
+    _headline(conclusion, out)
     _step_line(account, out)
-    _findings(diagnosis, out)
+    _findings(account, diagnosis, conclusion, out)
     print_budget(account, out)
     print_ranks(account, out)
     _warnings(account, out)
@@ -44,15 +49,12 @@ def _heading(account: Account, out: Console) -> None:
 
 
 def _step_line(account: Account, out: Console) -> None:
-    """Print verdict, step time and MFU on one line."""
+    """Print step time and MFU on one line."""
     step, used = account.step, account.efficiency
     line = Text()
-    named = verdict(account)
-    if named:
-        line.append(f"{named}", style="bold")
     if step:
         whole = "step" if account.num_steps else "whole window"
-        line.append(f"  {whole} {step.step_ns / NS_PER_MS:.2f} ms")
+        line.append(f"{whole} {step.step_ns / NS_PER_MS:.2f} ms")
         if step.overhead_pct is not None:
             more = f", +{step.overhead_pct:.0f} %" if step.overhead_pct >= 0.5 else ""
             line.append(f" ({step.profiled_ns / NS_PER_MS:.2f} ms while profiled{more})")
@@ -66,19 +68,34 @@ def _step_line(account: Account, out: Console) -> None:
         out.print(line)
 
 
-def _findings(diagnosis: Diagnosis, out: Console) -> None:
-    """Print what to fix first."""
+def _headline(conclusion: Conclusion, out: Console) -> None:
+    """Print what bounds the run, and why."""
+    line = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
+    print_indented(out, line, first="", indent="  ")
+
+
+def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, out: Console) -> None:
+    """Print what to fix first, and what nobody has looked for."""
     out.print()
-    saving = [f for f in diagnosis.findings if f.saving_ns > 0]
-    if not saving:
-        out.print("Nothing worth fixing was found.")
-        return
-    out.print(Text("What to fix first", style="bold"))
+    if diagnosis.worth:
+        _worth(diagnosis, out, over="" if account.num_steps else ", over the whole window")
+    else:
+        clear = not diagnosis.not_examined and conclusion.verdict != UNCLEAR
+        out.print(f"Nothing worth fixing was found{'' if clear else ' in what could be examined'}.")
+    for needs, rules in by_need(diagnosis.not_examined).items():
+        line = name_text(f"not examined: {', '.join(rules)} ({needs})", width=400)
+        print_indented(out, line, first="   ", indent="     ")
+
+
+def _worth(diagnosis: Diagnosis, out: Console, *, over: str) -> None:
+    saving = diagnosis.worth
+    out.print(Text(f"What to fix first{over}", style="bold"))
     for n, finding in enumerate(saving[:_MOST_FINDINGS], start=1):
         _finding(n, finding, out)
+    # All ids of findings without a saving come last, so the first k of `combined` are those printed.
     if len(saving) > 1:
         ids, together = diagnosis.combined[min(len(saving), _MOST_FINDINGS) - 1]
-        out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms per step")
+        out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms{over or ' per step'}")
     if len(saving) > _MOST_FINDINGS:
         out.print(f"   and {len(saving) - _MOST_FINDINGS} more with --json")
 
@@ -86,13 +103,19 @@ def _findings(diagnosis: Diagnosis, out: Console) -> None:
 def _finding(n: int, f: Finding, out: Console) -> None:
     line = name_text(f.title, width=100, style="bold")
     line.append(
-        f"  saves {f.saving_ns / NS_PER_MS:.1f} ms ({f.saving_pct:.0f} %; "
-        f"{f.low_ns / NS_PER_MS:.1f} to {f.high_ns / NS_PER_MS:.1f})",
+        f"  saves {f.alone_ns / NS_PER_MS:.1f} ms ({f.saving_pct:.0f} %; "
+        f"{f.low_ns / NS_PER_MS:.1f} to {f.high_ns / NS_PER_MS:.1f}){_on_top(f)}",
         style="not bold green",
     )
     print_indented(out, line, first=f"{n}. ", indent="   ")
     for text in (f"{f.id}: {f.cause}", f.remedy.split(". ")[0]):
         print_indented(out, name_text(text, width=400), first="   ", indent="   ")
+
+
+def _on_top(f: Finding) -> str:
+    """Return what it adds to those above it, where that is not what it saves alone."""
+    differs = abs(f.saving_ns - f.alone_ns) > _WORTH_TELLING * f.alone_ns
+    return f", {f.saving_ns / NS_PER_MS:.1f} on top of those above" if differs else ""
 
 
 def _warnings(account: Account, out: Console) -> None:

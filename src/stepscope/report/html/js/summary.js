@@ -35,7 +35,7 @@ function cards(report) {
   const host = share("launch_gap", "host_sync", "allocator", "host_stall", "data_loading");
   const some = report.step.budget.length > 0;
   const list = [
-    ["verdict", "findings", "Verdict", words(report.verdict ?? "unknown"), verdictWhy(report)],
+    ["verdict", "findings", "Verdict", words(report.verdict ?? "unknown"), report.verdict_reason],
     ["plain", "steps", "Step", timeText(report.step.unprofiled_ms ?? report.step.profiled_ms), stepWhy(report)],
     ["plain", "waterfall", "MFU", mfuText(report.efficiency.mfu), mfuWhy(report.efficiency)],
     report.run.num_ranks > 1 && some && [toneOf(wait), "heatmap", "Waiting for others", pctText(wait), waitWhy(report)],
@@ -52,23 +52,6 @@ const mfuText = (mfu) => (known(mfu) ? pctText(100 * mfu) : NONE);
 
 function mfuWhy({ mfu, peak_tflops, precision }) {
   return known(mfu) ? `of ${digits(peak_tflops)} TFLOP/s ${precision ?? ""}` : "FLOPs or peak unknown";
-}
-
-// The parts of the step that each verdict adds up, and what to call them.
-const COMPUTE = ["compute", ["forward", "backward", "optimizer", "other_compute", "copy"]];
-const BEHIND = {
-  "compute-bound": COMPUTE, "memory-bound": COMPUTE, balanced: COMPUTE,
-  "communication-bound": ["exposed transfer", ["exposed_transfer"]],
-  "straggler-bound": ["waiting for others", ["wait"]],
-  "host-bound": ["the host", ["launch_gap", "host_sync", "allocator", "host_stall", "unknown"]],
-  "data-bound": ["data loading", ["data_loading"]],
-};
-
-function verdictWhy(report) {
-  const [name, parts] = BEHIND[report.verdict] ?? [];
-  if (!name) return "no step was recorded";
-  const pct = report.step.budget.filter((p) => parts.includes(p.part)).reduce((sum, p) => sum + p.pct, 0);
-  return `${name} takes ${pctText(pct, 0)} of the step`;
 }
 
 function stepWhy({ step, steadiness }) {
@@ -107,7 +90,9 @@ function findings(report, grid) {
   const step_ms = report.step.unprofiled_ms ?? report.step.profiled_ms;
   const box = panel("findings", "What to fix first");
   if (!list.length) {
-    box.append(el("p", {}, "Nothing that would save 2 % of the step or more was found."));
+    const clear = !report.not_examined.length && report.verdict !== "unclear";
+    box.append(el("p", {}, `Nothing that would save 2 % of the step or more was found${clear ? "" : " in what could be examined"}.`));
+    box.append(...notExamined(report));
     return box;
   }
   const most = Math.max(...list.map((f) => f.saving_pct), 1);
@@ -117,14 +102,23 @@ function findings(report, grid) {
     const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per step` : "";
     box.append(el("p", { class: "quiet" }, `All ${list.length} together save ${timeText(all.saving_ms_per_step)}${left}.`));
   }
+  box.append(...notExamined(report));
   return box;
+}
+
+// What nobody has looked for, one line for each thing that is lacking.
+function notExamined(report) {
+  const byNeed = new Map();
+  for (const { rule, needs } of report.not_examined) byNeed.set(needs, [...(byNeed.get(needs) ?? []), rule]);
+  return [...byNeed].map(([needs, rules]) => el("p", { class: "quiet" }, `Not examined: ${rules.join(", ")} (${needs}).`));
 }
 
 const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
 
 function finding(f, open, most, grid) {
   const level = severity(f);
-  const saves = f.saving_ms_per_step > 0 ? `−${timeText(f.saving_ms_per_step)}/step (${pctText(f.saving_pct)})` : "no saving by itself";
+  const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)}/step (${pctText(f.saving_pct)})` : "no saving by itself";
+  const onTop = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} on top of those above` : "";
   const gauge = el("span", { class: "gauge", "aria-hidden": "true" }, el("span", { class: `fill ${level}`, style: { width: `${(100 * Math.max(0, f.saving_pct)) / most}%` } }));
   const places = placesOf(f, grid);
   return el("details", { class: "finding", open },
@@ -136,7 +130,7 @@ function finding(f, open, most, grid) {
       f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
       places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
       el("p", { class: "quiet" },
-        `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per step · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
+        `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per step${onTop} · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
 }
 
 function evidenceRow(e) {

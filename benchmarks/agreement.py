@@ -1,0 +1,184 @@
+"""Does every rendering of a run say the same? Headline, findings, budget, checks, guides, health, investigation, next.
+
+    python benchmarks/agreement.py FOLDER ... [--unprofiled]
+
+Each FOLDER is a run, or holds one run (or trace) per entry. `--unprofiled` takes the step's time without the profiler
+from a `truth.json` beside the traces (`step_ms_unprofiled`). Prints one line per contradiction and a count; exit code 1
+where there is any.
+"""
+
+import argparse
+import io
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.checks import PASS, checks_of
+from stepscope.diagnose.conclusion.categories import BALANCED, MEMORY, UNCLEAR, category_of_finding, category_times_ns
+from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.diagnose.guides import guides_of
+from stepscope.diagnose.scope.over_window import diagnosed_account
+from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
+from stepscope.document.report import report_json
+from stepscope.errors import StepscopeError
+from stepscope.investigate.investigation import investigate
+from stepscope.investigate.validation import Measurement
+from stepscope.report.html.page import _in_words
+from stepscope.report.next_commands import next_commands
+from stepscope.report.text.health import print_health
+from stepscope.report.text.summary import print_summary
+from stepscope.run.load import load
+from stepscope.units import NS_PER_MS
+from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.settings import what_if
+
+_SLACK_MS = 1e-3
+"""what rounding to the contract's digits may change"""
+_FAILS_WITH = {"data-bound": "data_loading_pct", "copy-bound": "host_device_copies_pct"}
+
+
+def contradictions(account: Account) -> list[str]:
+    """Return everything that two places of the product say differently about one run."""
+    diagnosis = diagnose(account)
+    conclusion = conclude(account, diagnosis)
+    return [
+        *_of_savings(account, diagnosis),
+        *_of_verdict(account, diagnosis, conclusion),
+        *_of_checks(account, conclusion),
+        *_of_renderings(account, diagnosis, conclusion),
+        *_of_next(account, diagnosis),
+    ]
+
+
+def _of_savings(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
+    found = diagnosis.findings
+    judged = diagnosed_account(account)
+    if [f.alone_ns for f in found] != sorted((f.alone_ns for f in found), reverse=True):
+        yield "findings are not in the order of what each saves alone"
+    if not found or judged.step is None:
+        return
+    step_ns = judged.step.step_ns
+    for f in found:
+        if not 0 <= f.low_ns <= f.alone_ns <= f.high_ns <= step_ns * (1 + 1e-9):
+            yield f"{f.id}: {f.alone_ns} outside {f.low_ns} to {f.high_ns}, or above the step of {step_ns}"
+        if abs(f.saving_pct - 100 * f.alone_ns / step_ns) > 1e-6:
+            yield f"{f.id}: {f.saving_pct} % is not {f.alone_ns} of {step_ns}"
+        if f.cost_ns is not None and not f.alone_ns <= f.cost_ns * (1 + 1e-9) <= step_ns * (1 + 1e-6):
+            yield f"{f.id}: saves {f.alone_ns}, costs {f.cost_ns}, of {step_ns}"
+    together = [ns for _, ns in diagnosis.combined]
+    if together != sorted(together) or together[-1] > step_ns * (1 + 1e-9) or together[0] != found[0].alone_ns:
+        yield f"combined savings {together} do not grow from the first to at most the step of {step_ns}"
+
+
+def _of_verdict(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:
+    first = diagnosis.worth[0] if diagnosis.worth else None
+    told = "compute-bound" if conclusion.verdict == MEMORY else conclusion.verdict
+    if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
+        if told != category_of_finding(account, first.id):
+            yield f"verdict {conclusion.verdict} beside a first finding {first.id} of {first.saving_pct:.0f} %"
+        if f"{first.saving_pct:.0f} %" not in conclusion.reason:
+            yield f"headline {conclusion.headline!r} does not say what {first.id} costs"
+        return
+    times = category_times_ns(account)
+    largest = max(times, key=lambda name: times[name])
+    if account.step is not None and told not in (largest, UNCLEAR, BALANCED):
+        yield f"verdict {conclusion.verdict} where the largest part of the budget is {largest}"
+
+
+def _of_checks(account: Account, conclusion: Conclusion) -> Iterator[str]:
+    """Yield checks and guides that call good what the verdict blames."""
+    check = _FAILS_WITH.get(conclusion.verdict)
+    for c in checks_of(account):
+        if c.id == check and c.status == PASS:
+            yield f"{conclusion.verdict}, and {c.id} passes with {c.value}"
+    guides = {g.id for g in guides_of(account)}
+    if conclusion.verdict == "communication-bound" and "slow-communication" not in guides:
+        yield "communication-bound, and the guide on slow communication does not apply"
+
+
+def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:
+    report = report_json(account, diagnosis)
+    if (report["verdict"], report["verdict_reason"]) != (conclusion.verdict, conclusion.reason):
+        yield f"JSON says {report['verdict']}: {report['verdict_reason']}"
+    steps = list(investigate(Measurement(account, diagnosis)))
+    places = {
+        "report": _printed(lambda out: print_summary(account, diagnosis, out)),
+        "health": _printed(lambda out: print_health(account, conclusion, checks_of(account), [], out)),
+        "page": _in_words(report),
+        "investigate": steps[1].answer if account.step is not None else conclusion.headline,
+    }
+    for place, text in places.items():
+        if conclusion.headline not in text:
+            yield f"{place} does not say {conclusion.headline!r}"
+    if diagnosis.worth and diagnosis.worth[0].title not in steps[3].answer:
+        yield f"investigate: the root cause is not {diagnosis.worth[0].title!r}"
+    for missing in diagnosis.not_examined:
+        if missing.rule not in places["report"]:
+            yield f"report does not say that {missing.rule} was not examined"
+    if "Nothing worth fixing was found." in places["report"] and diagnosis.not_examined:
+        yield "all clear beside rules that were not examined"
+
+
+def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield what `next:` suggests where that is not the first finding's, or saves something else than it says."""
+    commands = [command for command, _ in next_commands(diagnosis, ["RUN"])]
+    suggested = [c for c in commands if " whatif " in c]
+    if bool(suggested) != bool(diagnosis.worth):
+        yield f"next suggests {suggested} beside {len(diagnosis.worth)} findings that save something"
+    if not suggested:
+        return
+    setting = shlex.split(suggested[0])[-1]
+    judged = diagnosed_account(account)
+    first = diagnosis.worth[0]
+    answer = what_if(judged, [setting], fixes=fixes_of(judged)).prediction
+    saved_ms, said_ms = ((answer.baseline_ns - answer.step_ns) / NS_PER_MS, first.alone_ns / NS_PER_MS)
+    alike = [f for f in diagnosis.findings if f.id == first.id]
+    if len(alike) == 1 and abs(saved_ms - said_ms) > _SLACK_MS + 1e-6 * said_ms:
+        yield f"next: {setting} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
+
+
+def _printed(render) -> str:  # type: ignore[no-untyped-def]
+    out = Console(file=io.StringIO(), width=4000, highlight=False)
+    render(out)
+    return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return a folder that is a run, or the runs and traces in it."""
+    if folder.is_file() or any(folder.glob("rank*.json*")):
+        return [folder]
+    inside = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    return [p for p in inside if p.is_dir() or (".json" in p.name and p.name not in ("also.json", "README.md"))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--unprofiled", action="store_true", help="take the unprofiled step from truth.json")
+    args = parser.parse_args()
+    runs = wrong = 0
+    for path in (run for folder in args.folders for run in runs_in(folder)):
+        truth = path / "truth.json"
+        known = json.loads(truth.read_text())["step_ms_unprofiled"] if args.unprofiled and truth.exists() else None
+        try:
+            account = account_of(load([str(path)], jobs=1, cache=False), unprofiled_ms=known)
+        except StepscopeError as error:
+            print(f"{path.name}: not read: {error}")
+            continue
+        found = contradictions(account)
+        runs += 1
+        wrong += bool(found)
+        print(f"{path.name}: {conclude(account, diagnose(account)).headline}")
+        for line in found:
+            print(f"    CONTRADICTION {line}")
+    print(f"{wrong} of {runs} runs contradict themselves")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What does a change save, at least and at most? One answer for findings and what-ifs.
+
+saving   = what the replay saves, shrunk as far as the replay takes longer than the step,
+           plus what a formula says where no replay can tell;
+           never more than the step, nor than the time the change claims to remove
+interval = the modelled change's own error and the replay's misfit to the measured step, and, where the step times
+           do not tell what the profiler costs, every saving that another cost would give
+"""
+
+from dataclasses import dataclass, replace
+from math import hypot
+
+import numpy as np
+
+from stepscope.analyze.replay.changes import Change
+from stepscope.analyze.replay.graph import CircularWaits
+from stepscope.analyze.replay.replay import Replay, rebuilt
+
+MODEL_ERROR = 0.08
+"""of the step: what a replay is wrong by, about, however good its inputs"""
+_OTHER_FACTORS = (0.75, 1.25)
+"""of the host factor, where the step times do not determine it"""
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change to a run with what is known of it beforehand."""
+
+    change: Change | None
+    """None where no replay can tell (another schedule of a pipeline)"""
+    doubt: float = 0.15
+    """relative error of the modelled change"""
+    formula_ns: float = 0.0
+    """what a formula says it saves per step, where no replay can tell"""
+    limit_ns: float | None = None
+    """the time per step that it claims to remove; None where only the step is a limit"""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What a fix saves per step."""
+
+    ns: float
+    low_ns: float
+    high_ns: float
+
+
+def saving_of(replay: Replay | None, fix: Fix, *, step_ns: float) -> Saving:
+    """Return what a fix alone saves of a step that takes `step_ns`; below zero where it makes the step longer."""
+    saved = bounded(_replayed(replay, fix) * to_step(replay, step_ns) + fix.formula_ns, fix, step_ns=step_ns)
+    return Saving(saved, *saving_range(replay, fix, saved, step_ns=step_ns))
+
+
+def bounded(saving_ns: float, fix: Fix, *, step_ns: float) -> float:
+    """Return a saving that exceeds neither the step nor the time the fix claims to remove."""
+    return min(saving_ns, step_ns, step_ns if fix.limit_ns is None else max(0.0, fix.limit_ns))
+
+
+def to_step(replay: Replay | None, step_ns: float) -> float:
+    """Return what to multiply savings by: a replay that takes longer than the step saves too much by as much.
+
+    That happens where the profiler slowed the job beyond what any factor on the host's time explains.
+    """
+    return min(1.0, step_ns / replay.period_ns) if replay is not None and replay.period_ns else 1.0
+
+
+def saving_range(replay: Replay | None, fix: Fix, saving_ns: float, *, step_ns: float) -> tuple[float, float]:
+    """Return the interval of a saving: the model's own error, the replay's misfit, the profiler's unknown cost."""
+    misfit = abs(replay.period_ns - step_ns) if replay is not None and fix.change is not None else 0.0
+    half = hypot(max(fix.doubt * abs(saving_ns), MODEL_ERROR * step_ns), misfit)
+    low, high = saving_ns - half, saving_ns + half
+    if replay is not None and fix.change is not None and not replay.factor_identified:
+        for factor in _OTHER_FACTORS:
+            saved = _with_other_factor(replay, fix.change, factor)
+            if saved is not None:
+                within = bounded(saved * to_step(replay, step_ns) + fix.formula_ns, fix, step_ns=step_ns)
+                low, high = min(low, within), max(high, within)
+    if saving_ns < 0:
+        return low, high
+    return max(0.0, low), max(saving_ns, min(high, step_ns))
+
+
+def _replayed(replay: Replay | None, fix: Fix) -> float:
+    if replay is None or fix.change is None:
+        return 0.0
+    return replay.period_ns - fix.change(replay).period_ns
+
+
+def _with_other_factor(replay: Replay, change: Change, times: float) -> float | None:
+    """Return what the replay saves if the profiler cost another share of the host's time."""
+    factor = float(np.clip(replay.host_factor * times, 0.3, 1.0))
+    try:
+        other = rebuilt(replace(replay, host_factor=factor), replay.programs)
+        return other.period_ns - change(other).period_ns
+    except CircularWaits:
+        return None

@@ -1,0 +1,39 @@
+"""A rule: what it finds, in which jobs, what it needs, and how much its fix can remove."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Candidate
+from stepscope.diagnose.scope.applied import applied
+from stepscope.diagnose.scope.needs import Need, Scope, applies, missing
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One fault, or two of a kind, seen in the account."""
+
+    find: Callable[[Account], list[Candidate]]
+    finds: tuple[str, ...]
+    """ids of the findings it can make"""
+    scope: Scope = Scope.ANY
+    needs: tuple[Need, ...] = ()
+    """without these its silence proves nothing"""
+    limit: Callable[[Account], float | None] | None = None
+    """the time per step that its fix claims to remove, where a candidate does not say so itself"""
+
+    def __call__(self, account: Account) -> list[Candidate]:
+        """Return what the rule sees, without fixes that the run has made already."""
+        found = self.find(account)
+        done = applied(account) if found else {}
+        found = [c for c in found if c.id not in done]
+        if self.limit is None or not found:
+            return found
+        most_ns = self.limit(account)
+        return [c if c.limit_ns is not None else replace(c, limit_ns=most_ns) for c in found]
+
+    def lacks(self, account: Account) -> list[str]:
+        """Return what the rule would need to say that the fault is not there; nothing where it has it all."""
+        if not applies(account, self.scope):
+            return []
+        return [said for said in (missing(account, need) for need in self.needs) if said is not None]

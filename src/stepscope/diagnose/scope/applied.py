@@ -1,0 +1,77 @@
+"""Which fixes has the run made already? They are not advised again."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, by_string, rows_named
+
+_MOST = 0.5
+_GRAPH_LAUNCH = "GraphLaunch"
+_COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
+_NARROW = ("half", "bfloat16", "float8")
+
+
+def applied(account: Account) -> dict[str, str]:
+    """Return the findings whose fix the run has made, and how that shows."""
+    known = ((finding, said(account)) for finding, said in _SHOWS.items())
+    return {finding: why for finding, why in known if why is not None}
+
+
+def sixteen_bit_messages(account: Account) -> bool:
+    """Return whether most bytes of the collectives travel in 16 bit or less."""
+    sent = narrow = 0
+    for rank in account.run.ranks:
+        c = rank.collectives
+        rows = np.flatnonzero((c.record_row >= 0) & (c.step >= 0) & (c.full_bytes > 0))
+        types = rank.trace.arg("dtype").at(c.record_row[rows], missing=-1)
+        is_narrow = np.array([t >= 0 and _is_narrow(rank.trace.text(int(t))) for t in types.tolist()], bool)
+        sent += int(c.full_bytes[rows].sum())
+        narrow += int(c.full_bytes[rows][is_narrow].sum())
+    return sent > 0 and narrow > _MOST * sent
+
+
+def _is_narrow(dtype: str | None) -> bool:
+    return any(word in (dtype or "").lower() for word in _NARROW)
+
+
+def _graphs(account: Account) -> str | None:
+    """Return how much of the device's work graphs launch, None where that is less than half."""
+    launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
+    share = float(np.mean(launched)) if launched else 0.0
+    return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MOST else None
+
+
+def _graph_share(rank: Rank) -> float:
+    rows = rank.work.launch_row[(rank.work.launch_row >= 0) & (rank.work.step >= 0)]
+    by_graph = by_string(rank.trace, rank.trace["name"][rows], lambda s: _GRAPH_LAUNCH in s)
+    return float(by_graph.mean()) if len(rows) else 0.0
+
+
+def _compiled(account: Account) -> str | None:
+    """Return that the model is compiled, where most of the device's work is launched inside regions of the compiler."""
+    shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]
+    share = float(np.mean(shares)) if shares else 0.0
+    return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MOST else None
+
+
+def _compiled_share(rank: Rank) -> float:
+    """Return how much of the device's work, by time, compiled code launched."""
+    work = rank.work
+    host = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
+    regions = rows_named(rank.trace, host, lambda s: s.startswith(_COMPILED))
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
+    if not len(regions) or not len(launched):
+        return 0.0
+    inside = enclosing(rank.trace, regions, work.launch_row[launched]) >= 0
+    took = (work.end_ns - work.start_ns)[launched]
+    return float(took[inside].sum() / max(took.sum(), 1))
+
+
+_SHOWS: dict[str, Callable[[Account], str | None]] = {
+    "launch-overhead": _graphs,
+    "memory-bound-kernels": _compiled,
+}

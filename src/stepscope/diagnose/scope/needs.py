@@ -1,0 +1,110 @@
+"""What a rule has to have before its silence means that all is well.
+
+A rule works as far as it can with less; what it does not find then, nobody has looked for, and the report says so.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.cost.chips.hardware import mfu_peak
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+
+
+class Need(Enum):
+    """Something that a trace, or a set of traces, may lack."""
+
+    STEPS = "steps"
+    ALL_RANKS = "all ranks"
+    DEVICE = "device activity"
+    HOST = "host activity"
+    LAUNCHES = "launches"
+    SHAPES = "shapes"
+    SIZES = "message sizes"
+    PEAK = "device peak"
+    PASSES = "forward and backward told apart"
+    MEMORY = "memory"
+    UNPROFILED = "unprofiled step time"
+
+
+class Scope(Enum):
+    """Which jobs a rule is about."""
+
+    ANY = "any job"
+    SEVERAL_RANKS = "jobs of several ranks"
+    DEVICE = "jobs with a device"
+
+
+def applies(account: Account, scope: Scope) -> bool:
+    """Return whether a job can have the fault at all."""
+    ranks = account.run.ranks
+    if scope is Scope.SEVERAL_RANKS:
+        return len(ranks) > 1 or (account.run.world_size or 1) > 1 or any(len(r.collectives) for r in ranks)
+    return scope is Scope.ANY or any(r.has_device or _calls(r) for r in ranks)
+
+
+def missing(account: Account, need: Need) -> str | None:
+    """Return what is lacking and how to get it, None where it is there."""
+    return None if _IS_THERE[need](account) else _HOW[need](account)
+
+
+def _calls(rank: Rank) -> bool:
+    """Return whether the host called a device's runtime."""
+    return bool((rank.kinds == EventKind.RUNTIME).any())
+
+
+def _every_rank(account: Account) -> bool:
+    return len(account.run.ranks) >= (account.run.world_size or 1)
+
+
+def _ranks_said(account: Account) -> str:
+    return f"all {account.run.world_size} ranks: {len(account.run.ranks)} recorded"
+
+
+def _has_launches(account: Account) -> bool:
+    with_device = [r for r in account.run.ranks if r.has_device]
+    return not with_device or all((r.work.launch_row >= 0).any() for r in with_device)
+
+
+def _has_shapes(account: Account) -> bool:
+    return any((r.trace.arg("input_dims").at(_operators(r), missing=-1) >= 0).any() for r in account.run.ranks)
+
+
+def _operators(rank: Rank) -> np.ndarray:
+    return np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+
+
+def _has_sizes(account: Account) -> bool:
+    talking = [r for r in account.run.ranks if len(r.collectives)]
+    return all((r.collectives.full_bytes > 0).any() for r in talking)
+
+
+_IS_THERE: dict[Need, Callable[[Account], bool]] = {
+    Need.STEPS: lambda a: a.num_steps > 0,
+    Need.ALL_RANKS: _every_rank,
+    Need.DEVICE: lambda a: any(r.has_device for r in a.run.ranks),
+    Need.HOST: lambda a: all(len(_operators(r)) for r in a.run.ranks),
+    Need.LAUNCHES: _has_launches,
+    Need.SHAPES: _has_shapes,
+    Need.SIZES: _has_sizes,
+    Need.PEAK: lambda a: a.chip.chip is not None and mfu_peak(a.chip.chip) is not None,
+    Need.PASSES: lambda a: a.step is not None and a.step.ns("backward") > 0,
+    Need.MEMORY: lambda a: a.memory is not None,
+    Need.UNPROFILED: lambda a: a.step is not None and a.step.unprofiled_ns is not None,
+}
+_HOW: dict[Need, Callable[[Account], str]] = {
+    Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
+    Need.ALL_RANKS: _ranks_said,
+    Need.DEVICE: lambda a: "device activity: ProfilerActivity.CUDA",
+    Need.HOST: lambda a: "operators of the host: ProfilerActivity.CPU",
+    Need.LAUNCHES: lambda a: "the launches of device work: ProfilerActivity.CPU",
+    Need.SHAPES: lambda a: "shapes: record_shapes=True, or stepscope record --shapes",
+    Need.SIZES: lambda a: "sizes of messages: a torch that records them, or --shapes",
+    Need.PEAK: lambda a: "the device's peak: --hardware FILE",
+    Need.PASSES: lambda a: "a backward pass that the trace tells from the forward one",
+    Need.MEMORY: lambda a: "memory: stepscope record --memory",
+    Need.UNPROFILED: lambda a: "the step without the profiler: --unprofiled-step-ms, or stepscope record",
+}

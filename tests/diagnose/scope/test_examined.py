@@ -1,0 +1,89 @@
+"""All clear is a claim: what a rule lacks is said, and one rank, or no steps, are examined as far as they go."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.scope.over_window import diagnosed_account
+
+STEP = 4000
+
+
+def one_rank(folder: Path, *, steps: bool = True, loading: bool = False, collectives: int = 0) -> Account:
+    """Return one rank of four (or of one) that computes 1.5 ms of each 4 ms, then talks or waits for input."""
+    r = RankTrace(0, world_size=4 if collectives else 1)
+    for n in range(6):
+        t = n * STEP
+        if steps:
+            r.step(n, t, t + STEP)
+        if loading:
+            r.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", t + 5, t + 2400)
+        at = t + 2410 if loading else t + 5
+        with r.op("aten::mm", at, at + 40):
+            r.kernel("gemm", at=at + 4, start=at + 10, end=at + 510)
+        r.backward("MmBackward0", at + 50, at + 70)
+        r.kernel("gemm", at=at + 55, start=at + 510, end=at + 1510, thread=AUTOGRAD)
+        for k in range(collectives):
+            start = at + 1510 + 20 * k
+            r.collective("allreduce", at=at + 80 + 2 * k, start=start, end=start + 18, elements=64)
+        r.call("cudaDeviceSynchronize", at + 80 + 2 * collectives + 4, t + STEP - 2)
+    folder.mkdir(exist_ok=True)
+    return account_of(built_run(folder, [r]))
+
+
+def lacking(diagnosis: Diagnosis) -> dict[str, str]:
+    return {n.rule: n.needs for n in diagnosis.not_examined}
+
+
+def test_one_rank_of_many_is_examined_for_what_one_rank_shows(tmp_path: Path) -> None:
+    account = one_rank(tmp_path, collectives=100)
+    found = diagnose(account)
+    assert {f.id for f in found.findings} & {"too-many-small-collectives", "no-overlap", "communication-bound"}
+    assert "4 ranks: 1 recorded" in lacking(found)["straggler"]
+    assert "too-many-small-collectives" not in lacking(found)
+
+
+def test_a_single_process_lacks_no_ranks(tmp_path: Path) -> None:
+    assert "straggler" not in lacking(diagnose(one_rank(tmp_path)))
+
+
+@pytest.mark.parametrize("steps", [True, False])
+def test_waiting_for_input_is_found_with_and_without_steps(tmp_path: Path, steps: bool) -> None:
+    account = one_rank(tmp_path, steps=steps, loading=True)
+    first = diagnose(account).findings[0]
+    assert first.id == "data-loading" and first.saving_pct == pytest.approx(60, abs=8)
+    assert account.num_steps == (6 if steps else 0)
+
+
+def test_a_window_without_steps_is_replayed_as_one(tmp_path: Path) -> None:
+    account = one_rank(tmp_path, steps=False, loading=True)
+    judged = diagnosed_account(account)
+    assert account.replay is None and judged.replay is not None and judged.num_steps == 1
+    assert judged.step is not None and account.step is not None
+    assert judged.step.step_ns == pytest.approx(account.step.step_ns, rel=0.01)
+    assert diagnosed_account(one_rank(tmp_path / "b", loading=True)).num_steps == 6
+
+
+def test_rules_that_need_steps_stay_silent_over_a_window(tmp_path: Path) -> None:
+    """The gradients of several unmarked steps look like one step that sends them again and again."""
+    account = one_rank(tmp_path, steps=False, collectives=3)
+    found = diagnose(account)
+    assert "redundant-communication" not in {f.id for f in found.findings}
+    assert "steps" in lacking(found)["redundant-communication"]
+
+
+def test_shapes_and_peak_are_asked_for_where_attention_cannot_be_seen(tmp_path: Path) -> None:
+    assert "shapes" in lacking(diagnose(one_rank(tmp_path)))["memory-bound-attention"]
+
+
+def test_every_rule_states_what_it_finds_and_needs() -> None:
+    for rule in (*SPECIFIC, *GENERAL):
+        assert rule.finds and all(isinstance(need, Need) for need in rule.needs)
+    everything = [id_ for rule in (*SPECIFIC, *GENERAL) for id_ in rule.finds]
+    assert len(np.unique(everything)) == len(everything)
