@@ -34,7 +34,6 @@ from stepscope.report.text.health import print_health
 from stepscope.report.text.summary import print_summary
 from stepscope.run.load import load
 from stepscope.units import NS_PER_MS
-from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.settings import what_if
 
 _SLACK_MS = 1e-3
@@ -135,7 +134,7 @@ def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
     setting = shlex.split(suggested[0])[-1]
     judged = diagnosed_account(account)
     first = diagnosis.worth[0]
-    answer = what_if(judged, [setting], fixes=fixes_of(judged)).prediction
+    answer = what_if(judged, [setting]).prediction
     saved_ms, said_ms = ((answer.baseline_ns - answer.step_ns) / NS_PER_MS, first.alone_ns / NS_PER_MS)
     alike = [f for f in diagnosis.findings if f.id == first.id]
     if len(alike) == 1 and abs(saved_ms - said_ms) > _SLACK_MS + 1e-6 * said_ms:
