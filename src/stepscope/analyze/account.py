@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from stepscope.analyze.attribution.budget import RankBudget, budgets
+from stepscope.analyze.attribution.training_budget import beyond_window
 from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
 from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ms
 from stepscope.analyze.kernels.call_costs import call_costs
@@ -20,18 +21,22 @@ from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.ranks.collectives import CollectiveRow, RankWait, collective_rows, late_rank, rank_wait
+from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
+from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
+from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
+from stepscope.units import ms
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,6 +56,8 @@ class Account(ArrayRecord):
     efficiency: Efficiency
     waterfall: Waterfall
     strategy: Strategy
+    training: TrainingStep | None
+    """the mean step over all logged steps, None without enough of them or where the step's time was given"""
     replay: Replay | None
     stragglers: tuple[Straggler, ...]
     warnings: tuple[str, ...]
@@ -74,6 +81,11 @@ class Account(ArrayRecord):
     def steadiness(self) -> Steadiness | None:
         """Return how steady the steps are, None where fewer than two are known."""
         return steadiness(self.run, logs=self.run.logs)
+
+    @cached_property
+    def devices(self) -> tuple[DeviceState, ...]:
+        """Return what held each rank's device back, by the recorder's samples; empty without any."""
+        return device_states(self.run.beside.telemetry, self.run.logs)
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:
@@ -119,14 +131,18 @@ def account_of(
         raise InputError(f"expected steps, device work or operators, found none of them in {paths}")
     shared = aligned(run)
     by_rank = budgets(shared)
-    step = step_budget(by_rank, unprofiled_ms=unprofiled_step_ms(run, unprofiled_ms))
+    training = training_step(run.logs) if unprofiled_ms is None else None
+    split = training if training is not None and training.has_regions else None
+    step = _step(run, by_rank, training, given_ms=unprofiled_ms)
     costs = tuple(kernel_costs(call_costs(rank)) for rank in run.ranks)
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
     losses = waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip)
     strategy = strategy_of(run)
-    overhead_ns = max(0.0, step.profiled_ns - step.unprofiled_ns) if step and step.unprofiled_ns else 0.0
-    replay = replay_of(shared, unprofiled_ns=step.unprofiled_ns if step else None)
+    overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
+    traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
+    late = judged_stragglers(shared, traced, logs=run.logs, training=split)
+    replay = replay_of(shared, unprofiled_ns=step.ordinary_ns if step else None, training=split, late_ns=late.late_ns)
     return Account(
         run=run,
         shared=shared,
@@ -139,19 +155,38 @@ def account_of(
         efficiency=used,
         waterfall=losses,
         strategy=strategy,
+        training=training,
         replay=replay,
-        stragglers=tuple(find_stragglers(shared, overhead_ns_per_step=overhead_ns)),
+        stragglers=late.stragglers,
         warnings=(
             *_warnings(run, ranks, shared, step, used, losses, strategy),
-            *_step_warnings(run, replay, given=unprofiled_ms is not None),
+            *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
+            *late.notes,
+            *device_warnings(device_states(run.beside.telemetry, run.logs)),
         ),
     )
 
 
-def _step_warnings(run: Run, replay: Replay | None, *, given: bool) -> list[str]:
+def _step(
+    run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ms: float | None
+) -> StepBudget | None:
+    """Return the step's budget: of the mean training step where the step logs tell what it is made of."""
+    if training is None or not training.has_regions:
+        mean_ms = None if training is None else ms(training.mean_ns)
+        return step_budget(by_rank, unprofiled_ms=unprofiled_step_ms(run, given_ms if mean_ms is None else mean_ms))
+    known = [(rank, b) for rank, b in zip(run.ranks, by_rank, strict=True) if b is not None]
+    beyond = beyond_window(
+        training, [rank for rank, _ in known], [b.periods for _, b in known], [b.on_device for _, b in known]
+    )
+    return step_budget(by_rank, unprofiled_ms=ms(training.ordinary_ns), beyond=beyond)
+
+
+def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | None, *, given: bool) -> list[str]:
     """Return which steps are unlike the others, and what that means."""
     uneven = run.unprofiled.uneven if run.unprofiled and not given else None
-    lines = [uneven] if uneven else []
+    if training is not None and training.has_regions:
+        uneven = training.uneven
+    lines = [*(training.notes if training else ()), *([uneven] if uneven else [])]
     if replay and replay.hiccups:
         which = f"step {', '.join(map(str, replay.hiccups))}"
         kept = f"{replay.steps[0]} to {replay.steps[-1]}"

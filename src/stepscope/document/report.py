@@ -15,8 +15,10 @@ from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
+from stepscope.document.side_files import beside_json, live_busbw
 from stepscope.json_text import finite_document
 from stepscope.run.rank import Rank
+from stepscope.run.side_files import SideFiles
 from stepscope.units import ms, us
 
 _MOST_ROWS = 50
@@ -33,7 +35,8 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
-        "collectives": [_collective(row) for row in account.collectives],
+        "collectives": [_collective(row, account.run.beside) for row in account.collectives],
+        **beside_json(account),
         "operators": [plain(o) for o in account.operators.top(_MOST_ROWS)],
         "kernels": [plain(k) for k in account.kernels.kernels[:_MOST_ROWS]],
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
@@ -176,6 +179,7 @@ def _step(account: Account) -> dict[str, Any]:
                 "ms_per_step": ms(p.ns_per_step),
                 "pct": round(p.pct, 4),
                 "profiler_correction_ms": ms(p.correction_ns),
+                "recurring_ms": ms(p.recurring_ns),
             }
             for p in (step.parts if step else ())
         ],
@@ -207,7 +211,7 @@ def _waterfall(account: Account) -> list[dict[str, Any]]:
     ]
 
 
-def _collective(row: CollectiveRow) -> dict[str, Any]:
+def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
     return {
         "op": row.op,
         "group": row.group.desc or row.group.name,
@@ -221,6 +225,7 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
         "busbw_gb_per_s": _rounded(row.busbw_gb_per_s),
         "late_rank": row.late_rank,
         "unmatched": row.unmatched,
+        "live_busbw_gb_per_s": _rounded(live_busbw(beside, row.op, row.group)),
     }
 
 

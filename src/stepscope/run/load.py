@@ -17,6 +17,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
+from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.side_file import read_side_json, unusable_fields
@@ -44,6 +45,8 @@ class Run(ArrayRecord):
     """`run.json`, empty for a job recorded by somebody else"""
     logs: tuple[StepLog, ...] = ()
     """step logs of a run folder, by rank"""
+    beside: SideFiles = field(default_factory=SideFiles)
+    """telemetry, live collectives, memory and NCCL's log, where the recorder left them"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -87,16 +90,44 @@ def load(
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks.sort(key=lambda r: r.rank)
-    description, damaged = _description(folder)
-    logs, lost = readable_step_logs(folder) if folder else ((), [])
+    about = _run_folder(folder)
+    description, damaged = _description(about)
+    logs, lost = readable_step_logs(about) if about else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
         description=description,
         logs=logs,
+        beside=side_files(about) if about else SideFiles(),
         unreadable=tuple(unreadable),
     )
-    return _with_warnings(run, [*warnings, *sources.repeated, *repeated, *in_parts, *damaged, *lost])
+    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *damaged, *lost, *_beside_warnings(run, folder)]
+    return _with_warnings(run, lines)
+
+
+def _run_folder(folder: Path | None) -> Path | None:
+    """Return where the run's description and logs lie: around the folder of a second or later window."""
+    if folder is not None and is_later_window(folder.resolve()) and (folder.resolve().parent / RUN_JSON).is_file():
+        return folder.resolve().parent
+    return folder
+
+
+def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
+    """Return which windows are not read here, and what was lost of the files beside the traces."""
+    lines = []
+    others = [w for w in run.beside.windows if folder is None or w.resolve() != folder.resolve()]
+    if others:
+        names = ", ".join(w.name for w in others)
+        which = "it" if len(others) == 1 else "each"
+        lines.append(
+            f"{names} of this run hold later profiled windows that are not in this report: "
+            f"read {which} with stepscope report {others[0]}"
+        )
+    if run.beside.lost_lines:
+        lines.append(
+            f"{run.beside.lost_lines} damaged lines beside the traces (telemetry, collectives, memory) left out"
+        )
+    return lines
 
 
 def _reader(

@@ -12,7 +12,7 @@ Floats = npt.NDArray[np.float64]
 MAD_TO_SIGMA = 1.4826
 _MOST_POINTS = 400
 _LEAST_FOR_TREND = 8
-_FAR_LONGER = 1.5
+FAR_LONGER = 1.5
 _OFTEN = 0.1
 
 
@@ -99,7 +99,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
 def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Return which values are over 1.5 times the median."""
     x = np.asarray(values, float)
-    return x > _FAR_LONGER * np.median(x) if len(x) else np.zeros(0, bool)
+    return x > FAR_LONGER * np.median(x) if len(x) else np.zeros(0, bool)
 
 
 def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:

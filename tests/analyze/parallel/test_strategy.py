@@ -235,3 +235,32 @@ def test_gloo_without_groups_is_recognised_by_phase(tmp_path: Path) -> None:
         r.annotation("Optimizer.step#SGD.step", 3000, 3500)
         ranks.append(r)
     assert strategy_of(built_run(tmp_path, ranks)).name == "ddp"
+
+
+def test_counts_gathered_beside_gradients_of_ddp_are_no_tensor_parallelism(tmp_path: Path) -> None:
+    """A trainer gathers how many tokens each replica has before it scales the loss."""
+
+    def job(r: RankTrace, at: float) -> None:
+        r.annotation("DistributedDataParallel.forward", at + 10, at + 900)
+        collective(r, "_allgather_base", at + 20, elements=500_000, out_elements=1_000_000)
+        collective(r, "allreduce", at + 40, elements=300_000)
+        ddp(r, at)
+
+    assert recognised(tmp_path, job).name == "ddp"
+
+
+def test_parameters_averaged_after_the_optimizer_are_local_sgd(tmp_path: Path) -> None:
+    def job(r: RankTrace, at: float) -> None:
+        for k in range(4):
+            collective(r, "allreduce", at + 15 + 50 * k, elements=1_000_000)
+
+    found = recognised(tmp_path, job)
+    assert (found.name, found.sure) == ("local-sgd", "pattern")
+
+
+def test_layers_gathered_again_are_zero3_beside_large_embeddings_that_stay(tmp_path: Path) -> None:
+    def job(r: RankTrace, at: float) -> None:
+        collective(r, "_allgather_base", at + 12, out_elements=100_000_000)
+        fsdp(r, at, again=True)
+
+    assert recognised(tmp_path, job).name == "fsdp-zero3"

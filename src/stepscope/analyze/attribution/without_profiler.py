@@ -12,24 +12,27 @@ within a line all entries shrink by the same factor:
     5. everything else                                            4. everything else
 
 Line 5 means that the device itself was slower while profiled, which a warning says. Where the step is *longer* without
-the profiler (loops that synchronise differ from those that do not), the difference is `unknown`, with a warning.
+the profiler (loops that synchronise differ from those that do not), the step log says in which parts; what it does not
+know is `unknown`, with a warning. What recurs in other steps than the window's comes on top (`training_budget.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
+from stepscope.analyze.attribution.training_budget import Beyond
 from stepscope.analyze.step.parts import PART_CODE, PARTS
-from stepscope.analyze.step.periods import profiled_step_ns
+from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.units import NS_PER_MS, ms
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
 
 _LEAST_TO_TELL = 0.02
 """shares of a step below this are not worth a warning"""
@@ -60,6 +63,8 @@ _ON_HOST = (
     tuple(PART_CODE[part] for part in ("data_loading", "host_stall")),
     tuple(range(_NUM_ENTRIES)),
 )
+_CAUSE_OF_LOGGED = ((Cause.DATA, "data_loading"), (Cause.STALL, "host_stall"), (Cause.LAUNCH, "launch_gap"))
+"""what a device idles for where the step log has a part, and no gap of the device shows it"""
 _LEAST_OWN = 0.3
 """of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere"""
 
@@ -74,11 +79,13 @@ class PartTime:
     """of the step"""
     profiled_ns: float
     """before the profiler's cost was taken out"""
+    recurring_ns: float = 0.0
+    """of `ns_per_step`, what recurs in some steps of the training and is not in the ordinary one"""
 
     @property
     def correction_ns(self) -> float:
         """Return what taking out the profiler's cost changed; negative where the part shrank."""
-        return self.ns_per_step - self.profiled_ns
+        return self.ns_per_step - self.recurring_ns - self.profiled_ns
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,6 +94,9 @@ class StepBudget(ArrayRecord):
 
     profiled_ns: float
     unprofiled_ns: float | None
+    """the mean training step"""
+    ordinary_ns: float | None
+    """the unprofiled step in which nothing recurs that the window's steps do not have"""
     parts: tuple[PartTime, ...]
     """in the order of `PARTS`, zeros included"""
     idle_ns: dict[str, float]
@@ -105,9 +115,9 @@ class StepBudget(ArrayRecord):
     @property
     def overhead_pct(self) -> float | None:
         """Return by how much the profiler lengthened the step, 0 where it was not longer, None where unknown."""
-        if not self.unprofiled_ns:
+        if not self.ordinary_ns:
             return None
-        return max(0.0, 100 * (self.profiled_ns / self.unprofiled_ns - 1))
+        return max(0.0, 100 * (self.profiled_ns / self.ordinary_ns - 1))
 
     def ns(self, part: str) -> float:
         """Return one part."""
@@ -127,29 +137,58 @@ def unprofiled_step_ms(run: Run, given_ms: float | None = None) -> float | None:
     return float(said) if known and said is not None else None
 
 
-def step_budget(budgets: Sequence[RankBudget | None], *, unprofiled_ms: float | None = None) -> StepBudget | None:
-    """Return the step of the run from the typical steps of its ranks, None where no rank has any."""
+def step_budget(
+    budgets: Sequence[RankBudget | None],
+    *,
+    unprofiled_ms: float | None = None,
+    beyond: Sequence[Beyond] | None = None,
+) -> StepBudget | None:
+    """Return the step of the run from the typical steps of its ranks, None where no rank has any.
+
+    `beyond` is what the step logs add to the window, one per rank that has a budget: then `unprofiled_ms` is the
+    ordinary step.
+    """
     known = [b for b in budgets if b is not None]
+    if beyond is not None:
+        known = [_of_periods(b, x.ordinary) for b, x in zip(known, beyond, strict=True)]
     profiled_ns = profiled_step_ns([b.periods for b in known])
     if profiled_ns is None:
         return None
-    unprofiled_ns = None if unprofiled_ms is None else unprofiled_ms * NS_PER_MS
-    before = np.array([_entries(b, even=unprofiled_ns is None) for b in known])
+    ordinary_ns = None if unprofiled_ms is None else unprofiled_ms * NS_PER_MS
+    before = np.array([_entries(b, even=ordinary_ns is None) for b in known])
     after = before
-    if unprofiled_ns is not None:
+    if ordinary_ns is not None:
+        after = _with_loading_as_logged(before, beyond)
         orders = [_ON_DEVICE if b.on_device else _ON_HOST for b in known]
-        pairs = zip(before, orders, strict=True)
-        after = np.array([_corrected(entries, order, unprofiled_ns) for entries, order in pairs])
-    parts = _folded(after)
+        gaps = [None] * len(known) if beyond is None else [b.gap_ns for b in beyond]
+        each = zip(after, orders, gaps, strict=True)
+        after = np.array([_corrected(entries, order, ordinary_ns, gap) for entries, order, gap in each])
+    parts, added = _folded(after), _added(_folded(after), beyond)
     return StepBudget(
         profiled_ns=profiled_ns,
-        unprofiled_ns=unprofiled_ns,
-        parts=_part_times(parts.mean(axis=0), _folded(before).mean(axis=0)),
-        idle_ns=_idle(known, after),
-        rank_part_ns=parts,
+        unprofiled_ns=None if ordinary_ns is None else ordinary_ns + float(added.sum(axis=1).mean()),
+        ordinary_ns=ordinary_ns,
+        parts=_part_times((parts + added).mean(axis=0), _folded(before).mean(axis=0), added.mean(axis=0)),
+        idle_ns=_idle(known, after, added),
+        rank_part_ns=parts + added,
         unmatched_ns=float(after[:, _UNMATCHED].mean()),
-        warnings=tuple(_warnings(before, after, profiled_ns, unprofiled_ns)),
+        warnings=tuple(_warnings(before, after, profiled_ns, ordinary_ns)),
     )
+
+
+def _with_loading_as_logged(entries: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+    out = entries.copy()
+    if beyond is not None:
+        out[:, PART_CODE["data_loading"]] *= [b.loading_factor for b in beyond]
+    return out
+
+
+def _added(parts: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+    """Return per rank and part what recurs in other steps than those of the window."""
+    if beyond is None:
+        return np.zeros_like(parts)
+    pairs = zip(parts, beyond, strict=True)
+    return np.array([b.added_ns + b.spread_ns * row / row.sum() for row, b in pairs])
 
 
 def _entries(budget: RankBudget, *, even: bool) -> Floats:
@@ -168,11 +207,35 @@ def _entries(budget: RankBudget, *, even: bool) -> Floats:
     return entries * (to_ns / entries.sum())
 
 
-def _corrected(entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: float) -> Floats:
-    """Return the entries that sum to the unprofiled step."""
+def _of_periods(budget: RankBudget, kept: Mask) -> RankBudget:
+    """Return the budget of some of its periods alone."""
+    p = budget.periods
+    periods = StepPeriods(p.step[kept], p.start_ns[kept], p.end_ns[kept], p.complete[kept])
+    return replace(
+        budget,
+        periods=periods,
+        part_ns=budget.part_ns[kept],
+        cause_ns=budget.cause_ns[kept],
+        unmatched_comm_ns=budget.unmatched_comm_ns[kept],
+    )
+
+
+def _corrected(
+    entries: Floats, order: tuple[tuple[int, ...], ...], step_ns: float, gap_ns: Floats | None = None
+) -> Floats:
+    """Return the entries that sum to the unprofiled step. `gap_ns` says by part what takes longer in it, where the
+    step logs tell.
+    """
     out = entries.copy()
     excess = float(out.sum()) - step_ns
     if excess < 0:
+        if gap_ns is not None and gap_ns.sum() > 0:
+            told = gap_ns * min(1.0, -excess / gap_ns.sum())
+            excess += told.sum()
+            for cause, part in _CAUSE_OF_LOGGED if order is _ON_DEVICE else ():
+                out[_FIRST_CAUSE + cause] += told[PART_CODE[part]]
+                told[PART_CODE[part]] = 0.0
+            out[: len(PARTS)] += told
         out[_FIRST_CAUSE + Cause.UNKNOWN if order is _ON_DEVICE else PART_CODE["unknown"]] -= excess
         return out
     for line in order:
@@ -193,19 +256,21 @@ def _folded(entries: Floats) -> Floats:
     return out
 
 
-def _part_times(parts: Floats, profiled: Floats) -> tuple[PartTime, ...]:
+def _part_times(parts: Floats, profiled: Floats, recurring: Floats) -> tuple[PartTime, ...]:
     whole = float(parts.sum())
     return tuple(
-        PartTime(name, float(after), 100 * float(after) / whole, float(before))
-        for name, after, before in zip(PARTS, parts, profiled, strict=True)
+        PartTime(name, float(after), 100 * float(after) / whole, float(before), float(more))
+        for name, after, before, more in zip(PARTS, parts, profiled, recurring, strict=True)
     )
 
 
-def _idle(budgets: Sequence[RankBudget], entries: Floats) -> dict[str, float]:
-    on_device = entries[[b.on_device for b in budgets]]
-    if not len(on_device):
+def _idle(budgets: Sequence[RankBudget], entries: Floats, added: Floats) -> dict[str, float]:
+    which = [b.on_device for b in budgets]
+    if not any(which):
         return {}
-    mean = on_device[:, _FIRST_CAUSE:].mean(axis=0)
+    mean = entries[which, _FIRST_CAUSE:].mean(axis=0)
+    for cause, part in _CAUSE_OF_LOGGED:
+        mean[cause] += added[which, PART_CODE[part]].mean()
     return {CAUSE_NAMES[cause]: float(mean[cause]) for cause in Cause if mean[cause] > 0}
 
 
@@ -218,9 +283,14 @@ def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: 
             "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
         )
     elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:
+        grown = after - before
+        unknown = float(grown[:, [PART_CODE["unknown"], _FIRST_CAUSE + Cause.UNKNOWN]].sum(axis=1).mean())
+        where = "the difference is in `unknown`"
+        if unknown < 0.5 * (unprofiled_ns - recorded_ns):
+            where = "the step log says in which parts"
         lines.append(
             f"the step took {ms(unprofiled_ns):.2f} ms without the profiler and {ms(recorded_ns):.2f} ms with it: "
-            "the difference is in `unknown`, the profiler's overhead counts as 0"
+            f"{where}, the profiler's overhead counts as 0"
         )
     busy = [code for code in range(_UNMATCHED) if code not in _WAITS]
     shrunk = float((before[:, busy] - after[:, busy]).sum(axis=1).mean())

@@ -50,6 +50,8 @@ class Hints:
     embeddings: bool = False
     routed: bool = False
     """all-to-alls with an amount per peer, as only routed tokens need it"""
+    trains: bool = False
+    """backward passes were recorded"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -57,7 +59,7 @@ class Role(ArrayRecord):
     """One use of a process group by one rank."""
 
     kind: str
-    """ddp, zero1, zero2, fsdp-zero2, fsdp-zero3, tp, pp, cp, ep, embedding, small or unknown"""
+    """ddp, local-sgd, zero1, zero2, fsdp-zero2, fsdp-zero3, tp, pp, cp, ep, embedding, small or unknown"""
     sure: str
     """stated, pattern or guess"""
     why: str
@@ -132,6 +134,8 @@ def _claims(use: _Use) -> Iterator[Role]:
     yield from _small(use)
     if use.said in _MODEL_DIMENSIONS:
         yield from _as_said(use)
+    yield from _beside_gradients(use)
+    yield from _averaged(use)
     yield from _tensor_parallel(use)
     yield from _sharded(use)
     yield from _sharded_optimizer(use)
@@ -222,6 +226,32 @@ def _exchanges(use: _Use) -> Iterator[Role]:
         yield Role("ep", GUESS, "all-to-all of equal amounts", rows, ("cp", "embedding"))
 
 
+def _beside_gradients(use: _Use) -> Iterator[Role]:
+    """Set aside what a job under DDP exchanges in forward over the ranks that reduce its gradients (token counts,
+    losses): ranks that hold replicas of a model do not share its layers.
+    """
+    gradients = use.of("all_reduce", during=_WITH_GRADIENTS)
+    if not use.hints.ddp or not gradients.any():
+        return
+    known = use.size[gradients & (use.size >= 0)]
+    exchanged = use.of("all_reduce", "all_gather", "broadcast", during=_IN_FORWARD)
+    as_gradients = use.of("all_reduce") & np.isin(use.size, known)
+    rows = use.unclaimed(exchanged & ~as_gradients)
+    if len(rows):
+        yield Role("small", PATTERN, "exchanged in forward by the ranks that hold replicas", rows)
+
+
+def _averaged(use: _Use) -> Iterator[Role]:
+    """Claim parameters that replicas average after their optimizer's step: nothing of their kind is in backward, where
+    layers that ranks share would exchange gradients.
+    """
+    averaged = use.of("all_reduce", during=_IN_FORWARD)
+    elsewhere = use.of("all_reduce", "reduce_scatter", during=_WITH_GRADIENTS)
+    if use.hints.trains and averaged.any() and not elsewhere.any():
+        why = "all-reduces after the optimizer's step, none in backward: parameters are averaged"
+        yield Role("local-sgd", PATTERN, why, use.unclaimed(averaged), ("tp",))
+
+
 def _tensor_parallel(use: _Use) -> Iterator[Role]:
     """Claim activations: reduced in forward, or scattered in forward, and their counterparts in backward."""
     if use.of("reduce_scatter", during=_IN_FORWARD).any() and not use.hints.fsdp:
@@ -244,7 +274,9 @@ def _sharded(use: _Use) -> Iterator[Role]:
     scattered = use.of("reduce_scatter")
     if not scattered.any() or not (gathered.any() or again.any()):
         return
-    stage = 3 if use.bytes(again) >= _AGAIN_SHARE * use.bytes(gathered) and again.any() else 2
+    # Embeddings and heads, which stay gathered, may be most of the bytes: then the number of gathers tells.
+    freed = use.bytes(again) >= _AGAIN_SHARE * use.bytes(gathered) or again.sum() >= _AGAIN_SHARE * gathered.sum()
+    stage = 3 if again.any() and freed else 2
     why = "all-gathers in forward" + (" and again in backward" if stage == 3 else "") + ", reduce-scatters in backward"
     rows = use.unclaimed(gathered | again | scattered)
     named = bool(use.hints.fsdp) or use.said == "dp"

@@ -7,6 +7,7 @@ Every collective of a group gets a role from what it is and in which phase of th
     all-gather in forward, reduce-scatter in backward      fsdp-zero2; gathered again in backward: fsdp-zero3
     reduction in backward, gather or broadcast after it    zero1 (zero2 where the reduction goes to the owner)
     all-reduce in forward and backward                     tp
+    all-reduce after the optimizer, none in backward       local-sgd
     reduce-scatter in forward                              tp (with sequence parallelism)
     sends and receives along a chain, both ways            pp
     sends and receives around a ring, one way              cp
@@ -36,7 +37,7 @@ from stepscope.trace.table import Int64s
 
 SINGLE, UNKNOWN = "single", "unknown"
 _SURENESS = (STATED, PATTERN, GUESS)
-_ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "tp", "pp", "cp", "ep", "embedding")
+_ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "local-sgd", "tp", "pp", "cp", "ep", "embedding")
 _POINT_TO_POINT = ("pp", "cp")
 _FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-zero2"))
 """kinds that one group is only one of, by how much it takes to show them"""
@@ -109,7 +110,7 @@ def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
     each_passes = tuple(passes(rank) for rank in run.ranks)
     phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
-    hints = [_hints(rank) for rank in run.ranks]
+    hints = [_hints(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
@@ -152,7 +153,7 @@ def _in_words(rank: Rank, group: int, role: Role) -> Role:
     return Role(role.kind, role.sure, f"{role.why}; the trace does not say which group", role.rows, role.instead)
 
 
-def _hints(rank: Rank) -> Hints:
+def _hints(rank: Rank, *, trains: bool) -> Hints:
     used = np.unique(rank.trace["name"][rank.kinds == EventKind.ANNOTATION])
     names = [rank.trace.strings[i] for i in used if i >= 0]
     return Hints(
@@ -161,6 +162,7 @@ def _hints(rank: Rank) -> Hints:
         pipeline=any(MARKED_ACTION.match(n) for n in names),
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
         routed=_amounts_per_peer(rank),
+        trains=trains,
     )
 
 
@@ -282,7 +284,7 @@ def _part(d: Dimension, fsdp_version: int, *, sharded: bool) -> str:
         return d.kind.replace("fsdp", f"fsdp{fsdp_version}") if fsdp_version else d.kind
     if d.kind == "ddp":
         return f"replicate{d.size or ''}" if sharded else "ddp"
-    return d.kind if d.kind.startswith("zero") else f"{d.kind}{d.size or ''}"
+    return d.kind if d.kind.startswith(("zero", "local")) else f"{d.kind}{d.size or ''}"
 
 
 def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:

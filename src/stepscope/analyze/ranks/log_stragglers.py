@@ -2,63 +2,137 @@
 
 A rank's own time is its step less the time it waited for the others' gradients (region `gradient_sync`). After the wait
 all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
-each rank choosing for itself: in the others the own time is unknown, not the whole step. The score is that of
-`stragglers`: leave-one-out over the last 100 known steps, against the spread of the others, and at least 10 % above
-their mean. Two or three ranks show no spread among the others, so the lateness has to exceed its own scatter from step
-to step as well.
+each rank choosing for itself: in the others the own time is unknown, not the whole step.
+
+How late a rank is, is the median over steps of its own time less the others' median in the same step. Step times have
+long tails and hang together from one step to the next (a busy machine stays busy for a while), so the interval of
+that median is of as many independent steps as the autocorrelation leaves. A rank is late where the whole interval lies
+above zero, the median is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are
+named in at most 2 of 100 runs (`tests/analyze/ranks/test_log_stragglers.py` has size and power).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.ranks.stragglers import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import mad_sigma, slow_start
+from stepscope.stats.student_t import t_quantile
 
 Floats = npt.NDArray[np.float64]
 
 WAITING = "regions.gradient_sync.ns"
 _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least"""
+_MIN_STEPS = 5
+_FALSE_ALARMS = 0.015
+"""in which share of runs with equal ranks any may be named late by chance"""
+_MIN_STRETCHES, _MAX_STRETCHES, _STEPS_IN_STRETCH = 4, 8, 6
+_MEDIAN_ERROR = sqrt(np.pi / 2)
+"""standard error of a median, in those of a mean"""
+_MIN_INDEPENDENT = 2.0
+_LASTING = 0.4
+_CLIP_SIGMAS = 3.0
+_MAX_CORRELATION = 0.95
 
 
 @dataclass(frozen=True)
 class LateRank:
-    """A rank whose own time stands out."""
+    """How late a rank is by the steps without the profiler."""
 
     rank: int
     late_ms: float
-    """own time beyond the others' median, per step"""
+    """own time beyond the others' median, per step; negative for a rank that the others are later than"""
     score: float
+    """lateness against its standard error"""
     slowdown: float
     """own time over the mean of the others'"""
+    low_ms: float = 0.0
+    high_ms: float = 0.0
+    """interval of the lateness"""
+    steps_late: int = 0
+    num_steps: int = 0
+    lasts: bool = True
+    """at least two fifths of the lateness are there in each half of the steps: no passing load of the machine"""
+    own_ms: float = 0.0
+    others_ms: float = 0.0
+    """median own time of the rank, and of the others"""
 
 
 def late_ranks(
-    logs: Sequence[StepLog],
-    *,
-    window_steps: int = DEFAULT_WINDOW_STEPS,
-    threshold: float = DEFAULT_SCORE,
-    slowdown: float = DEFAULT_SLOWDOWN,
+    logs: Sequence[StepLog], *, window_steps: int = DEFAULT_WINDOW_STEPS, slowdown: float = DEFAULT_SLOWDOWN
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
-    own = own_ns(logs, window_steps=window_steps)
-    if own is None or len(own) < 2:
-        return []
-    typical = np.nanmedian(own, axis=1)
-    found = []
-    for i, log in enumerate(logs):
-        others = np.delete(typical, i)
-        late_ns = float(typical[i] - np.median(others))
-        scatter = mad_sigma(_by_step(own, typical, i))
-        noise = max(mad_sigma(others), _NOISE_SHARE * float(np.median(others)), scatter / DEFAULT_SCORE)
-        score, over = late_ns / noise if noise else 0.0, float(typical[i] / others.mean())
-        if score >= threshold and over >= slowdown:
-            found.append(LateRank(log.rank, late_ns / 1e6, round(score, 2), over))
+    judged = lateness(logs, window_steps=window_steps)
+    found = [late for late in judged if late.low_ms > 0 and late.lasts and late.slowdown >= slowdown]
     return sorted(found, key=lambda late: -late.late_ms)
+
+
+def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
+    """Return how late each rank is with its interval, by rank; none where too few steps tell."""
+    own = own_ns(logs, window_steps=window_steps)
+    if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < _MIN_STEPS:
+        return []
+    return [_judged(log.rank, own, i) for i, log in enumerate(logs)]
+
+
+def _judged(rank: int, own: Floats, i: int) -> LateRank:
+    typical = np.nanmedian(own, axis=1)
+    others = np.delete(typical, i)
+    by_step = _by_step(own, typical, i)
+    late = float(np.median(by_step))
+    error = max(median_error(by_step), _NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
+    # Two-sided intervals of which only the lower end counts, for each rank of the job.
+    reach = _half_interval(by_step, error, confidence=1 - 2 * _FALSE_ALARMS / len(own))
+    usual = float(np.mean(others))
+    return LateRank(
+        rank=rank,
+        late_ms=late / 1e6,
+        score=round(late / error, 2) if error else 0.0,
+        slowdown=(float(np.median(others)) + late) / usual if usual else 1.0,
+        low_ms=(late - reach) / 1e6,
+        high_ms=(late + reach) / 1e6,
+        steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
+        num_steps=len(by_step),
+        lasts=all(float(np.median(half)) >= _LASTING * late for half in np.array_split(by_step, 2)),
+        own_ms=float(typical[i]) / 1e6,
+        others_ms=float(np.median(others)) / 1e6,
+    )
+
+
+def _half_interval(x: Floats, error: float, *, confidence: float) -> float:
+    """Return the wider of two: by the autocorrelation, and by how the medians of stretches of steps differ.
+
+    The first sees too little where few large shocks last for many steps, the second where there are few steps.
+    """
+    by_correlation = error * t_quantile(confidence, max(independent_samples(x), _MIN_INDEPENDENT) - 1)
+    stretches = max(_MIN_STRETCHES, min(_MAX_STRETCHES, len(x) // _STEPS_IN_STRETCH))
+    medians = np.array([np.median(part) for part in np.array_split(x, stretches)])
+    by_stretches = float(medians.std(ddof=1)) / sqrt(stretches) * t_quantile(confidence, stretches - 1)
+    return max(by_correlation, by_stretches)
+
+
+def median_error(x: Floats) -> float:
+    """Return the standard error of the median of a series with long tails and autocorrelation."""
+    return float(_MEDIAN_ERROR * mad_sigma(x) / sqrt(max(independent_samples(x), _MIN_INDEPENDENT)))
+
+
+def independent_samples(x: Floats) -> float:
+    """Return how many independent values tell as much as these, by the autocorrelation from one to the next."""
+    sigma = mad_sigma(x)
+    clipped = np.clip(x - np.median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
+    clipped = clipped - clipped.mean()
+    power = float((clipped * clipped).sum())
+    if not power:
+        return float(len(x))
+    # A short series shows less correlation than there is (Kendall: by (1 + 4 r) / n).
+    r = float((clipped[1:] * clipped[:-1]).sum()) / power
+    r = min(max(r + (1 + 4 * max(r, 0.0)) / len(x), 0.0), _MAX_CORRELATION)
+    return float(len(x) * (1 - r) / (1 + r))
 
 
 def own_ns(logs: Sequence[StepLog], *, window_steps: int) -> Floats | None:
@@ -90,5 +164,5 @@ def _by_step(own: Floats, typical: Floats, rank: int) -> Floats:
     """Return how late a rank is in each step, against the others there, or as they usually are where unknown."""
     others = np.delete(own, rank, axis=0)
     usual = np.where(np.isnan(others), np.delete(typical, rank)[:, None], others)
-    late = own[rank] - np.median(usual, axis=0)
+    late: Floats = own[rank] - np.median(usual, axis=0)
     return np.asarray(late[~np.isnan(late)])

@@ -14,6 +14,7 @@ from stepscope.analyze.host.time import HostParts
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.replay.straggler_off import compute_ns, host_part_ns, host_part_scaled
+from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -26,13 +27,25 @@ _GRAPH_LAUNCH_NS = 20_000
 
 
 def without_data_wait(replay: Replay) -> Replay:
-    """Return the run with every batch ready when it is asked for."""
-    return _with_host(replay, lambda parts: _without(parts, "data_ns"))
+    """Return the run with every batch ready when it is asked for, and no loader that is started again."""
+    return _with_host(without_recurring(replay, DATA_CAUSES), lambda parts: _without(parts, "data_ns"))
 
 
 def without_stalls(replay: Replay) -> Replay:
-    """Return the run with no host stalls."""
+    """Return the run with no host stalls, neither in the replayed steps nor in others."""
+    others = [cause for cause in replay.recurring.causes if cause not in (*DATA_CAUSES, COMMUNICATION)]
+    return without_window_stalls(without_recurring(replay, others))
+
+
+def without_window_stalls(replay: Replay) -> Replay:
+    """Return the run with no host stalls in the replayed steps."""
     return _with_host(replay, lambda parts: _without(parts, "stall_ns"))
+
+
+def without_recurring(replay: Replay, causes: Sequence[str]) -> Replay:
+    """Return the run without what recurs for these causes in some of its steps."""
+    changed = replace(replay, recurring=replay.recurring.without(causes))
+    return replace(changed, period_ns=replay.period_ns - replay.recurring.total_ns + changed.recurring.total_ns)
 
 
 def without_allocator(replay: Replay) -> Replay:

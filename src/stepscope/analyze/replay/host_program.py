@@ -2,8 +2,10 @@
 
 Each collective is an item: the host asks for it, one of gloo's threads carries it out. The host's own time is what it
 spends between two calls while not waiting; it waits where neither an operator runs nor anything but a collective goes
-on.
+on. A rank that meets no other (one process on a CPU) has its steps' ends as items.
 """
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +31,8 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         return EMPTY_PROGRAM
     rows = np.flatnonzero(np.isin(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
     rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
+    if not len(rows):
+        return _alone(shared, index, wanted, numbers) if len(host_compute(rank)) else EMPTY_PROGRAM
     first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
     edges = np.concatenate(([first_ns], c.issue_ns[rows], [last_ns]))
     edges = np.maximum.accumulate(edges)
@@ -53,6 +57,28 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
         begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
         backlog_ns={},
         tail_released_by=int(released_by[-1]),
+    )
+
+
+def _alone(shared: Aligned, index: int, wanted: Int64s, numbers: Int64s) -> Program:
+    """Return the program of a rank that meets no other: the host's time of each step, and its end as the only item."""
+    rank = shared.run.ranks[index]
+    start, end = rank.steps.start_ns[wanted], rank.steps.end_ns[wanted]
+    parts = _parts(rank, union([], []), np.concatenate((start[:1], end[:-1])), end)
+    marks = np.full(len(wanted), NOTHING, np.int64)
+    return replace(
+        EMPTY_PROGRAM,
+        device_index=marks,
+        step=np.searchsorted(numbers, rank.steps.number[wanted]).astype(np.int32),
+        host=parts,
+        duration_ns=np.zeros(len(wanted), np.int64),
+        kind=np.full(len(wanted), EventKind.COMM_KERNEL, np.uint8),
+        collective=marks,
+        stream=np.zeros(len(wanted), np.int64),
+        stream_predecessor=stream_predecessors(np.zeros(len(wanted), np.int64)),
+        waits_for=((),) * len(wanted),
+        released_by=marks,
+        begin_ns=int(shared.clocks.shared(index, start[:1])[0]),
     )
 
 

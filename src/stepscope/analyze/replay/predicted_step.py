@@ -77,4 +77,7 @@ def _by_rank(replay: Replay) -> dict[int, float]:
     half = max(0, last - max(1, (last + 1) // 2))
     steps = max(last - half, 1)
     ranks = enumerate(replay.shared.run.ranks)
-    return {r.rank: float((ends[i, last] - ends[i, half]) / steps) for i, r in ranks if len(replay.programs[i])}
+    more_ns = replay.recurring.total_ns
+    return {
+        r.rank: float((ends[i, last] - ends[i, half]) / steps) + more_ns for i, r in ranks if len(replay.programs[i])
+    }

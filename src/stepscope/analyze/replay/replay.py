@@ -6,13 +6,14 @@ time is chosen so that the replay takes that long. Where the device decides the 
 identified: then what recording an event costs stands in for it, and the doubt is larger.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import RECORDING_COST_NS, recorded_events
+from stepscope.analyze.host.time import RECORDING_COST_NS, HostParts, recorded_events
+from stepscope.analyze.ranks.known_lateness import as_late_as_known
 from stepscope.analyze.ranks.stragglers import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
@@ -25,6 +26,8 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.host_program import host_program
 from stepscope.analyze.replay.program import Program, device_program
+from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
+from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
@@ -67,18 +70,39 @@ class Replay(ArrayRecord):
     """numbers of single steps far longer than the others: left out"""
     message_bytes: int = 0
     """collectives have been merged into messages of this size already; 0 as recorded"""
+    recurring: Recurring = NOTHING_RECURS
+    """what the training has in other steps than those replayed; part of `period_ns`"""
 
 
-def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay | None:
-    """Return the run as a model; None where no step was recorded on all ranks or nothing was launched."""
+def replay_of(
+    shared: Aligned,
+    *,
+    unprofiled_ns: float | None = None,
+    training: TrainingStep | None = None,
+    late_ns: Mapping[int, float] | None = None,
+) -> Replay | None:
+    """Return the run as a model; None where no step was recorded on all ranks or nothing was launched.
+
+    With `training` the ordinary steps of the window are replayed, `unprofiled_ns` is theirs, and what recurs in other
+    steps comes on top. `late_ns` says by rank how late it is without the profiler, where that is known better.
+    """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers):
         return None
-    numbers, hiccups = _without_hiccup(shared, numbers)
+    if training is None:
+        numbers, hiccups = _without_hiccup(shared, numbers)
+    else:
+        numbers, hiccups = _ordinary_stretch(numbers, training), ()
     numbers = _few_enough(shared, numbers)
     programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
     if not any(len(p) for p in programs):
         return None
+    if training is not None:
+        programs = tuple(
+            p if r.has_device else _loading_as_logged(p, training.loading_factor.get(r.rank, 1.0))
+            for r, p in zip(shared.run.ranks, programs, strict=True)
+        )
+    programs = as_late_as_known(programs, [r.rank for r in shared.run.ranks], late_ns or {}, num_steps=len(numbers))
     meetings = tuple(meetings_of(shared, programs))
     try:
         graph = _graph(programs, meetings, len(numbers))
@@ -87,7 +111,20 @@ def replay_of(shared: Aligned, *, unprofiled_ns: float | None = None) -> Replay 
     profiled = steady_period_ns(graph, end_times(graph))
     factor, identified = _host_factor(shared, programs, graph, numbers, profiled, unprofiled_ns)
     period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, factor)))
-    return Replay(shared, numbers, programs, meetings, graph, factor, identified, period, profiled, hiccups)
+    recurring = training.recurring if training is not None else NOTHING_RECURS
+    return Replay(
+        shared=shared,
+        steps=numbers,
+        programs=programs,
+        meetings=meetings,
+        graph=graph,
+        host_factor=factor,
+        factor_identified=identified,
+        period_ns=period + recurring.total_ns,
+        profiled_ns=profiled,
+        hiccups=hiccups,
+        recurring=recurring,
+    )
 
 
 def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
@@ -103,7 +140,8 @@ def meetings_of(shared: Aligned, programs: Sequence[Program]) -> list[Meeting]:
         at = np.full(len(rank.collectives), -1, np.int64)
         keys = rank.collectives.device_index if rank.has_device else np.arange(len(rank.collectives))
         place = np.full(int(max(keys.max(initial=-1), program.device_index.max(initial=-1))) + 1, -1, np.int64)
-        place[program.device_index] = np.arange(len(program))
+        real = np.flatnonzero(program.device_index >= 0)
+        place[program.device_index[real]] = real
         at[:] = place[keys]
         items.append(at)
     found = []
@@ -123,8 +161,14 @@ def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meet
         graph = with_durations(replay.graph, programs, len(kept))
     else:
         graph = _graph(tuple(programs), kept, len(replay.steps))
-    period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, replay.host_factor)))
-    return replace(replay, programs=tuple(programs), meetings=kept, graph=graph, period_ns=period)
+    changed = replace(replay, programs=tuple(programs), meetings=kept, graph=graph)
+    return replace(changed, period_ns=period_of(changed))
+
+
+def period_of(replay: Replay) -> float:
+    """Return the time per step that the replay's graph and what recurs beside it give."""
+    steady = steady_period_ns(replay.graph, end_times(replay.graph, with_host_factor(replay.graph, replay.host_factor)))
+    return steady + replay.recurring.total_ns
 
 
 def _same_waits(a: Program, b: Program) -> bool:
@@ -143,6 +187,15 @@ def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     if shared.run.ranks[index].has_device:
         return device_program(shared, index, numbers)
     return host_program(shared, index, numbers)
+
+
+def _loading_as_logged(program: Program, factor: float) -> Program:
+    """Return a program in which loading data takes as long as in the steps without the profiler."""
+
+    def scaled(parts: HostParts) -> HostParts:
+        return replace(parts, data_ns=np.rint(parts.data_ns * factor).astype(np.int64))
+
+    return replace(program, host=scaled(program.host), tail=scaled(program.tail))
 
 
 def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
@@ -164,6 +217,15 @@ def _without_hiccup(shared: Aligned, numbers: Int64s) -> tuple[Int64s, tuple[int
     cuts = np.concatenate(([-1], np.flatnonzero(long), [len(took)]))
     widest = int(np.argmax(np.diff(cuts)))
     return numbers[cuts[widest] + 1 : cuts[widest + 1]], tuple(numbers[long].tolist())
+
+
+def _ordinary_stretch(numbers: Int64s, training: TrainingStep) -> Int64s:
+    """Return the longest stretch of steps that are ordinary on every rank; all steps where none is."""
+    events = np.array(sorted({n for steps in training.event_steps.values() for n in steps}), np.int64)
+    cuts = np.concatenate(([-1], np.flatnonzero(np.isin(numbers, events)), [len(numbers)]))
+    widest = int(np.argmax(np.diff(cuts)))
+    stretch = numbers[cuts[widest] + 1 : cuts[widest + 1]]
+    return stretch if len(stretch) else numbers
 
 
 def _spans(rank: Rank, numbers: Int64s) -> Int64s:

@@ -33,7 +33,7 @@ def straggler_off(replay: Replay, ranks: Sequence[int]) -> Replay:
     programs = list(replay.programs)
     for i in late:
         programs[i] = _like_peers(replay, i, peers)
-    return rebuilt(replay, programs)
+    return rebuilt(replace(replay, recurring=replay.recurring.with_ranks_like_others(ranks)), programs)
 
 
 def _like_peers(replay: Replay, late: int, peers: Sequence[int]) -> Program:

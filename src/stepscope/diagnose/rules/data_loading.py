@@ -2,25 +2,34 @@
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_data_wait
+from stepscope.analyze.step.recurring import DATA_CAUSES
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
+from stepscope.diagnose.rules.measures import host_ms, host_part_ns, usual_host_ns
+from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of
 
 
 def data_loading(account: Account) -> list[Candidate]:
-    """Return the wait for input, where the usual rank has one."""
-    waited = usual_host_ns(account, "data_ns")
-    if not waited:
+    """Return the wait for input, where the usual rank has one: in the window's steps, or in others of the log."""
+    waited, restarts = usual_host_ns(account, "data_ns"), common_ns(account, DATA_CAUSES)
+    if not waited + restarts:
         return []
+    cause = "the host asks for the next batch and the batch is not ready"
+    if restarts > waited:
+        cause = "in some steps the loader is started again or has no batch ready, and training stands still meanwhile"
     return [
         Candidate(
             id="data-loading",
             title="The step waits for its input",
-            cause="the host asks for the next batch and the batch is not ready",
+            cause=cause,
             remedy="Prefetch: DataLoader(num_workers=4 or more, prefetch_factor=4, persistent_workers=True, pin_memory=True); "
             "move decoding and augmentation out of the loop, or cache them. The saving is this wait gone from the step.",
             change=without_data_wait,
-            cost_ns=waited,
-            evidence=(Evidence("host time in the data loader per step", host_ms(waited), "ms", "median rank"),),
+            limit_ns=host_part_ns(account, "data_loading"),
+            cost_ns=waited + restarts,
+            evidence=(
+                Evidence("host time in the data loader per step", host_ms(waited), "ms", "median rank, ordinary steps"),
+                *evidence_of(account, DATA_CAUSES),
+            ),
             sureness=0.95,
         )
     ]

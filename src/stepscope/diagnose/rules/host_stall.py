@@ -1,27 +1,62 @@
 """`host-stall`: the host does something else than training: garbage collection, logging, checkpoints, a lock."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.changes import without_stalls
+from stepscope.analyze.replay.changes import without_recurring, without_window_stalls
+from stepscope.analyze.step.recurring import OUTSIDE
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
+from stepscope.diagnose.rules.measures import host_ms, host_part_ns, usual_host_ns
+from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, named_cause, stall_causes
 
 
 def host_stall(account: Account) -> list[Candidate]:
-    """Return long stretches in which the usual rank's host ran no operator and asked for no data."""
-    stalled = usual_host_ns(account, "stall_ns")
-    if not stalled:
+    """Return what stops the usual rank's host: each cause that the step log names, and stretches without a name."""
+    return [*(_named(account, cause) for cause in stall_causes(account)), *_unnamed(account)]
+
+
+def _named(account: Account, cause: str) -> Candidate:
+    said = named_cause(cause)
+    return Candidate(
+        id="host-stall",
+        title=said.title,
+        cause=said.cause,
+        remedy=f"{said.remedy} The saving is this time gone.",
+        change=lambda replay: without_recurring(replay, (cause,)),
+        limit_ns=host_part_ns(account, "host_stall"),
+        cost_ns=common_ns(account, (cause,)),
+        evidence=evidence_of(account, (cause,)),
+        sureness=0.95,
+    )
+
+
+def _unnamed(account: Account) -> list[Candidate]:
+    """Return long stretches in which the host ran no operator and asked for no data, and what recurs outside every
+    region of the step log.
+    """
+    stalled, outside = usual_host_ns(account, "stall_ns"), common_ns(account, (OUTSIDE,))
+    if not stalled + outside:
         return []
+    cause = "for at least a millisecond at a time no operator, launch or data loading is recorded on the host"
+    if outside > stalled:
+        cause = (
+            "in some steps the host does something else for long, outside data loading, forward, backward and "
+            "optimizer: checkpoints, evaluation, logging"
+        )
+    causes = (OUTSIDE,) if outside else ()
     return [
         Candidate(
             id="host-stall",
-            title="The host stalls inside the step",
-            cause="for at least a millisecond at a time no operator, launch or data loading is recorded on the host",
+            title="The host stalls inside the step" if stalled >= outside else "The host stops in some steps",
+            cause=cause,
             remedy="Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
             "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
             "The saving is these stretches gone.",
-            change=without_stalls,
-            cost_ns=stalled,
-            evidence=(Evidence("stalled host time per step", host_ms(stalled), "ms", "median rank"),),
+            change=lambda replay: without_window_stalls(without_recurring(replay, causes)),
+            limit_ns=host_part_ns(account, "host_stall"),
+            cost_ns=stalled + outside,
+            evidence=(
+                Evidence("stalled host time per step", host_ms(stalled), "ms", "median rank, ordinary steps"),
+                *evidence_of(account, (OUTSIDE,)),
+            ),
             sureness=0.85,
         )
     ]

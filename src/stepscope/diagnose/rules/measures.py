@@ -29,6 +29,15 @@ def usual_host_ns(account: Account, part: str) -> float:
     return float(np.quantile(totals, 0.5, method="lower")) / len(replay.steps)
 
 
+def host_part_ns(account: Account, part: str) -> float | None:
+    """Return one part of a job on hosts alone, where removing it saves no more than itself; None on a device, where a
+    part is what the device idles for and not what the host spends.
+    """
+    if account.step is None or any(rank.has_device for rank in account.run.ranks):
+        return None
+    return account.step.ns(part)
+
+
 def items_per_step(account: Account) -> float:
     """Return how many device operations the mean rank launches per step."""
     replay = account.replay

@@ -20,10 +20,10 @@ def profiler_overhead(account: Account) -> list[Candidate]:
             cause="the profiler slows the host; launch gaps in the trace are partly its own",
             remedy="All numbers here have it taken out; record fewer steps without shapes and stacks to see less of it.",
             fixed_saving_ns=0.0,
-            cost_ns=step.profiled_ns - (step.unprofiled_ns or step.profiled_ns),
+            cost_ns=step.profiled_ns - (step.ordinary_ns or step.profiled_ns),
             evidence=(
                 Evidence("step while profiled", host_ms(step.profiled_ns), "ms"),
-                Evidence("step without the profiler", host_ms(step.unprofiled_ns or 0.0), "ms"),
+                Evidence("step without the profiler", host_ms(step.ordinary_ns or 0.0), "ms"),
                 Evidence("host time left without the profiler", round(factor, 2) if factor else "unknown", "share"),
             ),
             always=True,

@@ -1,6 +1,9 @@
 """`straggler`: one rank is late. `load-imbalance`: ranks have different amounts of work."""
 
+from collections.abc import Sequence
+
 from stepscope.analyze.account import Account
+from stepscope.analyze.ranks.device_state import DeviceState, slower_clock
 from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.replay.changes import evenly_spread
@@ -22,6 +25,7 @@ _DO = {
     "load": "Balance the batches (sort by length, pack sequences, same batch on every rank).",
     "network": "Check that rank's link and switch port.",
 }
+_ALL_STEPS = 1 << 40
 
 
 def straggler(account: Account) -> list[Candidate]:
@@ -30,13 +34,13 @@ def straggler(account: Account) -> list[Candidate]:
     heavy = [s for s in account.stragglers if s.cause == "load"]
     found = []
     if slow:
-        found.append(_slow(slow, late_ranks(account.run.logs)))
+        found.append(_slow(slow, late_ranks(account.run.logs, window_steps=_ALL_STEPS), account.devices))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
     return found
 
 
-def _slow(late: list[Straggler], unprofiled: list[LateRank]) -> Candidate:
+def _slow(late: list[Straggler], unprofiled: list[LateRank], devices: Sequence[DeviceState]) -> Candidate:
     ranks = tuple(s.rank for s in late)
     first = late[0]
     named = f"Rank {first.rank}" if len(ranks) == 1 else f"Ranks {', '.join(map(str, ranks))}"
@@ -44,18 +48,51 @@ def _slow(late: list[Straggler], unprofiled: list[LateRank]) -> Candidate:
     return Candidate(
         id="straggler",
         title=f"{named}: {waiting} for {'it' if len(ranks) == 1 else 'them'}",
-        cause=f"{first.cause}: {_WHY[first.cause]}",
+        cause=f"{first.cause}: {_recurs(first) or _WHY[first.cause]}{_held_back(first, devices)}",
         remedy=f"{_DO[first.cause]} The saving is of the late rank as fast as its peers' median.",
         change=lambda replay: straggler_off(replay, ranks),
         ranks=ranks,
         cost_ns=first.late_ns_per_step,
-        evidence=(*_evidence(late), *_unprofiled_evidence([u for u in unprofiled if u.rank in ranks])),
+        # Measured in steps without the profiler, lateness is all there is to gain; in a trace it is an estimate.
+        limit_ns=first.late_ns_per_step if first.rank in {u.rank for u in unprofiled} else None,
+        evidence=(
+            *_evidence(late),
+            *_unprofiled_evidence([u for u in unprofiled if u.rank in ranks]),
+            *_device_evidence(ranks, devices),
+        ),
     )
+
+
+def _recurs(late: Straggler) -> str | None:
+    """Return what the step log says of a rank that is late in some steps only; None where it is late for no region."""
+    named = [name for name, ns in late.evidence.items() if name not in ("data", "device") and ns > 0]
+    return f"it alone is busy with {', '.join(named)} in some steps" if named else None
+
+
+def _held_back(late: Straggler, devices: Sequence[DeviceState]) -> str:
+    """Return that the device of a late rank was throttled, where the recorder saw it."""
+    mine = next((d for d in devices if d.rank == late.rank), None)
+    return f"; its device is {mine.held_back}" if mine is not None and mine.held_back else ""
+
+
+def _device_evidence(ranks: tuple[int, ...], devices: Sequence[DeviceState]) -> list[Evidence]:
+    lines = []
+    for mine in (d for d in devices if d.rank in ranks):
+        where = f"rank {mine.rank}"
+        slower = slower_clock(mine, [d for d in devices if d.rank not in ranks])
+        said = (("device", mine.held_back), ("clock of its device", slower))
+        lines += [Evidence(what, value, "", where) for what, value in said if value]
+        if mine.others_bytes:
+            lines.append(Evidence("memory of other processes on its device", mine.others_bytes, "bytes", where))
+    return lines
 
 
 def _unprofiled_evidence(known: list[LateRank]) -> list[Evidence]:
     what = "own time beyond the others', steps without the profiler"
-    return [Evidence(what, round(late.late_ms, 3), "ms", f"rank {late.rank}") for late in known]
+    return [
+        Evidence(what, round(late.late_ms, 3), "ms", f"rank {late.rank}, {late.low_ms:.1f} to {late.high_ms:.1f}")
+        for late in known
+    ]
 
 
 def _heavy(late: list[Straggler]) -> Candidate:

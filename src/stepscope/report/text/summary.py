@@ -13,6 +13,7 @@ from stepscope.diagnose.scope.examined import by_need
 from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.budget import print_budget
+from stepscope.report.text.memory import print_memory
 from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.terminal import name_text, print_indented
 from stepscope.units import NS_PER_MS
@@ -31,6 +32,7 @@ def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given
     _findings(account, diagnosis, conclusion, out)
     print_budget(account, out)
     print_ranks(account, out)
+    print_memory(account, out)
     _warnings(account, out)
     _next(diagnosis, given, out)
 

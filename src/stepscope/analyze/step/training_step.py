@@ -1,0 +1,330 @@
+"""What is the mean step of the training, by all logged steps and not by those of the profiled window?
+
+    mean step = ordinary step + what recurs in some steps (`recurring.py`)
+
+The logged steps that count ran without the profiler, after the warm-up. A step is ordinary where no cause takes
+longer than usual there and it is not far longer than the others. Causes are regions of the step log beside the work
+of training itself (data_loading, loader_start, checkpoint, evaluation, ...), and host time outside every region.
+A single long step without a named cause is a hiccup: it is left out, and said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.step.recurring import COMMUNICATION, NOTHING_RECURS, OUTSIDE, Recurring
+from stepscope.run.step_log import StepLog
+from stepscope.stats.robust import FAR_LONGER, mad_sigma, slow_start
+from stepscope.trace.table import Int64s
+from stepscope.units import ms
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+WORK_REGIONS = ("forward_pass", "backward_pass", "gradient_sync", "optimizer_step", "lr_scheduling",
+                "gradient_clipping_warmup")  # fmt: skip
+"""the work of training itself: time there is not something else that the host does"""
+UNNAMED = (OUTSIDE, COMMUNICATION)
+"""causes that no region names"""
+_MIN_STEPS = 8
+_MIN_EXCESS_SHARE = 0.1
+"""of the median step: a cause that takes less longer than usual is noise"""
+_EXCESS_SIGMAS = 5.0
+_LONG_STEP_SHARE = 0.25
+_MOSTLY_EXPLAINED = 0.5
+_MIN_ORDINARY = 3
+_MIN_SHARE_KNOWN = 0.8
+_MIN_BEFORE = 10
+_BEFORE_AND_AFTER = 0.05
+_MIN_TO_TELL = 0.02
+_LOADING_FACTORS = (0.2, 5.0)
+_MIN_UNNAMED = 3
+"""steps: host time outside every region that comes less often is not known to recur"""
+_MIN_TOGETHER = 3
+_ALWAYS_TOGETHER = 0.9
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """The mean step over all logged steps that count."""
+
+    mean_ns: float
+    ordinary_ns: float
+    recurring: Recurring
+    num_steps: int
+    """logged steps that count, on the rank with the fewest"""
+    event_steps: dict[int, frozenset[int]]
+    """by rank: numbers of the logged steps, profiled ones included, that are not ordinary"""
+    region_gain_ns: dict[int, dict[str, float]]
+    """by rank and region: how much longer it takes in ordinary steps than in the profiled ones of the window"""
+    work_gain_ns: dict[int, dict[str, float]]
+    """by rank and region of WORK_REGIONS: how much longer it takes in the mean step than in the ordinary one"""
+    loading_factor: dict[int, float]
+    """by rank: how long loading data takes in ordinary steps against the profiled ones of the window"""
+    has_regions: bool
+    """False for logs of step times alone: then long steps are known to recur, and nothing of why"""
+    notes: tuple[str, ...]
+
+    @property
+    def uneven(self) -> str | None:
+        """Return what to know where the mean step is more than the ordinary one; else None."""
+        more_ns = self.mean_ns - self.ordinary_ns
+        if more_ns < _MIN_TO_TELL * self.mean_ns:
+            return None
+        return (
+            f"the mean of {self.num_steps} logged steps is {ms(self.mean_ns):.2f} ms, an ordinary one takes "
+            f"{ms(self.ordinary_ns):.2f} ms: {ms(more_ns):.2f} ms per step recur in some steps only"
+        )
+
+
+def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
+    """Return the mean training step of the logs, None where a rank has fewer than eight steps that count."""
+    ranks = [_logged(log) for log in logs]
+    if not ranks or any(r is None for r in ranks):
+        return None
+    known = [r for r in ranks if r is not None]
+    ordinary_ns, disturbed = _ordinary(known)
+    mean_ns = ordinary_ns + max(0.0, float(np.mean([r.mean_ns - r.ordinary_mean_ns for r in known])))
+    found = _recurring(known, mean_ns - ordinary_ns)
+    return TrainingStep(
+        mean_ns=mean_ns,
+        ordinary_ns=ordinary_ns,
+        recurring=found,
+        num_steps=min(int(r.counts.sum()) for r in known),
+        event_steps={r.log.rank: frozenset(r.log.step[r.event].tolist()) for r in known},
+        region_gain_ns={r.log.rank: _region_gain(r) for r in known},
+        work_gain_ns={r.log.rank: _work_gain(r) for r in known},
+        loading_factor={r.log.rank: _loading_factor(r) for r in known},
+        has_regions=all(region_times(r.log) for r in known),
+        notes=(*disturbed, *_hiccups(known)),
+    )
+
+
+@dataclass(frozen=True)
+class _Logged:
+    """One rank's log with what stands out in it."""
+
+    log: StepLog
+    step_ns: Floats
+    """of the device where it was measured, else of the host"""
+    counts: Mask
+    event: Mask
+    hiccup: Mask
+    causes: dict[str, Floats]
+    """how much longer than usual, by step; 0 where that is noise"""
+
+    @property
+    def ordinary(self) -> Mask:
+        return np.asarray(self.counts & ~self.event)
+
+    @property
+    def mean_ns(self) -> float:
+        return float(self.step_ns[self.counts & ~self.hiccup].mean())
+
+    @property
+    def ordinary_mean_ns(self) -> float:
+        return float(self.step_ns[self.ordinary].mean())
+
+
+def _logged(log: StepLog) -> _Logged | None:
+    step_ns = _step_ns(log)
+    usable = np.flatnonzero(log.undisturbed & (step_ns > 0))
+    counts = np.zeros(len(log), bool)
+    counts[usable[slow_start(step_ns[usable]) :]] = True
+    if counts.sum() < _MIN_STEPS:
+        return None
+    causes, long = _standing_out(log, step_ns, counts)
+    if (causes[OUTSIDE] > 0).sum() < _MIN_UNNAMED:
+        causes[OUTSIDE] = np.zeros(len(log))
+    if _with_more_collectives(log, counts, causes[OUTSIDE] > 0):
+        causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
+    named = _any([x for name, x in causes.items() if name not in UNNAMED], len(log))
+    event = _any(list(causes.values()), len(log)) | long
+    unnamed = counts & (step_ns > FAR_LONGER * np.median(step_ns[counts])) & ~named
+    hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
+    if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
+        return _Logged(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
+    in_window = _window(log)
+    if in_window.any():
+        seen, long = _standing_out(log, step_ns, in_window)
+        event |= _any(list(seen.values()), len(log)) | long
+    return _Logged(log, step_ns, counts, event, hiccup, {name: np.where(hiccup, 0, x) for name, x in causes.items()})
+
+
+def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
+    """Return whether some steps have more collectives than the others."""
+    count = log.column("collectives.count")
+    known = counts & ~np.isnan(count)
+    mine, others = count[known & these], count[known & ~these]
+    return bool(len(mine) and len(others) and np.median(mine) > np.median(others))
+
+
+def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
+    """Return by cause how much longer than usual it takes among some steps, and which of them are long."""
+    median = float(np.median(step_ns[among]))
+    causes = {name: _beyond_usual(time, among, median) for name, time in cause_times(log).items()}
+    spread = mad_sigma(step_ns[among])
+    return causes, among & (step_ns > median + max(_LONG_STEP_SHARE * median, _EXCESS_SIGMAS * spread))
+
+
+def _window(log: StepLog) -> Mask:
+    return np.asarray(log.profiled & (np.array(log.phase, str) == "window"))
+
+
+def region_times(log: StepLog) -> dict[str, Floats]:
+    """Return by region its time in every step, 0 where it was not entered."""
+    paths = [path for path in log.numbers if path.startswith("regions.") and path.endswith(".ns")]
+    return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
+
+
+def cause_times(log: StepLog) -> dict[str, Floats]:
+    """Return by cause its time in every step: regions that are not the work of training, and time outside all."""
+    times = region_times(log)
+    inside = sum(times.values(), np.zeros(len(log)))
+    found = {name: time for name, time in times.items() if name not in WORK_REGIONS}
+    # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
+    return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
+
+
+def _step_ns(log: StepLog) -> Floats:
+    """Return the device's step times where nearly all are known, else the host's."""
+    known = log.device_ns > 0
+    on_device = len(log) > 0 and known.mean() >= _MIN_SHARE_KNOWN
+    return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
+
+
+def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
+    usual = float(np.median(time[among]))
+    beyond = time - usual
+    least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
+    return np.where(among & (beyond > least), beyond, 0.0)
+
+
+def _any(times: Sequence[Floats], length: int) -> Mask:
+    return np.asarray(reduce(np.logical_or, [x > 0 for x in times], np.zeros(length, bool)))
+
+
+def _ordinary(ranks: Sequence[_Logged]) -> tuple[float, list[str]]:
+    """Return the ordinary step, and a note where the steps before the window differ from those after it.
+
+    Then those before it are the job's: nothing had been attached to it yet.
+    """
+    before, after = ([_phase_mean(r, phase) for r in ranks] for phase in ("before", "after"))
+    every = float(np.mean([r.ordinary_mean_ns for r in ranks]))
+    if any(x is None for x in (*before, *after)):
+        return every, []
+    first, last = (float(np.mean([x for x in xs if x is not None])) for xs in (before, after))
+    if abs(last / first - 1) <= _BEFORE_AND_AFTER:
+        return every, []
+    return first, [
+        f"ordinary steps took {ms(first):.2f} ms before the window and {ms(last):.2f} ms after it "
+        f"({100 * (last / first - 1):+.0f} %): those before it are taken as the job's"
+    ]
+
+
+def _phase_mean(rank: _Logged, phase: str) -> float | None:
+    mine = rank.ordinary & (np.array(rank.log.phase, str) == phase)
+    return float(rank.step_ns[mine].mean()) if mine.sum() >= _MIN_BEFORE else None
+
+
+def _recurring(ranks: Sequence[_Logged], total_ns: float) -> Recurring:
+    """Return what recurs, brought to the time that it adds to the step."""
+    steps = reduce(np.intersect1d, [r.log.step[r.counts] for r in ranks])
+    causes = tuple(dict.fromkeys(name for r in ranks for name in r.causes))
+    if not len(steps) or total_ns <= 0:
+        return NOTHING_RECURS
+    excess = np.zeros((len(causes), len(ranks), len(steps)))
+    for i, rank in enumerate(ranks):
+        at = _at(rank.log.step, steps)
+        for j, cause in enumerate(causes):
+            if cause in rank.causes:
+                excess[j, i] = rank.causes[cause][at]
+    excess = _with_loader_starts(_without_waiting(excess, causes), causes)
+    shown = [bool(each.any()) for each in excess]
+    found = Recurring(
+        tuple(c for c, s in zip(causes, shown, strict=True) if s), tuple(r.log.rank for r in ranks), excess[shown]
+    )
+    modelled = found.total_ns
+    if modelled < _MOSTLY_EXPLAINED * total_ns:
+        return Recurring(found.causes, found.ranks, found.excess_ns, 1.0, total_ns - modelled)
+    return Recurring(found.causes, found.ranks, found.excess_ns, total_ns / modelled, 0.0)
+
+
+def _without_waiting(excess: Floats, causes: tuple[str, ...]) -> Floats:
+    """Return the excess without time outside regions where another rank does something that has a name.
+
+    There the others wait for it, in whatever call that happens to be.
+    """
+    named = [j for j, cause in enumerate(causes) if cause not in UNNAMED]
+    if OUTSIDE not in causes or not named or excess.shape[1] < 2:
+        return excess
+    busy = excess[named].sum(axis=0)
+    others_busy = np.array([np.delete(busy, i, axis=0).max(axis=0) > busy[i] for i in range(len(busy))])
+    out = excess.copy()
+    out[causes.index(OUTSIDE)][others_busy] = 0.0
+    return out
+
+
+def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
+    """Return the excess with time outside regions counted as the loader's where it comes and goes with the loader's.
+
+    A loader that is made anew starts its workers and joins the old ones around its first batch: that time is in no
+    region of logs that know none for it.
+    """
+    if OUTSIDE not in causes or "data_loading" not in causes or "loader_start" in causes:
+        return excess
+    outside, data = (excess[causes.index(name)] for name in (OUTSIDE, "data_loading"))
+    together = (outside > 0) & (data > 0)
+    if together.sum() < _MIN_TOGETHER or together.sum() < _ALWAYS_TOGETHER * max((outside > 0).sum(), (data > 0).sum()):
+        return excess
+    out = excess.copy()
+    out[causes.index("data_loading")] += np.where(together, outside, 0.0)
+    out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
+    return out
+
+
+def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
+    order = np.argsort(numbers, kind="stable")
+    return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
+
+
+def _region_gain(rank: _Logged) -> dict[str, float]:
+    """Return how much longer each region takes in ordinary steps than in ordinary profiled ones."""
+    log = rank.log
+    window = _window(log) & ~rank.event
+    if not window.any():
+        return {}
+    times = region_times(log) | cause_times(log)
+    return _gains(times, rank.ordinary, window)
+
+
+def _loading_factor(rank: _Logged) -> float:
+    """Return 1 where either is unknown or next to nothing."""
+    time = region_times(rank.log).get("data_loading")
+    window = _window(rank.log) & ~rank.event
+    if time is None or not window.any():
+        return 1.0
+    usual, profiled = float(time[rank.ordinary].mean()), float(time[window].mean())
+    least = _MIN_TO_TELL * rank.ordinary_mean_ns
+    return float(np.clip(usual / profiled, *_LOADING_FACTORS)) if min(usual, profiled) > least else 1.0
+
+
+def _work_gain(rank: _Logged) -> dict[str, float]:
+    times = {name: time for name, time in region_times(rank.log).items() if name in WORK_REGIONS}
+    return _gains(times, rank.counts & ~rank.hiccup, rank.ordinary)
+
+
+def _gains(times: dict[str, Floats], more: Mask, less: Mask) -> dict[str, float]:
+    gains = {name: float(time[more].mean() - time[less].mean()) for name, time in times.items()}
+    return {name: gain for name, gain in gains.items() if gain > 0}
+
+
+def _hiccups(ranks: Sequence[_Logged]) -> list[str]:
+    left_out = sorted({int(n) for r in ranks for n in r.log.step[r.hiccup]})
+    if not left_out:
+        return []
+    which = ", ".join(map(str, left_out[:3]))
+    return [f"step {which} alone took over 1.5 times the median and does not recur: the mean step is without it"]

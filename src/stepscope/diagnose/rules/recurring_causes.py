@@ -1,0 +1,100 @@
+"""What recurs in some steps of the training, as rules ask for it: its cost, where it is common to the ranks, and how
+to say it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
+from stepscope.diagnose.finding import Evidence
+from stepscope.diagnose.rules.measures import host_ms
+
+_SAME_ORDER = 1 / 3
+"""of the most on any rank: a rank that has less of a cause does not have it"""
+
+
+@dataclass(frozen=True)
+class Named:
+    """How a finding says one recurring cause."""
+
+    title: str
+    cause: str
+    remedy: str
+
+
+_NAMED = {
+    "checkpoint": Named(
+        "Training stops for checkpoints",
+        "checkpoint: the model is saved inside the training loop, and no step runs meanwhile",
+        "Save less often, or in the background: torch.distributed.checkpoint.async_save, or copy the state to pinned "
+        "memory and write it in a thread.",
+    ),
+    "evaluation": Named(
+        "Training stops for evaluations",
+        "evaluation: forward passes without gradients run between training steps",
+        "Evaluate less often or on fewer batches, in larger batches under torch.inference_mode(), or in a job of its own.",
+    ),
+    "garbage_collection": Named(
+        "Python collects garbage inside steps",
+        "garbage_collection: the interpreter's collector stops the training thread",
+        "gc.freeze() after the model is built, gc.disable() in the loop and gc.collect() every N steps on all ranks at once.",
+    ),
+    "compilation": Named(
+        "The model is compiled again during training",
+        "compilation: torch.compile meets new shapes or values and compiles again",
+        "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why each one happened.",
+    ),
+}
+
+
+def named_cause(cause: str) -> Named:
+    """Return the words for a recurring cause; a region that the job named itself speaks for itself."""
+    return _NAMED.get(cause) or Named(
+        f"Training stops for {cause}",
+        f"{cause}: the region of that name takes long in some steps",
+        "Do it less often, or in a thread or a job of its own.",
+    )
+
+
+def recurring_of(account: Account) -> Recurring | None:
+    """Return what recurs in the run's replay, None where nothing does."""
+    replay = account.replay
+    return replay.recurring if replay is not None and replay.recurring.causes else None
+
+
+def stall_causes(account: Account) -> list[str]:
+    """Return the named causes, common to the ranks, that stop the host and are not the loader's."""
+    recurring = recurring_of(account)
+    causes = recurring.causes if recurring else ()
+    others = (*DATA_CAUSES, OUTSIDE, COMMUNICATION)
+    return [c for c in causes if c not in others and common_ns(account, (c,)) > 0]
+
+
+def common_ns(account: Account, causes: tuple[str, ...]) -> float:
+    """Return what causes take per step on the median rank; 0 where most ranks do not have them (one late rank is a
+    straggler).
+    """
+    recurring = recurring_of(account)
+    if recurring is None:
+        return 0.0
+    by_rank = np.sum([recurring.rank_ns(c) for c in causes if c in recurring.causes], axis=0)
+    if not np.any(by_rank):
+        return 0.0
+    have = by_rank >= _SAME_ORDER * by_rank.max()
+    return float(np.median(by_rank)) if have.sum() * 2 > len(by_rank) else 0.0
+
+
+def evidence_of(account: Account, causes: tuple[str, ...]) -> tuple[Evidence, ...]:
+    """Return what the step logs say of causes: what each takes and in how many steps."""
+    recurring = recurring_of(account)
+    lines = []
+    for cause in causes if recurring else ():
+        assert recurring is not None
+        if cause in recurring.causes and recurring.rank_ns(cause).any():
+            steps, of = recurring.num_steps_with(cause)
+            where = f"in {steps} of {of} logged steps"
+            each = host_ms(float(np.median(recurring.rank_ns(cause))))
+            lines.append(Evidence(f"{cause} beyond the ordinary step, per step", each, "ms", where))
+    return tuple(lines)

@@ -1,0 +1,119 @@
+"""One process on a CPU and what recurs outside the window: budget, findings and what-ifs of the mean training step."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.run.load import Run
+from stepscope.run.step_log import step_log_of
+from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.settings import what_if
+
+MS = 1000.0
+LOADING, COMPUTE = 30.0, 20.0
+FIRST, LAST, STEPS = 20, 25, 60
+
+
+def one_process(folder: Path) -> Run:
+    """Return a CPU process that loads for 30 ms and computes for 20 in each of five recorded steps."""
+    trace = RankTrace(0)
+    for n in range(FIRST, LAST):
+        at = n * (LOADING + COMPUTE) * MS
+        trace.step(n, at, at + (LOADING + COMPUTE) * MS)
+        trace.ran("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + LOADING * MS)
+        trace.ran("aten::mm", at + LOADING * MS, at + (LOADING + COMPUTE) * MS)
+    return built_run(folder, [trace])
+
+
+def account(folder: Path, *, every: int = 0, **extra_ms: float) -> Account:
+    """Return the account with a log of 60 steps, of which each n-th takes longer in some regions."""
+    lines: list[dict[str, Any]] = []
+    at = 10**9
+    for step in range(STEPS):
+        in_window = FIRST <= step < LAST
+        more = extra_ms if every and step % every == 0 and not in_window else {}
+        regions = {
+            "data_loading": LOADING,
+            "forward_pass": COMPUTE,
+            **{n: v for n, v in more.items() if n != "outside"},
+        }
+        dur = int((sum(regions.values()) + more.get("outside", 0.0)) * 1e6)
+        phase = "window" if in_window else "before" if step < FIRST else "after"
+        lines.append(
+            {
+                "step": step,
+                "start_ns": at,
+                "end_ns": at + dur,
+                "dur_ns": dur,
+                "profiled": in_window,
+                "phase": phase,
+                "regions": {name: {"ns": int(v * 1e6), "n": 1} for name, v in regions.items()},
+            }
+        )
+        at += dur
+    return account_of(replace(one_process(folder), logs=(step_log_of(lines, rank=0),)))
+
+
+def test_one_process_on_a_cpu_gets_findings_and_what_ifs(tmp_path: Path) -> None:
+    found = account_of(one_process(tmp_path))
+    (first,) = diagnose(found).findings
+    assert first.id == "data-loading" and first.saving_ns == pytest.approx(LOADING * 1e6, rel=0.02)
+    answer = what_if(found, ["data=instant"], fixes=fixes_of(found))
+    assert answer.prediction.step_ns == pytest.approx(COMPUTE * 1e6, rel=0.02)
+
+
+def test_process_that_only_computes_gets_none(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    for n in range(5):
+        trace.step(n, n * 50 * MS, (n + 1) * 50 * MS)
+        trace.ran("aten::mm", n * 50 * MS, (n + 1) * 50 * MS)
+    assert not diagnose(account_of(built_run(tmp_path, [trace]))).findings
+
+
+@pytest.mark.parametrize(
+    ("region", "title"),
+    [("checkpoint", "checkpoints"), ("evaluation", "evaluations"), ("garbage_collection", "garbage"),
+     ("compilation", "compiled"), ("rollout", "rollout")],
+)  # fmt: skip
+def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
+    tmp_path: Path, region: str, title: str
+) -> None:
+    found = account(tmp_path, every=10, **{region: 1000.0})
+    step = found.step
+    assert step is not None and step.ordinary_ns == pytest.approx(50e6)
+    share = found.training.recurring.num_steps_with(region)  # type: ignore[union-attr]
+    more_ns = 1000e6 * share[0] / share[1]
+    assert step.step_ns == pytest.approx(50e6 + more_ns)
+    assert step.ns("host_stall") == pytest.approx(more_ns, rel=0.01) and step.ns("unknown") < 0.03 * step.step_ns
+    first = diagnose(found).findings[0]
+    assert first.id == "host-stall" and title in first.title and region in first.cause
+    assert first.saving_ns == pytest.approx(more_ns, rel=0.02) and first.saving_ns <= step.ns("host_stall")
+    answer = what_if(found, ["stalls=off"], fixes=fixes_of(found))
+    assert answer.prediction.step_ns == pytest.approx(50e6, rel=0.02)
+
+
+def test_start_of_each_epoch_is_data_loading(tmp_path: Path) -> None:
+    found = account(tmp_path, every=12, loader_start=900.0)
+    first = diagnose(found).findings[0]
+    assert found.step is not None and first.id == "data-loading" and "started again" in first.cause
+    assert first.saving_ns == pytest.approx(found.step.ns("data_loading"), rel=0.02)
+    assert found.step.step_ns - first.saving_ns == pytest.approx(COMPUTE * 1e6, rel=0.05)
+
+
+def test_time_outside_every_region_is_a_stall_and_not_unknown(tmp_path: Path) -> None:
+    found = account(tmp_path, every=6, outside=300.0)
+    assert found.step is not None and found.step.ns("unknown") < 0.03 * found.step.step_ns
+    assert diagnose(found).findings[0].title == "The host stops in some steps"
+
+
+def test_budget_says_which_part_recurs(tmp_path: Path) -> None:
+    found = account(tmp_path, every=10, checkpoint=500.0)
+    assert found.step is not None
+    recurring = {p.part: p.recurring_ns for p in found.step.parts if p.recurring_ns}
+    assert list(recurring) == ["host_stall"]
+    assert sum(p.ns_per_step for p in found.step.parts) == pytest.approx(found.step.step_ns)

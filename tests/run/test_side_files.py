@@ -1,0 +1,143 @@
+"""Everything that the recorder writes beside the traces is read, damaged or not, and becomes evidence."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tests.diagnose.late import late_run
+
+from stepscope.analyze.account import account_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.document.report import report_json
+from stepscope.document.side_files import memory_of_steps
+from stepscope.report.text.summary import print_summary
+from stepscope.run.load import load
+from stepscope.run.side_files import side_files
+from stepscope.run.step_log import step_log_of
+
+GB = 1 << 30
+
+
+def write(path: Path, *lines: dict[str, Any], tail: str = "") -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + tail)
+
+
+def state(step: int, *, clock: int = 1980, reasons: tuple[str, ...] = (), used: int = 3 * GB) -> dict[str, Any]:
+    return {
+        "kind": "state",
+        "time_ns": 10**9 * step,
+        "step": step,
+        "sm_clock_mhz": clock,
+        "power_w": 300.0,
+        "temperature_c": 60,
+        "utilization_pct": 90,
+        "throttle_reasons": list(reasons),
+        "memory_used_bytes": used,
+    }
+
+
+def run_folder(folder: Path, *, throttled: int | None = None, used: int = 3 * GB) -> Path:
+    """Write a run of two ranks, rank 1 late, with everything that the recorder leaves beside its traces."""
+    late_run(folder, ranks=2, late_rank=1, description={"schema": 1})
+    for rank in range(2):
+        name = f"rank{rank:05d}"
+        slow = rank == throttled
+        states = [
+            state(i, clock=1200 if slow else 1980, reasons=("power_cap",) if slow else (), used=used) for i in range(5)
+        ]
+        device = {"kind": "device", "name": "NVIDIA H200", "uuid": f"GPU-{rank}", "max_sm_clock_mhz": 1980}
+        write(folder / f"{name}.telemetry.jsonl", device, *states, tail='{"kind": "sta')
+        live = {"operation": "all_reduce", "group": "0", "group_size": 2, "count": 6, "bytes": 24_000_000,
+                "time_ms": 2.0, "algbw_gb_per_s": 12.0, "busbw_gb_per_s": 12.0}  # fmt: skip
+        write(
+            folder / f"{name}.collectives.jsonl", {"schema": 1, "groups": [{"name": "0", "desc": "default_pg"}]}, live
+        )
+        edge = {"kind": "snapshot", "step": 3, "label": "end forward_pass", "allocated_bytes": 5, "parameters_bytes": 2}
+        write(folder / f"{name}.memory.jsonl", edge, {"kind": "peak", "peak_bytes": 9}, {"kind": "storage"})
+        (folder / f"{name}.nccl.log").write_text(
+            "vm:1:1 [0] NCCL INFO NCCL version 2.28.9+cuda13.0\n"
+            "vm:1:1 [0] NCCL INFO Using network Socket\n"
+            "vm:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via SHM/direct/direct\n"
+            "vm:1:1 [0] NCCL INFO 2 coll channels, 2 collnet channels\n"
+            "vm:1:1 [0] NCCL WARN something is wrong\n"
+        )
+        memory = [{"allocated_bytes": (1 + i) * GB // 8, "reserved_bytes": GB} for i in range(6)]
+        steps = [{"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": memory[i]} for i in range(6)]
+        write(folder / f"{name}.steps.jsonl", {"schema": 1, "rank": rank}, *steps)
+    return folder
+
+
+def test_every_file_is_read(tmp_path: Path) -> None:
+    found = side_files(run_folder(tmp_path))
+    assert [len(t.states) for t in found.telemetry] == [5, 5] and found.lost_lines == 0
+    assert [(c.rank, c.op, c.busbw_gb_per_s) for c in found.collectives] == [(r, "all_reduce", 12.0) for r in range(2)]
+    assert found.memory[0].bytes_by == {"allocated": 5, "parameters": 2} and found.memory_peaks[1]["peak_bytes"] == 9
+    log = found.nccl[0]
+    assert (log.version, log.channels, log.network) == ("2.28.9+cuda13.0", 2, "Socket")
+    assert log.transports == {"SHM/direct": 1} and log.warnings == ("something is wrong",)
+
+
+def test_report_has_devices_live_bandwidths_and_memory_of_each_step(tmp_path: Path) -> None:
+    account = account_of(load(run_folder(tmp_path)))
+    found = report_json(account, diagnose(account))
+    assert [d["rank"] for d in found["devices"]] == [0, 1] and found["devices"][0]["sm_clock_mhz"] == 1980
+    (row,) = found["collectives"]
+    assert row["live_busbw_gb_per_s"] == 12.0 and row["busbw_gb_per_s"] is not None
+    assert found["memory_steps"][0]["allocated_bytes"] == [(1 + i) * GB // 8 for i in range(6)]
+    assert found["nccl"][1]["network"] == "Socket" and found["memory_edges"][0]["label"] == "end forward_pass"
+    json.dumps(found)
+
+
+def test_memory_of_each_step_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    account = account_of(load(run_folder(tmp_path)))
+    print_summary(account, diagnose(account), Console(width=120))
+    assert "memory on the device, rank 0, steps 0 to 5: ▁▂▃▅▆█" in capsys.readouterr().out
+
+
+def test_late_rank_that_is_throttled_is_said_to_be(tmp_path: Path) -> None:
+    account = account_of(load(run_folder(tmp_path, throttled=1)))
+    late = next(f for f in diagnose(account).findings if f.id == "straggler")
+    assert "throttled (power_cap) in 100 % of the samples, 1200 of 1980 MHz" in late.cause
+    assert any(e.value == "1200 MHz, the others 1980" for e in late.evidence)
+    assert any("rank 1: its device is throttled" in line for line in account.warnings)
+
+
+def test_late_rank_beside_a_throttled_one_is_not_blamed_on_it(tmp_path: Path) -> None:
+    late = next(
+        f for f in diagnose(account_of(load(run_folder(tmp_path, throttled=0)))).findings if f.id == "straggler"
+    )
+    assert late.ranks == (1,) and "throttled" not in late.cause
+
+
+def test_memory_of_other_processes_on_the_device_is_said(tmp_path: Path) -> None:
+    lines = account_of(load(run_folder(tmp_path, used=20 * GB))).warnings
+    assert any("rank 0: other processes hold" in line for line in lines)
+
+
+def test_damaged_lines_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    (folder / "rank00000.telemetry.jsonl").write_text('nonsense\n{"kind": "state", "sm_clock_mhz": "fast"}\n[1]\n{}\n')
+    account = account_of(load(folder))
+    assert any("2 damaged lines" in line for line in account.warnings)
+    assert account.devices[0].sm_clock_mhz is None
+
+
+def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    later = folder / "window1"
+    later.mkdir()
+    for trace in folder.glob("*.trace.json.gz"):
+        (later / trace.name).write_bytes(trace.read_bytes())
+    first = load(folder)
+    assert any("window1 of this run" in line for line in first.warnings)
+    second = load(later)
+    assert len(second.logs) == 2 and second.description and len(second.beside.telemetry) == 2
+    assert not any("window1 of this run" in line for line in second.warnings)
+
+
+def test_step_log_without_memory_has_none_to_show() -> None:
+    log = step_log_of([{"step": 0, "start_ns": 0, "end_ns": 1, "dur_ns": 1}], rank=3)
+    found = memory_of_steps(log)
+    assert found["rank"] == 3 and found["step"] == [] and found["host_bytes"] == []
