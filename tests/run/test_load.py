@@ -172,3 +172,11 @@ def test_several_paths_make_one_run(tmp_path: Path) -> None:
     run = load([str(p) for p in paths], cache=False)
     assert [r.rank for r in run.ranks] == [0, 1]
     assert run.name == paths[0].name
+
+
+def test_a_rank_numbered_by_its_file_alone_misses_nobody(tmp_path: Path) -> None:
+    (tmp_path / "rank-1.json").write_text(
+        '{"distributedInfo": {"world_size": 1}, "traceEvents": ['
+        '{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 1, "args": {}}]}'
+    )
+    assert not any("ranks missing" in w for w in load(tmp_path / "rank-1.json", cache=False).warnings)

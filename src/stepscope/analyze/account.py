@@ -4,7 +4,7 @@ Each field is the answer of one file of this room; this file only asks them in o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from stepscope.analyze.attribution.budget import RankBudget, budgets
@@ -28,6 +28,7 @@ from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
@@ -65,12 +66,17 @@ class Account(ArrayRecord):
     @property
     def num_steps(self) -> int:
         """Return how many steps were recorded on the rank that has the most."""
-        return max((len(r.steps) for r in self.run.ranks), default=0)
+        return max((r.steps.known for r in self.run.ranks), default=0)
 
     @cached_property
     def views(self) -> ByStrategy:
         """Return what each parallel strategy of the run did."""
         return by_strategy(self.shared, self.strategy, self.ranks)
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """Return what a serving engine did, None for any other job."""
+        return serving_of(self.run)
 
     @cached_property
     def memory(self) -> MemoryView | None:
@@ -137,6 +143,8 @@ def account_of(
     costs = tuple(kernel_costs(call_costs(rank)) for rank in run.ranks)
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
+    served = serving_of(run) if used.tokens_per_s is None else None
+    used = replace(used, tokens_per_s=served.tokens_per_s) if served else used
     losses = waterfall(by_rank, costs, step=step, efficiency=used, chip=chip.chip)
     strategy = strategy_of(run)
     overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
@@ -163,6 +171,7 @@ def account_of(
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
+            *([chip.note] if chip.note else []),
         ),
     )
 

@@ -117,7 +117,7 @@ def _with_steps(account: Account) -> tuple[list[Rank], list[RankBudget]]:
     pairs = [
         (rank, budget)
         for rank, budget in zip(account.run.ranks, account.budgets, strict=True)
-        if budget is not None and len(rank.steps) and not (budget.periods.step == NO_STEP).any()
+        if budget is not None and rank.steps.known and not (budget.periods.step == NO_STEP).any()
     ]
     return [rank for rank, _ in pairs], [budget for _, budget in pairs]
 

@@ -40,6 +40,9 @@ _PATTERNS = (
 _SHARED_OUT = (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER)
 """a rank keeps its own share of the buffer"""
 
+EXPERT_KERNEL = re.compile(r"deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::", re.IGNORECASE)
+"""expert-parallel libraries (DeepEP): their kernels carry no record, and their names say what they are for"""
+
 _COMM_PREFIX = re.compile(r"^(nccl|gloo|mpi|ucc|c10d|_c10d_functional)::?")
 
 ELEMENT_BYTES = {
@@ -61,6 +64,8 @@ def op_name(text: str) -> str:
     ['all_gather', 'all_to_all', 'all_reduce']
     """
     plain = text.lower().replace("_", "")
+    if EXPERT_KERNEL.search(text):
+        return ALL_TO_ALL if "dispatch" in plain or "combine" in plain else BARRIER if "notify" in plain else UNKNOWN_OP
     return next((op for pattern, op in _PATTERNS if pattern in plain), UNKNOWN_OP)
 
 

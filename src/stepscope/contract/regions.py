@@ -20,6 +20,9 @@ class Region(IntEnum):
 EVALUATE = "autograd::engine::evaluate_function"
 """what the autograd engine records around every node of a backward pass"""
 
+OLD_NODE = re.compile(r"^\w+Backward\d*$|^(struct )?torch::autograd::")
+"""the nodes themselves, as torch 1.8 recorded them"""
+
 # Around the name proper: `## forward ##`, `[pl][profile][Strategy]DDPStrategy.backward`, `PP:0F1`.
 _DECORATION = re.compile(r"^(\[pl\]|\[profile\]|\[\w+\]|pp:|#|\s)+|[#\s]+$", re.IGNORECASE)
 
@@ -39,6 +42,8 @@ _PATTERNS = (
     (r"^(.*\.)?(backward|bwd)([_ ](pass|step|with_comm|compute))?$|^backward:", Region.BACKWARD),
     (r"^(.*\.)?(forward|fwd)([_ ](pass|step|compute))?$|^forward:", Region.FORWARD),
     (r"^(compute_)?loss(_fn)?$", Region.FORWARD),
+    (r"\((f|forward|fwd)\)$", Region.FORWARD),  # parts of a layer where passes overlap: `attn(F)`, `mlp(B)`, `mlp(W)`
+    (r"\((b|w|backward|bwd|wgrad|dgrad)\)$", Region.BACKWARD),
     (r"^\d+f\d+$", Region.FORWARD),
     (r"^\d+[biw]\d+$", Region.BACKWARD),
     (r"^(gradient|grad)_(sync|clip\w*|norm)\w*$|^clip_grad\w*$|^(lr_)?schedul\w+$", Region.OTHER),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose import guide_measures as of
+from stepscope.diagnose import guide_remedies as remedies
 from stepscope.diagnose.checks import Check, Range, checked
 from stepscope.diagnose.measured import (
     Measured,
@@ -89,8 +90,8 @@ def _low_mfu(account: Account) -> str | None:
 def _mfu_items(account: Account) -> list[Item]:
     lost = ("exposed_transfer", "wait", "pipeline_bubble")
     return [
-        _item("tensor_cores_pct", of.tensor_cores(account), _above(95), "torch.set_float32_matmul_precision('high')"),
-        _item("sixteen_bit_pct", of.sixteen_bit(account), _above(90), "torch.autocast('cuda', torch.bfloat16)"),
+        _item("tensor_cores_pct", of.tensor_cores(account), _above(95), remedies.onto_tensor_cores(account)),
+        _item("sixteen_bit_pct", of.sixteen_bit(account), _above(90), remedies.sixteen_bit(account)),
         _item(
             "matmul_rate_pct", of.matmul_rate(account), _above(60), "larger matrices, sizes that are multiples of 64"
         ),
@@ -131,7 +132,7 @@ def _communication_items(account: Account) -> list[Item]:
         _item(
             "syncs_per_step", of.syncs_per_step(account), _at_most(1), "model.no_sync() but for the last micro-batch"
         ),
-        _item("narrow_pct", of.narrow_messages(account), _above(90), "bf16_compress_hook, reduce_dtype=torch.bfloat16"),
+        _item("narrow_pct", of.narrow_messages(account), _above(90), remedies.narrow_messages(account)),
         _item("link_pct", of.link_use(account), _above(50), "NCCL_DEBUG=INFO, nvidia-smi topo -m, stepscope calibrate"),
     ]
 
@@ -221,7 +222,7 @@ def _mixed_precision(account: Account) -> str | None:
 def _mixed_precision_items(account: Account) -> list[Item]:
     reads = of.calls_per_step(account, "aten::_local_scalar_dense")
     return [
-        _item("loss_scaling_pct", _scaler(account), _below(0.5), "train in bfloat16 without GradScaler"),
+        _item("loss_scaling_pct", _scaler(account), _below(0.5), remedies.without_scaler(account)),
         _item(
             "casts_pct", _casts(account), _below(_DEAR_CASTS_PCT), "parameters in bfloat16, or autocast's cache left on"
         ),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.step.phases import trains
 from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.scope.applied import applied
 from stepscope.diagnose.scope.needs import Need, Scope, applies, missing
@@ -21,9 +22,13 @@ class Rule:
     """without these its silence proves nothing"""
     limit: Callable[[Account], float | None] | None = None
     """the time per step that its fix claims to remove, where a candidate does not say so itself"""
+    training_only: bool = False
+    """its advice needs gradients and an optimizer: a serving job gets none of it"""
 
     def __call__(self, account: Account) -> list[Candidate]:
         """Return what the rule sees, without fixes that the run has made already."""
+        if self.training_only and not trains(account.strategy.passes):
+            return []
         found = self.find(account)
         done = applied(account) if found else {}
         found = [c for c in found if c.id not in done]
@@ -34,6 +39,6 @@ class Rule:
 
     def lacks(self, account: Account) -> list[str]:
         """Return what the rule would need to say that the fault is not there; nothing where it has it all."""
-        if not applies(account, self.scope):
+        if not applies(account, self.scope) or (self.training_only and not trains(account.strategy.passes)):
             return []
         return [said for said in (missing(account, need) for need in self.needs) if said is not None]

@@ -46,6 +46,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "checks": [asdict(check) for check in checks_of(account)],
         "guides": plain(guides_of(account)),
         "stragglers": [_straggler(s) for s in account.stragglers],
+        "serving": plain(account.serving),
         "memory": plain(account.memory),
         "steadiness": plain(account.steadiness),
         "by_strategy": _by_strategy(account),
@@ -116,8 +117,8 @@ def _rank(account: Account, index: int) -> dict[str, Any]:
         "rank_source": rank.rank_source,
         "host": rank.host,
         "num_events": rank.trace.num_events,
-        "num_steps": len(steps),
-        "step_ms": [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
+        "num_steps": steps.known,
+        "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
         **_window(account.ranks[index]),
         **_wait(account.waits[index]),
         "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
@@ -139,6 +140,9 @@ def _window(account: RankAccount | None) -> dict[str, Any]:
     if account is None:
         names = ("window", "compute", "comm", "memory", "exposed_comm", "idle")
         return {**{f"{name}_ms": None for name in names}, "overlap_pct": None}
+    if account.host_only:
+        unknown = ("compute", "comm", "memory", "exposed_comm", "idle")
+        return {"window_ms": ms(account.window_ns), **{f"{name}_ms": None for name in unknown}, "overlap_pct": None}
     return {
         "window_ms": ms(account.window_ns),
         "compute_ms": ms(account.compute.total_ns),
@@ -195,6 +199,7 @@ def _efficiency(account: Account) -> dict[str, Any]:
         "flops_source": used.flops_source,
         "peak_tflops": used.peak_tflops,
         "peak_source": used.peak_source,
+        "peak_precision": used.peak_precision,
         "precision": used.precision,
     }
 

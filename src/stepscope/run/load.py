@@ -20,6 +20,8 @@ from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
+from stepscope.run.step_search.derived import with_derived_steps
+from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
@@ -89,7 +91,7 @@ def load(
         known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
-    ranks.sort(key=lambda r: r.rank)
+    ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
     about = _run_folder(folder)
     description, damaged = _description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
@@ -297,6 +299,8 @@ def _lost(run: Run) -> list[str]:
 def _missing(run: Run) -> list[str]:
     present = {r.rank for r in run.ranks}
     missing = [n for n in range(run.world_size or 0) if n not in present]
+    if len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job numbers its ranks
+        missing = []
     doubt = "what they did is unknown, and waiting for them looks like transfer"
     return [f"ranks missing: {rank_ranges(missing)} of {run.world_size}; {doubt}"] if missing else []
 
@@ -306,8 +310,20 @@ def _with_warnings(run: Run, warnings: list[str]) -> Run:
     guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
-    lines += quality_warnings(run.ranks)
+    lines += [*quality_warnings(run.ranks), *unread_lines(run.ranks), *_unseen_devices(run)]
     return replace(run, warnings=tuple(lines))
+
+
+def _unseen_devices(run: Run) -> list[str]:
+    """Return a line where work was launched on a device and nothing of the device was recorded."""
+    unseen = [r for r in run.ranks if r.device_unseen]
+    if not unseen:
+        return []
+    launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
+    return [
+        f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
+        "what is said is of the host alone, what the device did is unknown; record with ProfilerActivity.CUDA"
+    ]
 
 
 def _worlds(run: Run) -> list[str]:

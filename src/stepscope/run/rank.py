@@ -1,6 +1,7 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import flight_calls
 from stepscope.run.collectives.gloo import gloo_collectives
 from stepscope.run.collectives.of_rank import Collectives, device_collectives
+from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
 from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import Kinds, event_kinds
@@ -42,17 +44,20 @@ class Rank(ArrayRecord):
         name = self.trace.header.get("host_name") or self.trace.header.get("hostname")
         return str(name) if name else None
 
+    @cached_property
+    def device(self) -> Device:
+        """Return the device and how it is known; `CPU` where nothing was launched."""
+        return device_of(self.trace, self.work, launches=0 if self.has_device else self.joins.launches_without_work)
+
     @property
     def device_name(self) -> str | None:
         """Return the chip's name as the driver gives it, `CPU` where nothing ran on a device."""
-        listed = self.trace.header.get("deviceProperties")
-        if not self.has_device and not (listed and self.trace.quality.truncated):
-            return "CPU"
-        used = int(self.work.device[0]) if self.has_device else 0
-        for entry in listed if isinstance(listed, list) else []:
-            if isinstance(entry, dict) and entry.get("id") == used:
-                return str(entry.get("name"))
-        return None
+        return self.device.name
+
+    @property
+    def device_unseen(self) -> bool:
+        """Return whether work was launched on a device of which nothing was recorded: only the host is known."""
+        return not self.has_device and self.joins.launches_without_work > 0
 
     @property
     def distributed(self) -> dict[str, Any]:

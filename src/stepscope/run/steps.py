@@ -1,17 +1,25 @@
 """Which steps were recorded, and to which step does a moment belong?
 
-The profiler marks them (`ProfilerStep#7`). Where it did not, ranges in which the loop itself names whole steps
-(`step_7`, `train_step#7`, `training_step`, `ddp_step`) stand in: they tell steps apart, but they do not bound the
-window.
+The profiler marks them (`ProfilerStep#7`). Where it did not, the first of these stands in:
+
+    ranges in which the loop itself names whole steps      `step_7`, `train_step#7`, `training_step`, `train_batch`
+    steps of a serving engine                              `execute_...`, `step[DECODE ...]` (`serving_steps.py`)
+    the loader's batches and the optimizer's steps         `step_marks.py`
+    the period of the sequence of kernels                  `kernel_period.py`
+    the whole window                                       one stretch of work, no step of anybody's
+
+The last three need all ranks (`derived_steps.py`). They tell steps apart, but they do not bound the window.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
+from stepscope.run.step_search.serving import serving_step
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
@@ -19,10 +27,12 @@ PROFILER_STEP = "ProfilerStep"
 _PROFILER_STEP = re.compile(r"^(ProfilerStep)#(\d{1,18})$")
 # A bare `step` may be the optimizer's: it needs a number, or to say whose step it is.
 _LOOP_STEP = re.compile(
-    r"^(?:\[\w+\])*[#\s]*((?:train(?:ing)?|ddp|fsdp|tp|pp|global)[_ ]step|run_training_batch"
+    r"^(?:\[\w+\])*[#\s]*((?:\w+\.)?(?:train(?:ing)?|ddp|fsdp|tp|pp|global)[_ ]step|run_training_batch"
+    r"|(?:\w+\.)?train[_ ](?:batch|iteration|iter|one_step)"
     r"|(?:step|iteration|iter)(?=[_ #:-]*\d))[_ #:-]*(\d{1,18})?[#\s]*$",
     re.IGNORECASE,
 )
+SERVING = "the ranges of a serving engine"
 _AUTOGRAD = "autograd::engine::evaluate_function"
 
 
@@ -37,6 +47,10 @@ class Steps(ArrayRecord):
     """what the ranges are called, without their numbers"""
     numbered: bool = True
     """whether their names give the numbers; if not they count from 0"""
+    told_by: str = ""
+    """what tells them where no range names them, in words"""
+    is_window: bool = False
+    """whether they are one stretch of work, because nothing tells steps"""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -45,6 +59,11 @@ class Steps(ArrayRecord):
     def by_profiler(self) -> bool:
         """Return whether the profiler marked them; only then they bound the window."""
         return self.named == PROFILER_STEP
+
+    @property
+    def known(self) -> int:
+        """Return how many steps are known; the whole window is none."""
+        return 0 if self.is_window else len(self)
 
     def of(self, moment_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the index of the step each moment lies in, -1 before the first and after the last.
@@ -65,7 +84,22 @@ def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
     marked = rows_named(trace, ranges, lambda s: _whole_step(s, unfinished))
     if len(marked):
         return _steps(trace, kinds, marked, _PROFILER_STEP)
-    return _steps(trace, kinds, _loop_steps(trace, ranges), _LOOP_STEP)
+    loop = _steps(trace, kinds, _longest_family(trace, ranges, _loop_name), _LOOP_STEP)
+    if len(loop):
+        return loop
+    served = _longest_family(trace, _engines_own(trace, ranges), _served_name)
+    if len(served):
+        served = served[np.argsort(trace["ts_ns"][served], kind="stable")]
+        start = trace["ts_ns"][served]
+        keep = slice(None, -1) if trace.quality.truncated else slice(None)
+        return unnamed_steps(start[keep], (start + trace["dur_ns"][served])[keep], SERVING)
+    return loop
+
+
+def unnamed_steps(start: Int64s, end: Int64s, told_by: str, *, is_window: bool = False) -> Steps:
+    """Return steps that no range numbers."""
+    number = np.arange(len(start), dtype=np.int64)
+    return Steps(number, start, end, named="", numbered=False, told_by=told_by, is_window=is_window)
 
 
 def _first_unfinished(trace: Trace) -> int | None:
@@ -97,14 +131,16 @@ def _steps(trace: Trace, kinds: Kinds, rows: npt.NDArray[np.intp], pattern: re.P
     return Steps(number[keep], start[keep], steps.end_ns[keep], named, numbered)
 
 
-def _loop_steps(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Return the ranges of one name that the loop gives its steps: those that follow each other on one thread, the
-    longest in all where several names do.
+def _longest_family(
+    trace: Trace, ranges: npt.NDArray[np.intp], family: Callable[[str], str | None]
+) -> npt.NDArray[np.intp]:
+    """Return the ranges of one family of names that follow each other on one thread, the longest in all where several
+    families do.
     """
     families: dict[tuple[str, int], list[int]] = {}
-    for row in rows_named(trace, ranges, lambda s: bool(_LOOP_STEP.match(s))).tolist():
-        found = _LOOP_STEP.match(trace.strings[trace["name"][row]])
-        families.setdefault((found.group(1).lower() if found else "", int(trace["tid"][row])), []).append(row)
+    for row in rows_named(trace, ranges, lambda s: family(s) is not None).tolist():
+        name = family(trace.strings[trace["name"][row]]) or ""
+        families.setdefault((name, int(trace["tid"][row])), []).append(row)
     best, longest = np.empty(0, np.intp), 0
     for rows in families.values():
         mine = np.array(rows, np.intp)
@@ -113,6 +149,22 @@ def _loop_steps(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.in
         if (start[1:] >= end[:-1]).all() and (end - start).sum() > longest:
             best, longest = mine, int((end - start).sum())
     return best
+
+
+def _loop_name(name: str) -> str | None:
+    found = _LOOP_STEP.match(name)
+    return found.group(1).lower() if found else None
+
+
+def _served_name(name: str) -> str | None:
+    """Return the engine's way of naming steps: what comes before the first number or bracket."""
+    return re.split(r"[\d\[]", name, maxsplit=1)[0] if serving_step(name) is not None else None
+
+
+def _engines_own(trace: Trace, ranges: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return the ranges of the engine proper where there are such: other tools put theirs around them."""
+    own = rows_named(trace, ranges, lambda s: s.startswith("step[") and serving_step(s) is not None)
+    return own if len(own) else ranges
 
 
 def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:

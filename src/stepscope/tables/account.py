@@ -33,7 +33,7 @@ def _ranks(account: Account) -> Iterable[Row]:
             rank.host,
             rank.device_name,
             rank.trace.num_events,
-            len(rank.steps),
+            rank.steps.known,
             *_window(window),
             *((wait.wait_ns, wait.transfer_ns, wait.unmatched_ns) if wait else (None, None, None)),
             int(clocks.offset_ns[i]) if sure else None,

@@ -1,7 +1,8 @@
 """What kind of event is this row? Decided once per distinct category and name, then spread over the table.
 
 Categories changed over the years (`Kernel`, `Memcpy`, `Runtime` until 2021; `hip_runtime`, `xpu_driver` on other
-chips) and communication kernels come from many libraries, not only from NCCL.
+chips) and communication kernels come from many libraries, not only from NCCL. Until torch 1.12 ranges had the category
+of operators: their names tell them. Some vendors file all that their device does under one category, or none.
 """
 
 import re
@@ -11,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.trace.device_processes import uncategorised_device_rows
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Trace
 
@@ -63,7 +65,12 @@ _CATEGORIES = {
     "hip_runtime": EventKind.RUNTIME,
     "xpu_runtime": EventKind.RUNTIME,
     "xpu_driver": EventKind.RUNTIME,
+    "xpu_sync": EventKind.DEVICE_SYNC,
     "mtia_runtime": EventKind.RUNTIME,
+    "mtia_ccp_events": EventKind.KERNEL,
+    "mtia_workloadd": EventKind.KERNEL,
+    "hpu_op": EventKind.KERNEL,
+    "collective_comm": EventKind.COMM_KERNEL,
     "privateuse1_runtime": EventKind.RUNTIME,
     "privateuse1_driver": EventKind.RUNTIME,
     "cpu_op": EventKind.HOST_OP,
@@ -78,15 +85,22 @@ _CATEGORIES = {
     "fwdbwd": EventKind.FLOW,
     "overhead": EventKind.OVERHEAD,
     "cuda_sync": EventKind.DEVICE_SYNC,
+    "cuda_event": EventKind.DEVICE_SYNC,
 }
 
 # Kernels that only move data between devices. Fused ones (a matmul with its all-reduce) are compute.
 COMMUNICATION = re.compile(
-    r"nccl|rccl|oneccl|msccl|nvshmem"
+    r"nccl|rccl|oneccl|msccl|nvshmem|\bhcom_|hccl"
     r"|deep_?ep::|::ep::|\b(internode|intranode)(_ll)?::"  # DeepEP's expert-parallel dispatch and combine
     r"|multimem_|(one|two)_shot_all_?reduce|symm_mem::|cross_device_reduce|quick_all_?reduce|userbuffers_",
     re.IGNORECASE,
 )
+
+# What devices other than GPUs call moving data and waiting for each other.
+_DMA = re.compile(r"^dma_request$|^MEMCPY_ASYNC$|^SDMA", re.IGNORECASE)
+_DEVICE_SYNC = re.compile(r"^event_(wait|record)$|^EVENT_(WAIT|RECORD)$|^Notify[_ ](Wait|Record)$", re.IGNORECASE)
+_RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerate\(DataLoader\)#")
+"""ranges of PyTorch's own that once had the category of operators"""
 
 _MEMORY_EVENT = "[memory]"
 
@@ -100,13 +114,18 @@ def event_kinds(trace: Trace) -> Kinds:
         EventKind.OTHER
     )
     _refine(kinds, EventKind.MEMORY, trace, lambda s: EventKind.MEMORY if s == _MEMORY_EVENT else EventKind.OTHER)
-    _refine(
-        kinds,
-        EventKind.KERNEL,
-        trace,
-        lambda s: EventKind.COMM_KERNEL if COMMUNICATION.search(s) else EventKind.KERNEL,
-    )
+    _refine(kinds, EventKind.HOST_OP, trace, lambda s: EventKind.ANNOTATION if _RANGE.match(s) else EventKind.HOST_OP)
+    kinds[uncategorised_device_rows(trace)] = EventKind.KERNEL
+    _refine(kinds, EventKind.KERNEL, trace, _device_kind)
     return kinds
+
+
+def _device_kind(name: str) -> EventKind:
+    if COMMUNICATION.search(name):
+        return EventKind.COMM_KERNEL
+    if _DEVICE_SYNC.match(name):
+        return EventKind.DEVICE_SYNC
+    return EventKind.COPY if _DMA.match(name) else EventKind.KERNEL
 
 
 def by_string(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:

@@ -168,3 +168,16 @@ def test_recorded_gloo_run_has_an_account() -> None:
         found = totals(rank_account(rank))
         assert 0 < found["comm"] <= found["window"]
         assert found["compute"] + found["exposed"] + found["idle"] == found["window"]
+
+
+def test_an_operator_around_a_collectives_call_does_not_hide_it(tmp_path: Path) -> None:
+    r = RankTrace(backend="gloo")
+    r.step(0, 0, 1000)
+    r.ran("ReduceFromTensorParallel", 100, 800)  # waits for the collective that it asks for
+    r.ran("aten::mm", 110, 190)
+    r.gloo("allreduce", at=200, start=210, end=790)
+    found = rank_account(built_run(tmp_path, [r]).ranks[0])
+    assert found is not None
+    assert found.compute.total_ns == 80_000
+    assert found.exposed_comm.total_ns == found.comm.total_ns == 580_000
+    assert found.overlap_pct == 0

@@ -120,7 +120,7 @@ def test_rebuilt_without_a_change_is_the_same(tmp_path: Path) -> None:
     assert rebuilt(replay, replay.programs).period_ns == replay.period_ns
 
 
-def test_run_without_steps_or_launches_has_no_replay(tmp_path: Path) -> None:
+def test_run_without_launches_has_no_replay_and_one_without_steps_that_of_its_window(tmp_path: Path) -> None:
     bare = RankTrace(0)
     bare.step(0, 0, 1000)
     (tmp_path / "a").mkdir()
@@ -128,7 +128,10 @@ def test_run_without_steps_or_launches_has_no_replay(tmp_path: Path) -> None:
     unmarked = RankTrace(0)
     unmarked.kernel("gemm", at=1, start=5, end=9)
     (tmp_path / "b").mkdir()
-    assert replay_of(aligned(built_run(tmp_path / "b", [unmarked]))) is None
+    run = built_run(tmp_path / "b", [unmarked])
+    replay = replay_of(aligned(run))
+    assert replay is not None and len(replay.steps) == 1
+    assert run.ranks[0].steps.is_window and run.ranks[0].steps.known == 0
 
 
 def test_rank_that_recorded_no_step_takes_no_part(tmp_path: Path) -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.contract.precisions import PEAK_PRECISIONS
-from stepscope.cost.chips.hardware import chip, look_up, mfu_peak
-from stepscope.cost.chips.table import built_in_chips, load_chips
+from stepscope.cost.chips.hardware import DeviceFacts, chip, look_up, mfu_peak, nameless
+from stepscope.cost.chips.table import built_in_chips, families, load_chips
 from stepscope.errors import InputError
 
 
@@ -29,6 +29,13 @@ from stepscope.errors import InputError
         ("AMD Instinct MI250X", 68702699520, "MI250X (one of two dies)", 191.5),
         ("AMD Instinct MI355X", None, "MI355X", 2516.6),
         ("GAUDI3", None, "Gaudi 3", 1835),
+        ("AMD Instinct MI300X VF", 205571227648, "MI300X", 1307.4),
+        ("AMD Instinct MI355X OAM VF", None, "MI355X", 2516.6),
+        ("Tesla V100-DGXS-32GB", 34084028416, "V100 DGX Station 32GB", 125),
+        ("NVIDIA GeForce RTX 2080 Ti", 11554586624, "RTX 2080 Ti", 53.8),
+        ("Quadro GP100", 17059545088, "Quadro GP100", 20.7),
+        ("NVIDIA H100", 85018279936, "H100 SXM", 989.4),
+        ("NVIDIA H100", 99875291136, "H100 NVL", 835.5),
     ],
 )
 def test_devices_are_found_by_the_names_traces_write(device, memory_bytes, name, tflops):
@@ -59,9 +66,31 @@ def test_what_name_and_memory_do_not_settle_stays_unknown(device, memory_bytes, 
     assert reason in found.reason
 
 
+@pytest.mark.parametrize(
+    ("family", "variant"), [("H100", "H100 SXM"), ("a100", "A100 SXM 80GB"), ("V100", "V100 SXM2 32GB")]
+)
+def test_a_familys_bare_name_means_the_stated_variant_and_says_so(family, variant):
+    found = look_up(family)
+    assert found.chip is not None and found.chip.name == variant
+    assert "is taken as" in found.note
+    assert look_up("NVIDIA H200").note is None
+
+
+def test_a_device_without_name_is_told_by_what_else_the_header_says():
+    found = nameless(DeviceFacts(206141652992, "9.4", 304))
+    assert found.chip is not None and found.chip.name == "MI300X" and "taken as" in found.note
+    assert nameless(DeviceFacts(None, "9.4", 304)).chip is None, "MI300X or MI325X"
+    assert nameless(DeviceFacts(206141652992, "9.4", None)).chip is None
+    assert nameless(DeviceFacts()).chip is None
+
+
+def test_every_family_names_a_row():
+    assert set(families().values()) <= {row.name for row in built_in_chips()}
+
+
 def test_every_row_has_a_source_a_bandwidth_and_rising_peaks():
     for row in built_in_chips():
-        assert len(row.source) > 10 and any(year in row.source for year in map(str, range(2019, 2027))), row.name
+        assert len(row.source) > 10 and any(year in row.source for year in map(str, range(2016, 2027))), row.name
         assert row.memory_gb_per_s and row.link and row.link_gb_per_s, row.name
         peaks = [row.tflops[p] for p in ("fp32", "tf32", "fp16", "fp8") if p in row.tflops]
         assert peaks == sorted(peaks), f"{row.name}: a narrower type is never slower"

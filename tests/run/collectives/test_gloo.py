@@ -164,3 +164,9 @@ def test_operators_on_one_flat_buffer_say_what_they_receive(tmp_path: Path) -> N
     c = rank_of(tmp_path, events, **header).collectives
     assert c.full_bytes.tolist() == [8000, 4000]
     assert c.out_bytes.tolist() == [8000, 2000]
+
+
+def test_without_recorded_inputs_the_peer_of_a_pair_is_the_other(tmp_path: Path) -> None:
+    sent = event("cpu_op", "c10d::send", 1, 2)
+    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives.peer.tolist() == [1]
+    assert rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(3)).collectives.peer.tolist() == [-1]

@@ -177,6 +177,8 @@ def _host_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
     spent = _rows(label_ns(host, cuts, _UNMATCHED_COMM + 1), periods)
     no_causes = np.zeros((len(periods), len(Cause)), np.int64)
     part_ns = _with_unmatched(spent)
+    if rank.device_unseen:  # the host launched what it ran: when the device computed, nobody knows
+        part_ns[:, [PART_CODE[part] for part in set(COMPUTE_PART.values()) - {"data_loading"}]] = 0
     part_ns[:, PART_CODE["unknown"]] += periods.dur_ns - part_ns.sum(axis=1)
     return RankBudget(periods, part_ns, no_causes, spent[:, _UNMATCHED_COMM], None, None)
 

@@ -5,13 +5,14 @@ At each instant, the first that holds:
     an operator runs on a training thread    its region's part; operators of the data region are data_loading
     the loop asks for its next batch         data_loading
     a collective runs                        exposed_transfer, wait, ... (the training thread waits for it)
+    an operator around a collective's call   its region's part: its own code
     the autograd engine runs a node          backward: its own code
     none of these for 3 ms or more           host_stall
     inside a range that names a part         that part: python between two operators
     anything else                            unknown
 
-Operators that only wrap others (autograd nodes, communication calls) do not count as running: inside them the host
-may well wait.
+Operators that only wrap others (autograd nodes, communication calls and what is around them) do not count as running:
+inside them the host may well wait (`host_running.py`).
 """
 
 import re
@@ -19,6 +20,7 @@ import re
 import numpy as np
 
 from stepscope.analyze.host.blocked import STALL_NS
+from stepscope.analyze.host.running import around_calls, running_operators
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE
 from stepscope.analyze.step.regions import Marks, host_regions, marks_of
 from stepscope.contract.regions import EVALUATE, Region, named_region
@@ -26,7 +28,7 @@ from stepscope.intervals import Intervals, complement, subtract, union, union_of
 from stepscope.run.collectives.of_rank import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import rows_named
 from stepscope.trace.table import Int64s
 
 _WRAPPER = re.compile(rf"^{EVALUATE}|Backward\d*$|^(c10d|_c10d_functional|gloo|nccl)::?|^{RECORD}$")
@@ -41,22 +43,23 @@ def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     """Return what goes before and what goes after communication, the first on top, labelled with parts."""
     marks = marks_of(rank)
     threads = np.unique(np.append(marks.autograd_threads, marks.main_thread))
-    operators = _operators(rank, marks, threads)
+    operators = _operators(rank, marks, threads, running_operators(rank))
+    wrappers = _operators(rank, marks, threads, around_calls(rank))
     data = (PART_CODE["data_loading"], _spans(rank, marks.rows_of(Region.DATA)))
     nodes = _spans(rank, marks.autograd_nodes)
     comm = union(rank.collectives.start_ns, rank.collectives.end_ns)
-    recorded = union_of(nodes, data[1], comm, *(spans for _, spans in operators))
+    recorded = union_of(nodes, data[1], comm, *(spans for _, spans in (*operators, *wrappers)))
     stalls = _long_holes(recorded, cuts)
     ranges = [(COMPUTE_PART[region], _spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
     named = [(PART_CODE[part], subtract(spans, stalls)) for part, spans in ranges]
-    after = [(PART_CODE["backward"], nodes), *named, (PART_CODE["host_stall"], stalls)]
+    after = [*wrappers, (PART_CODE["backward"], nodes), *named, (PART_CODE["host_stall"], stalls)]
     return [*operators, data], after
 
 
-def _operators(rank: Rank, marks: Marks, threads: Int64s) -> Layers:
+def _operators(rank: Rank, marks: Marks, threads: Int64s, chosen: Rows) -> Layers:
     """Return the time of operators by part; only outermost ones are asked where they belong."""
     trace = rank.trace
-    rows = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), _computes)
+    rows = rows_named(trace, chosen, _computes)
     rows = _outermost(rank, rows[np.isin(trace["tid"][rows], threads)])
     region, _, _ = host_regions(rank, rows, marks)
     return [(PART_CODE[part], _spans(rank, rows[region == code])) for code, part in COMPUTE_PART.items()]

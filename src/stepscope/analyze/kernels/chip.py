@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from stepscope.cost.chips.hardware import Lookup, look_up
+from stepscope.cost.chips.hardware import DeviceFacts, Lookup, look_up, nameless
 from stepscope.cost.chips.table import Chip
+from stepscope.run.device_name import CPU
 from stepscope.run.rank import Rank
 
 
@@ -18,17 +19,31 @@ def run_chip(ranks: Sequence[Rank], *, extra: Sequence[Chip] = ()) -> Lookup:
 
 
 def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
-    name = rank.device_name
-    if name is None:
-        return Lookup(None, f"the trace of rank {rank.rank} does not name its device; give its peak")
-    return look_up(name, memory_bytes=_memory_bytes(rank), extra=extra)
+    device, facts = rank.device, device_facts(rank)
+    if device.name is not None:
+        found = look_up(device.name, memory_bytes=facts.memory_bytes, extra=extra)
+        if found.chip is not None or device.source == "properties" or device.name == CPU:
+            return found
+    if device.properties:
+        return nameless(facts)
+    if device.name is not None:
+        return Lookup(
+            None, f"the trace of rank {rank.rank} says no more of its device than {device.name}; give its peak"
+        )
+    return Lookup(None, f"the trace of rank {rank.rank} does not name its device; give its peak")
 
 
-def _memory_bytes(rank: Rank) -> int | None:
-    """Return the device's memory as the trace's header gives it."""
-    listed = rank.trace.header.get("deviceProperties")
-    for entry in listed if isinstance(listed, list) else []:
-        if isinstance(entry, dict) and entry.get("name") == rank.device_name:
-            size = entry.get("totalGlobalMem")
-            return size if isinstance(size, int) else None
-    return None
+def device_facts(rank: Rank) -> DeviceFacts:
+    """Return what the trace's header says of the device beside its name."""
+    of = rank.device.properties
+    major, minor = of.get("computeMajor"), of.get("computeMinor")
+    known = isinstance(major, int) and isinstance(minor, int)
+    return DeviceFacts(
+        memory_bytes=_whole(of.get("totalGlobalMem")),
+        compute=f"{major}.{minor}" if known else None,
+        multiprocessors=_whole(of.get("numSms")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -97,7 +97,7 @@ def _device_products(costs: KernelCosts) -> Mask:
 def _reason(costs: Sequence[KernelCosts], coverage: float | None) -> str | None:
     """Return why the FLOPs are unknown, None where they are known."""
     give = "give --flops-per-step"
-    if any(not len(one.rank.steps) for one in costs) or not costs:
+    if any(not one.rank.steps.known for one in costs) or not costs:
         return f"FLOPs unknown: the trace has no recorded steps; {give}"
     if not any(_products(one).any() for one in costs) or (coverage or 1.0) < _LEAST_COVERAGE:
         return f"FLOPs unknown: {_what_is_missing(costs, coverage)}; {give}"

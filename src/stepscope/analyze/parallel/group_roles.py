@@ -52,6 +52,8 @@ class Hints:
     """all-to-alls with an amount per peer, as only routed tokens need it"""
     trains: bool = False
     """backward passes were recorded"""
+    experts: bool = False
+    """kernels of an expert-parallel library"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -220,6 +222,8 @@ def _exchanges(use: _Use) -> Iterator[Role]:
         yield Role(use.said, STATED, "the group's name; all-to-all", rows)
     elif use.hints.embeddings:
         yield Role("embedding", STATED, "all-to-all, and ranges that name sharded embeddings", rows)
+    elif use.hints.experts:
+        yield Role("ep", STATED, "kernels of an expert-parallel library", rows)
     elif use.hints.routed or (use.c.in_bytes[rows] != use.c.out_bytes[rows]).any():
         yield Role("ep", PATTERN, "all-to-all with an amount of its own for every peer: routed tokens", rows)
     else:
@@ -254,7 +258,13 @@ def _averaged(use: _Use) -> Iterator[Role]:
 
 def _tensor_parallel(use: _Use) -> Iterator[Role]:
     """Claim activations: reduced in forward, or scattered in forward, and their counterparts in backward."""
-    if use.of("reduce_scatter", during=_IN_FORWARD).any() and not use.hints.fsdp:
+    scattered = use.of("reduce_scatter", during=_IN_FORWARD)
+    if scattered.any() and use.hints.embeddings:
+        # Row-wise sharded tables: every rank holds some rows, sums of looked-up rows are scattered.
+        rows = use.unclaimed(scattered | use.of("all_gather", during=_IN_BACKWARD))
+        why = "reduce-scatters in forward, and ranges that name sharded embeddings: tables sharded by rows"
+        yield Role("embedding", STATED, why, rows)
+    elif scattered.any() and not use.hints.fsdp:
         rows = use.unclaimed(use.of("reduce_scatter", "all_gather"))
         yield Role("tp", PATTERN, "reduce-scatters activations in forward (sequence parallel)", rows)
     forward = use.of("all_reduce", during=_IN_FORWARD)

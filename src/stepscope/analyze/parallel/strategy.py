@@ -27,7 +27,7 @@ from stepscope.analyze.parallel.group_roles import GUESS, PATTERN, STATED, Hints
 from stepscope.analyze.parallel.pipeline.actions import MARKED_ACTION
 from stepscope.analyze.ranks.traffic import launched_in_steps, num_steps
 from stepscope.analyze.step.phases import Passes, Phase, Phases, collective_phases, passes
-from stepscope.contract.collectives import OP_CODE, OPS
+from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run
@@ -163,7 +163,14 @@ def _hints(rank: Rank, *, trains: bool) -> Hints:
         embeddings=any(_EMBEDDINGS.search(n) for n in names),
         routed=_amounts_per_peer(rank),
         trains=trains,
+        experts=_expert_kernels(rank),
     )
+
+
+def _expert_kernels(rank: Rank) -> bool:
+    """Return whether kernels of an expert-parallel library ran."""
+    ids = np.unique(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
+    return any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in ids if i >= 0)
 
 
 def _amounts_per_peer(rank: Rank) -> bool:
@@ -294,11 +301,18 @@ def _notes(run: Run, name: str, main: Sequence[Dimension]) -> tuple[str, ...]:
         if d.instead
     ]
     if not main and name == UNKNOWN:
-        lines.append("no communication was launched in the recorded steps, so the strategy is unknown")
+        lines.append(_why_unknown(run))
     said = run.description.get("strategy")
     if isinstance(said, str) and said and not _agrees(said, name):
         lines.append(f"the job itself says {said}, its traffic {name}")
     return tuple(lines)
+
+
+def _why_unknown(run: Run) -> str:
+    count = sum(len(rank.collectives) for rank in run.ranks)
+    if not count:
+        return "no communication was launched in the recorded steps, so the strategy is unknown"
+    return f"{count:,} communication operations were recorded, but none tells the strategy: it is unknown"
 
 
 def _agrees(said: str, name: str) -> bool:

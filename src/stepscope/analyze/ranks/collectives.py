@@ -43,7 +43,8 @@ class RankWait:
     transfer_ns: int | None
     unmatched_ns: int
     waited_for_ns: int | None
-    """what all others together waited in the collectives in which it came last"""
+    """what all others together waited in the collectives in which it came last; time in which a rank waited in
+    several at once counts once"""
 
 
 def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
@@ -56,9 +57,23 @@ def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
     lost = clip(subtract(union(c.start_ns[unmatched], c.end_ns[unmatched]), known), account.start_ns, account.end_ns)
     if len(c) and unmatched.all():
         return RankWait(None, None, lost.total_ns, None)
-    last = shared.last_arrivals
-    waited_for = int(last.waited_ns[last.rank_index == index].sum())
-    return RankWait(waits.total_ns, account.comm.total_ns - waits.total_ns - lost.total_ns, lost.total_ns, waited_for)
+    transfer = account.comm.total_ns - waits.total_ns - lost.total_ns
+    return RankWait(waits.total_ns, transfer, lost.total_ns, _waited_for_ns(shared, index))
+
+
+def _waited_for_ns(shared: Aligned, index: int) -> int:
+    """Return how long the other ranks together waited where this one came last, each instant of a rank once."""
+    matches, last = shared.matches, shared.last_arrivals
+    total = 0
+    for other, rank in enumerate(shared.run.ranks):
+        if other == index or not len(matches):
+            continue
+        members = matches.members_of(other)
+        of = matches.of_member[members]
+        rows = matches.row[members[(last.rank_index[of] == index) & (last.waited_ns[of] > 0)]]
+        start = rank.collectives.start_ns[rows]
+        total += union(start, start + np.maximum(shared.wait_ns[other][rows], 0)).total_ns
+    return total
 
 
 def late_rank(shared: Aligned) -> int | None:

@@ -7,14 +7,10 @@ without a device the host's operators are the compute and the collective's execu
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from stepscope.analyze.host.running import running_operators
 from stepscope.intervals import EMPTY, Intervals, clip, intersect, subtract, union, union_of
-from stepscope.run.collectives.of_rank import RECORD
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
-
-_WAITS_OR_WRAPS = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", RECORD)
+from stepscope.trace.classify import EventKind
 
 
 @dataclass(frozen=True)
@@ -31,6 +27,8 @@ class RankAccount:
     hidden_comm_ns: int
     """communication under compute"""
     idle_ns: int
+    host_only: bool
+    """True where a device worked unseen: then compute is what the host ran, and the device's is unknown"""
     warnings: tuple[str, ...]
 
     @property
@@ -68,6 +66,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
         exposed_comm=exposed,
         hidden_comm_ns=intersect(comm, compute).total_ns,
         idle_ns=end - start - union_of(compute, comm, memory).total_ns,
+        host_only=rank.device_unseen,
         warnings=warnings,
     )
 
@@ -84,11 +83,8 @@ def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
 
 
 def host_compute(rank: Rank) -> Intervals:
-    """Return the time in which any thread ran an operator that is not a communication call."""
-    trace = rank.trace
-    ops = rows_named(
-        trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: not s.startswith(_WAITS_OR_WRAPS)
-    )
+    """Return the time in which any thread ran an operator that computes: no communication call, and none around one."""
+    trace, ops = rank.trace, running_operators(rank)
     start = trace["ts_ns"][ops]
     return union(start, start + trace["dur_ns"][ops])
 
@@ -112,7 +108,9 @@ def _no_steps(rank: Rank, spanned: str) -> str:
     steps = rank.steps
     if rank.trace.quality.truncated and not len(steps):
         return f"cut off before a step was complete: the window is the span of {spanned}, steps are unknown"
-    known = "steps are unknown"
-    if len(steps):
+    known = "steps are unknown" + (", and what is said per step is of all of it" if steps.is_window else "")
+    if steps.told_by and not steps.is_window:
+        known = f"{len(steps)} step{'s are' if len(steps) > 1 else ' is'} told by {steps.told_by}, counted from 0"
+    elif steps.known:
         known = f"steps are the ranges named {steps.named!r}{'' if steps.numbered else ', counted from 0'}"
     return f"no ProfilerStep# in the trace: the window is the span of {spanned}, {known}"

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, HostParts, recorded_events
-from stepscope.analyze.ranks.known_lateness import as_late_as_known
 from stepscope.analyze.ranks.stragglers import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
@@ -25,6 +24,7 @@ from stepscope.analyze.replay.graph import (
     with_durations,
 )
 from stepscope.analyze.replay.host_program import host_program
+from stepscope.analyze.replay.known_lateness import as_late_as_known
 from stepscope.analyze.replay.program import Program, device_program
 from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep

@@ -91,8 +91,9 @@ def step_periods(rank: Rank) -> StepPeriods | None:
     """
     if rank.has_device:
         work = rank.work
-        return _device_periods(rank) if (work.step >= 0).any() else _one(work.start_ns.min(), work.end_ns.max())
-    if len(rank.steps):
+        in_steps = rank.steps.known > 0 and bool((work.step >= 0).any())
+        return _device_periods(rank) if in_steps else _one(work.start_ns.min(), work.end_ns.max())
+    if rank.steps.known:
         start, end = rank.steps.start_ns, _host_ends(rank)
         return _periods(np.arange(len(start)), start, end, np.ones(len(start), bool))
     rows = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
@@ -129,6 +130,8 @@ def _beginning(rank: Rank, first_end_ns: int) -> tuple[int, bool]:
     before = (work.step < 0) & (work.start_ns < first_start_ns)
     if before.any():
         return min(int(work.end_ns[before].max()), first_end_ns), True
+    if not rank.steps.by_profiler:  # the window is the span of the device's operations, and the trace may be cut to it
+        return int(first_start_ns), False
     return min(int(rank.steps.start_ns[0]), int(first_start_ns)), False
 
 

@@ -8,6 +8,7 @@ the optimizer is neither. So no annotation by the user is needed.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -84,6 +85,16 @@ def passes(rank: Rank) -> Passes:
         autograd_threads=frozenset(marks.autograd_threads.tolist()),
         known=bool(len(ops)),
     )
+
+
+def trains(found: Iterable[Passes]) -> bool:
+    """Return whether any rank ran a backward pass or an optimizer; a job that did neither is inference.
+
+    True where no trace tells: most jobs train.
+    """
+    ranks = list(found)
+    known = [p for p in ranks if p.known]
+    return not known or any(len(p.backward) or len(p.optimizer) for p in known)
 
 
 def collective_phases(rank: Rank, found: Passes) -> Phases:

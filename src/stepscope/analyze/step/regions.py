@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.regions import EVALUATE, Region, named_region
+from stepscope.contract.regions import EVALUATE, OLD_NODE, Region, named_region
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows, enclosing
 from stepscope.run.rank import Rank
+from stepscope.run.steps import SERVING
 from stepscope.trace.classify import EventKind, by_string, rows_named
 
 Codes = npt.NDArray[np.uint8]
@@ -80,7 +81,8 @@ def regions(rank: Rank, marks: Marks | None = None) -> Regions:
     region[launched], recomputed[launched] = found[back], again[back]
     graph = by_string(rank.trace, rank.trace["name"][calls], lambda s: bool(_GRAPH_LAUNCH.search(s))).astype(bool)
     unsaid = work.launch_row < 0
-    unsaid[launched] = (graph & ~named)[back]
+    serves = rank.steps.told_by == SERVING  # an engine's graphs are its forward pass
+    unsaid[launched] = (graph & ~named & (not serves))[back]
     region[unsaid] = _by_device_annotation(rank, work.row[unsaid])
     return Regions(region, recomputed)
 
@@ -92,6 +94,8 @@ def marks_of(rank: Rank) -> Marks:
     code = by_string(trace, trace["name"][ranges], _mark_code)
     marked = code != _NO_MARK
     rows, code = ranges[marked], code[marked]
+    if not (code == _EVALUATE_MARK).any():
+        rows, code = _with_old_nodes(rank, rows, code)
     nodes = rows[code == _EVALUATE_MARK]
     main = _main_thread(rank, nodes)
     threads = np.unique(trace["tid"][nodes])
@@ -102,6 +106,21 @@ def marks_of(rank: Rank) -> Marks:
         main_thread=main,
         autograd_threads=threads[threads != main],
     )
+
+
+def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
+    """Return the marks with the autograd nodes of torch 1.8, whose engine recorded nothing around them.
+
+    A node knows the thread of its forward operator; an operator that merely ends in `Backward` does not.
+    """
+    trace = rank.trace
+    nodes = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: bool(OLD_NODE.search(s)))
+    own = rows_named(trace, nodes, lambda s: "torch::autograd::" in s)
+    nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | np.isin(nodes, own)]
+    both = np.concatenate((rows, nodes))
+    codes = np.concatenate((code, np.full(len(nodes), _EVALUATE_MARK, np.uint8)))
+    order = np.argsort(both, kind="stable")
+    return both[order], codes[order]
 
 
 def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mask]:

@@ -1,14 +1,21 @@
 """Which chip a device is, from its name and memory as a trace records them, and what its peak is.
 
-Never a guess: a name that no row matches, or that leaves several chips open, gives no chip and a reason.
+The name must match a row as a whole; endings that say how a chip is mounted or passed through (`VF`, `OAM`) do not
+count. A family's bare name (`H100`) means the variant that the table states, with a note, unless the memory tells.
+Otherwise never a guess: a name that no row matches, or that leaves several chips open, gives no chip and a reason.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.cost.chips.table import Chip, built_in_chips, shared_names
+from stepscope.cost.chips.table import Chip, built_in_chips, families, shared_names
 
 GIB = 2**30
+_VENDOR = re.compile(r"^(NVIDIA|AMD Instinct|AMD|Intel)\s+", re.IGNORECASE)
+_TRADEMARK = re.compile(r"\((R|TM|C)\)", re.IGNORECASE)
+_ENDING = re.compile(r"[ -](VF|HF|OAM|AC|LC|LS)$", re.IGNORECASE)
+"""virtual function with the whole device behind it, module form, cooling: the chip is the same"""
 _MEMORY_TOLERANCE = 0.1
 """Devices report up to a tenth less than their nominal memory: some is kept for error correction and the driver."""
 
@@ -19,6 +26,18 @@ class Lookup:
 
     chip: Chip | None
     reason: str | None = None
+    note: str | None = None
+    """what was taken for granted to find it"""
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What a header says of a device beside its name."""
+
+    memory_bytes: int | None = None
+    compute: str | None = None
+    """compute capability, `9.0`"""
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,16 +60,62 @@ def look_up(device_name: str, *, memory_bytes: int | None = None, extra: Sequenc
     `device_name` and `memory_bytes` are `name` and `totalGlobalMem` of the trace's `deviceProperties`. Rows in
     `extra` (a user's own) go before ours.
     """
-    name = device_name.strip()
-    rows = [row for row in extra if row.matches(name)]
-    if not rows:
-        for shared in shared_names():
-            if any(pattern.fullmatch(name) for pattern in shared.match):
-                return Lookup(None, f"device {name!r} is not in the hardware table: {shared.reason}")
-        rows = [row for row in built_in_chips() if row.matches(name)]
-    if not rows:
-        return Lookup(None, f"device {name!r} is not in the hardware table; add a row of your own or give its peak")
-    return _by_memory(name, rows, memory_bytes)
+    name = " ".join(_TRADEMARK.sub("", device_name).split())
+    for spelt in _spellings(name):
+        rows = [row for row in extra if row.matches(spelt)]
+        if not rows:
+            for shared in shared_names():
+                if any(pattern.fullmatch(spelt) for pattern in shared.match):
+                    return Lookup(None, f"device {name!r} is not in the hardware table: {shared.reason}")
+            rows = [row for row in built_in_chips() if row.matches(spelt)]
+        if rows:
+            return _by_memory(name, rows, memory_bytes)
+        family = _family(name, spelt, memory_bytes)
+        if family is not None:
+            return family
+    return Lookup(None, f"device {name!r} is not in the hardware table; add a row of your own or give its peak")
+
+
+def nameless(facts: DeviceFacts) -> Lookup:
+    """Return the chip that capability, multiprocessors and memory leave as the only one, for a device without name."""
+    if facts.compute is None or facts.multiprocessors is None:
+        return Lookup(None, "the device has no name in the trace; give its peak")
+    rows = [
+        row
+        for row in built_in_chips()
+        if (row.compute, row.multiprocessors) == (facts.compute, facts.multiprocessors)
+        and (facts.memory_bytes is None or _fits(row, facts.memory_bytes))
+    ]
+    what = f"compute capability {facts.compute} with {facts.multiprocessors} multiprocessors"
+    if len(rows) != 1:
+        known = f" may be any of {', '.join(row.name for row in rows)}" if rows else " is no chip of the hardware table"
+        return Lookup(None, f"the device has no name in the trace, and {what}{known}; give its peak")
+    return Lookup(rows[0], note=f"the device has no name in the trace: {what} is taken as {rows[0].name}")
+
+
+def _spellings(name: str) -> list[str]:
+    """Return the name, then without one ending after the other that leaves the chip the same."""
+    out = [name]
+    while (shorter := _ENDING.sub("", out[-1])) != out[-1]:
+        out.append(shorter)
+    return out
+
+
+def _family(name: str, spelt: str, memory_bytes: int | None) -> Lookup | None:
+    """Return the variant that a family's bare name means, None where it is no family's name."""
+    family = _VENDOR.sub("", spelt).lower()
+    default = families().get(family)
+    if default is None:
+        return None
+    rows = [row for row in built_in_chips() if row.name.lower().split()[0] == family]
+    fitting = [row for row in rows if memory_bytes is None or _fits(row, memory_bytes)]
+    chosen = next((row for row in fitting if row.name == default), fitting[0] if len(fitting) == 1 else None)
+    if chosen is None:
+        return _by_memory(name, rows, memory_bytes)
+    if len(fitting) == 1:
+        return Lookup(chosen)
+    others = ", ".join(row.name for row in fitting if row is not chosen)
+    return Lookup(chosen, note=f"device {name!r} is taken as {chosen.name}; it may also be {others}")
 
 
 def mfu_peak(chip: Chip, *, eight_bit_share: float = 0.0) -> Peak | None:

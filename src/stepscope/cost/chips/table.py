@@ -15,7 +15,7 @@ from stepscope.side_file import read_side_text
 
 _MAX_TABLE_BYTES = 1 << 20
 _NUMBERS = ("memory_gib", "memory_gb_per_s", "link_gb_per_s")
-_FIELDS = ("name", "match", "tflops", "link", "source", *_NUMBERS)
+_FIELDS = ("name", "match", "tflops", "link", "compute", "multiprocessors", "source", *_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Chip:
     link: str | None = None
     link_gb_per_s: float | None = None
     """per direction, all links to peers together"""
+    compute: str | None = None
+    """compute capability as the driver gives it, `9.0`"""
+    multiprocessors: int | None = None
 
     def peak_flops(self, precision: str) -> float | None:
         """Return the dense peak in FLOP/s, None where the chip has no unit for the precision."""
@@ -64,6 +67,12 @@ def shared_names() -> tuple[SharedName, ...]:
     return tuple(SharedName(_patterns(row, f"hardware.toml, shared_name {i}"), row["reason"]) for i, row in rows)
 
 
+@cache
+def families() -> Mapping[str, str]:
+    """Return the chip that is meant where people name a family alone, by the family's name in lower case."""
+    return {row["name"].lower(): row["chip"] for row in _built_in()["family"]}
+
+
 def load_chips(path: str | Path) -> tuple[Chip, ...]:
     """Return the rows of a user's TOML file: one `[[chip]]` table each, fields as in docs/hardware.md."""
     try:
@@ -88,15 +97,19 @@ def _chip(row: dict[str, Any], where: str) -> Chip:
     for field in row:
         if field not in _FIELDS:
             raise InputError(f"{where}: field '{field}' is not known; expected one of {', '.join(_FIELDS)}")
-    link = row.get("link")
-    if link is not None and not isinstance(link, str):
-        raise InputError(f"{where}: field 'link' should be text, found {link!r}")
+    for field in ("link", "compute"):
+        if row.get(field) is not None and not isinstance(row[field], str):
+            raise InputError(f"{where}: field '{field}' should be text, found {row[field]!r}")
     return Chip(
         name=_text(row, "name", where),
         match=_patterns(row, where),
         tflops=_tflops(row, where),
         source=_text(row, "source", where),
-        link=link,
+        link=row.get("link"),
+        compute=row.get("compute"),
+        multiprocessors=int(_number(row["multiprocessors"], "multiprocessors", where))
+        if "multiprocessors" in row
+        else None,
         **{field: _number(row[field], field, where) for field in _NUMBERS if field in row},
     )
 

@@ -45,14 +45,23 @@ SPECIFIC: tuple[Rule, ...] = (
     Rule(allocator, ("allocator",), _DEVICE, _ON_HOST, limit=not_busy_ns),
     Rule(host_to_device_copy, ("host-to-device-copy",), _DEVICE, (Need.DEVICE,)),
     Rule(host_device_sync, ("host-device-sync",), _DEVICE, _LAUNCHED, limit=not_busy_ns),
-    Rule(mixed_precision_overhead, ("mixed-precision-overhead",), _DEVICE, (Need.DEVICE, Need.HOST)),
-    Rule(redundant_communication, ("redundant-communication",), _RANKS, (Need.STEPS, Need.SIZES)),
-    Rule(no_overlap, ("no-overlap",), _RANKS, (Need.STEPS, *_GRADIENTS), limit=not_computing_ns),
-    Rule(too_many_small_collectives, ("too-many-small-collectives",), _RANKS, (Need.SIZES,), limit=not_computing_ns),
-    Rule(recomputation, ("recomputation",), _DEVICE, (Need.DEVICE, Need.HOST)),
+    Rule(
+        mixed_precision_overhead, ("mixed-precision-overhead",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True
+    ),
+    Rule(redundant_communication, ("redundant-communication",), _RANKS, (Need.STEPS, Need.SIZES), training_only=True),
+    Rule(no_overlap, ("no-overlap",), _RANKS, (Need.STEPS, *_GRADIENTS), limit=not_computing_ns, training_only=True),
+    Rule(
+        too_many_small_collectives,
+        ("too-many-small-collectives",),
+        _RANKS,
+        (Need.SIZES,),
+        limit=not_computing_ns,
+        training_only=True,
+    ),
+    Rule(recomputation, ("recomputation",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),
     Rule(memory_bound_attention, ("memory-bound-attention",), _DEVICE, (Need.DEVICE, Need.SHAPES, Need.PEAK)),
     Rule(precision, ("precision",), _DEVICE, (Need.DEVICE, Need.PEAK)),
-    Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST)),
+    Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),
 )
 """one cause, one change in the code"""
 

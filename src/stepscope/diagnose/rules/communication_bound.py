@@ -1,7 +1,9 @@
 """`communication-bound`: transfer time that no overlap could hide."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.abilities import abilities
 from stepscope.analyze.replay.communication_changes import fewer_bytes
+from stepscope.analyze.step.phases import trains
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import communicates
 from stepscope.diagnose.rules.measures import host_ms
@@ -17,12 +19,26 @@ def communication_bound(account: Account) -> list[Candidate]:
             id="communication-bound",
             title="The step waits for transfers",
             cause="more bytes cross the links than compute can hide",
-            remedy="Send half the bytes: 16-bit gradients (ddp.register_comm_hook(None, bf16_compress_hook), FSDP "
-            "MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)); accumulate gradients over more micro-batches; shard within the fast "
-            "links. The saving is of half the bytes.",
+            remedy=_remedy(account),
             change=lambda replay: fewer_bytes(replay, 0.5),
             cost_ns=exposed,
             evidence=(Evidence("exposed transfer per step", host_ms(exposed), "ms", "mean rank"),),
             doubt=0.2,
         )
     ]
+
+
+def _remedy(account: Account) -> str:
+    """Return how to send half the bytes: of gradients where the run trains, in the 16-bit type that the chip has."""
+    if not trains(account.strategy.passes):
+        return (
+            "Send half the bytes: activations in 16 or 8 bit; keep tensor-parallel groups within the fast links. The saving is "
+            "of half the bytes."
+        )
+    narrow = abilities(account.run.ranks, account.chip.chip).narrow
+    hook = "fp16_compress_hook" if narrow == "float16" else "bf16_compress_hook"
+    return (
+        f"Send half the bytes: 16-bit gradients (ddp.register_comm_hook(None, {hook}), FSDP "
+        f"MixedPrecisionPolicy(reduce_dtype=torch.{narrow})); accumulate gradients over more micro-batches; shard within the fast "
+        "links. The saving is of half the bytes."
+    )

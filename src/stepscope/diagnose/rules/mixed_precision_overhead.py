@@ -3,6 +3,7 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.abilities import abilities
 from stepscope.analyze.replay.changes import without_syncs, without_work
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -12,7 +13,9 @@ from stepscope.trace.classify import by_string
 
 
 def mixed_precision_overhead(account: Account) -> list[Candidate]:
-    """Return the work of a gradient scaler."""
+    """Return the work of a gradient scaler; on a chip without bfloat16 there is nothing to put in its place."""
+    if abilities(account.run.ranks, account.chip.chip).bf16 is False:
+        return []
     chosen = []
     for rank in account.run.ranks:
         named = by_string(rank.trace, rank.trace["name"], lambda s: "_amp_" in s).astype(bool)

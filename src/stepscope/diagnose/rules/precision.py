@@ -4,9 +4,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.abilities import Abilities, abilities
 from stepscope.analyze.kernels.call_costs import PRECISION_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.replay.changes import with_work_times
+from stepscope.analyze.step.phases import trains
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.cost.chips.table import Chip
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -33,15 +35,15 @@ def precision(account: Account) -> list[Candidate]:
         return []
     times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(account.costs, chosen, strict=True)]
     off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(account.costs, chosen, strict=True)]
+    can = abilities(account.run.ranks, chip)
     return [
         Candidate(
             id="precision",
             title="Matrix products run in 32 bit",
             cause="products off the tensor cores"
             if device_ms(account, off) > spent / 2
-            else "products in TF32 or FP32",
-            remedy="Use torch.autocast('cuda', torch.bfloat16) around forward and loss (or load the model in bfloat16); at least "
-            "torch.set_float32_matmul_precision('high') for TF32. The saving is of 16-bit products at the rate such shapes reach.",
+            else f"products in {'TF32 or FP32' if can.tf32 is not False else 'FP32'}",
+            remedy=_remedy(can, trains=bool(trains(account.strategy.passes))),
             change=lambda replay: with_work_times(replay, chosen, times),
             cost_ns=spent * 1e6,
             evidence=(
@@ -51,6 +53,17 @@ def precision(account: Account) -> list[Candidate]:
             doubt=0.2,
         )
     ]
+
+
+def _remedy(can: Abilities, *, trains: bool) -> str:
+    """Return what to write on this chip: the 16-bit type it has, and TF32 only where it has that."""
+    scaler = " with torch.amp.GradScaler, because its range is small" if can.narrow == "float16" and trains else ""
+    around = "forward and loss" if trains else "the forward pass"
+    least = "; at least torch.set_float32_matmul_precision('high') for TF32" if can.tf32 is not False else ""
+    return (
+        f"Use torch.autocast('cuda', torch.{can.narrow}) around {around}{scaler} (or load the model in {can.narrow}){least}. "
+        "The saving is of 16-bit products at the rate such shapes reach."
+    )
 
 
 def _sixteen_bit_ns(

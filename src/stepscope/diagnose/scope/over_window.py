@@ -17,7 +17,7 @@ MAX_ITEMS = 60_000
 def diagnosed_account(account: Account) -> Account:
     """Return the account that findings are made from: the same, or the window as one step where none was recorded."""
     size = sum(len(r.work) or len(r.collectives) for r in account.run.ranks)
-    if account.num_steps or account.step is None or size > MAX_ITEMS:
+    if any(len(r.steps) for r in account.run.ranks) or account.step is None or size > MAX_ITEMS:
         return account
     run = replace(account.run, ranks=tuple(_as_one_step(rank) for rank in account.run.ranks))
     # Windows of several ranks begin and end anywhere, so who is late in them says nothing.

@@ -34,7 +34,7 @@ def grid_of(account: Account) -> Grid | None:
 
 def _numbers(rank: Rank, budget: RankBudget | None) -> Int64s:
     """Return the step number of each of a rank's periods."""
-    if budget is None or not len(rank.steps) or (budget.periods.step == NO_STEP).any():
+    if budget is None or not rank.steps.known or (budget.periods.step == NO_STEP).any():
         return np.empty(0, np.int64)
     return rank.steps.number[budget.periods.step]
 

@@ -49,8 +49,8 @@ def _fitting(rows: list[tuple[str, dict[str, str]]], out: Console, *, alone: boo
 
 
 def _cells(a: RankAccount | None, w: RankWait | None, behind: Straggler | None) -> dict[str, str]:
-    if a is None:
-        return dict.fromkeys(_COLUMNS, "?")
+    if a is None or a.host_only:
+        return dict.fromkeys(_COLUMNS, "?") | ({"window ms": f"{a.window_ns / NS_PER_MS:.2f}"} if a else {})
     wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
     times = (a.window_ns, a.compute.total_ns, a.comm.total_ns, a.exposed_comm.total_ns)
     return dict(
@@ -74,5 +74,4 @@ def _last_to_arrive(account: Account, out: Console) -> None:
     for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
         each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
         if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
-            waited = f"the others waited {each_ns / NS_PER_MS:.2f} ms each, collectives summed"
-            out.print(f"last to arrive: rank {rank.rank}; {waited}")
+            out.print(f"last to arrive: rank {rank.rank}; the others waited {each_ns / NS_PER_MS:.2f} ms each")

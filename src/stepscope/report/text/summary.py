@@ -15,6 +15,7 @@ from stepscope.report.next_commands import next_commands
 from stepscope.report.text.budget import print_budget
 from stepscope.report.text.memory import print_memory
 from stepscope.report.text.ranks import print_ranks
+from stepscope.report.text.serving import print_serving
 from stepscope.report.text.terminal import name_text, print_indented
 from stepscope.units import NS_PER_MS
 
@@ -29,6 +30,7 @@ def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given
     _heading(account, out)
     _headline(conclusion, out)
     _step_line(account, out)
+    print_serving(account.serving, out)
     _findings(account, diagnosis, conclusion, out)
     print_budget(account, out)
     print_ranks(account, out)

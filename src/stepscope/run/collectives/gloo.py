@@ -20,6 +20,7 @@ from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.collectives.of_rank import Collectives, Meaning, collective_table, received_bytes
 from stepscope.run.collectives.shapes import element_counts, shape_bytes
 from stepscope.run.device_work import Rows
+from stepscope.run.sources import rank_in_header
 from stepscope.run.steps import Steps
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Trace
@@ -134,9 +135,17 @@ def _bytes_at(trace: Trace, row: int) -> int:
 
 
 def _peer(trace: Trace, operator: int, group: Group) -> int:
-    """Return the other rank of a send or receive, -1 where the values of the inputs or the group are unknown."""
+    """Return the other rank of a send or receive, -1 where nothing tells.
+
+    Without the values of the inputs it is known in a group of two: the other one.
+    """
+    said = _text(trace, "concrete", operator) if operator >= 0 else None
+    own = rank_in_header(trace.header)
+    if said is None and own is not None:
+        others = [rank for rank in group.ranks or () if rank != own]
+        return others[0] if len(others) == 1 else -1
     try:
-        values = json.loads((_text(trace, "concrete", operator) if operator >= 0 else None) or "[]")
+        values = json.loads(said or "[]")
         return dict(enumerate(group.ranks or ()))[int(values[_PEER_AT])]
     except (ValueError, LookupError, TypeError, RecursionError):
         return -1

@@ -50,8 +50,9 @@ function cards(report) {
 
 const mfuText = (mfu) => (known(mfu) ? pctText(100 * mfu) : NONE);
 
-function mfuWhy({ mfu, peak_tflops, precision }) {
-  return known(mfu) ? `of ${digits(peak_tflops)} TFLOP/s ${precision ?? ""}` : "FLOPs or peak unknown";
+function mfuWhy({ mfu, peak_tflops, peak_precision }) {
+  const of = peak_precision ? `dense ${peak_precision}` : "";
+  return known(mfu) ? `of ${digits(peak_tflops)} TFLOP/s ${of}` : "FLOPs or peak unknown";
 }
 
 function stepWhy({ step, steadiness }) {

@@ -1,0 +1,73 @@
+"""Which steps has a run whose traces mark none? Those that all ranks show alike.
+
+The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a step
+is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
+how often the loop went round in it is unknown. Traces that were cut off are left as they are.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from stepscope.run.collectives.of_rank import Collectives
+from stepscope.run.device_work import device_work
+from stepscope.run.rank import Rank
+from stepscope.run.step_search.marks import steps_between_marks
+from stepscope.run.step_search.period import kernel_period
+from stepscope.run.steps import Steps, unnamed_steps
+from stepscope.trace.classify import EventKind
+
+
+def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
+    """Return the ranks with steps where none of them has any and all tell the same number of them."""
+    if any(len(rank.steps) or rank.trace.quality.truncated for rank in ranks):
+        return list(ranks)
+    for tell in _WAYS:
+        found = [tell(rank) for rank in ranks]
+        steps = [one for one in found if one is not None]
+        if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
+            return [_with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
+    return list(ranks)
+
+
+def _marked(rank: Rank) -> Steps | None:
+    found = steps_between_marks(rank.trace, rank.kinds)
+    return None if found is None else unnamed_steps(*found)
+
+
+def _periodic(rank: Rank) -> Steps | None:
+    found = kernel_period(rank.trace, rank.work)
+    if found is None:
+        return None
+    told_by = f"the period of the sequence of kernels (confidence {found.confidence:.2f})"
+    return unnamed_steps(found.start_ns, found.end_ns, told_by)
+
+
+def _whole(rank: Rank) -> Steps | None:
+    rows = rank.work.launch_row[rank.work.launch_row >= 0]
+    rows = rows if rank.has_device else np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    if not len(rows):
+        return None
+    start = rank.trace["ts_ns"][rows]
+    end = start + rank.trace["dur_ns"][rows]
+    first, last = np.array([start.min()], np.int64), np.array([end.max() + 1], np.int64)
+    return unnamed_steps(first, last, "the whole window", is_window=True)
+
+
+_WAYS: tuple[Callable[[Rank], Steps | None], ...] = (_marked, _periodic, _whole)
+
+
+def _with_steps(rank: Rank, steps: Steps) -> Rank:
+    """Return the rank with everything that belongs to a step put into these."""
+    work, joins = device_work(rank.trace, rank.kinds, steps)
+    return replace(rank, steps=steps, work=work, joins=joins, collectives=_in_steps(rank, steps))
+
+
+def _in_steps(rank: Rank, steps: Steps) -> Collectives:
+    c = rank.collectives
+    asked = c.issue_ns > np.iinfo(np.int64).min
+    step = steps.of(np.where(asked, c.issue_ns, c.start_ns))
+    if rank.has_device:
+        step = np.where(asked, step, -1).astype(np.int32)
+    return replace(c, step=step)
