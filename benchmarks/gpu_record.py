@@ -6,6 +6,11 @@ Every job runs twice, plain and under `stepscope record`, and times itself by ha
 found (regions, collectives, trace) and how far it agrees with the hand: region times, unprofiled step times, losses
 bit by bit. Light mode's overhead is measured by `overhead.py` in alternating blocks. `results/` then holds
 `gpu_record.json`, `gpu_record.md` and the run folders, packed. Nothing but torch is needed.
+
+    PYTHONPATH=src python benchmarks/gpu_record.py --out results --wild WILD.py [--jobs lstm:cell_loop,...]
+
+instead asks whether steps outside the window are as fast as unrecorded ones, on the jobs of that file: plain,
+`record --light` and `record` in turn, three of each within eight minutes (`quiet_steps.py`).
 """
 
 import argparse
@@ -25,6 +30,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import quiet_steps  # noqa: E402
+
 SRC = HERE.parent / "src"
 STRATEGIES = ("ddp", "fsdp2", "pipeline")
 WINDOW = (30, 35)
@@ -38,6 +47,8 @@ def main() -> int:
     args = parsed()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
+    if args.wild:
+        return quiet(args, out)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, shared_device(args.device) as sharing:
         results: dict = {"sharing": sharing, "ranks": args.ranks, "jobs": {}}
@@ -59,7 +70,18 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--steps", type=int, default=80)
+    quiet_steps.add_arguments(parser)
     return parser.parse_args()
+
+
+def quiet(args: argparse.Namespace, out: Path) -> int:
+    """Compare steps outside the window with unrecorded ones; `results/` then holds quiet.json and quiet.md."""
+    found = quiet_steps.measured(args)
+    text = quiet_steps.markdown(found, args)
+    (out / "quiet.json").write_text(json.dumps(found))
+    (out / "quiet.md").write_text(text)
+    print(text)
+    return 0
 
 
 def guarded(act: object) -> dict:

@@ -2,7 +2,7 @@
 
     python benchmarks/overhead.py [--step-ms 20] [--blocks 24] [--out overhead.json]
 
-Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Five answers:
+Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Six answers:
 
     warm        CPU time that light mode adds to a step in which Python runs all the time, as it does when it launches
                 kernels of a GPU: our code stays in the processor's caches
@@ -11,6 +11,7 @@ Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Fiv
     bottom-up   the time of every call of ours inside steps of the given length, call by call, without what the meter
                 takes itself; and the helper process beside them
     measured    step time with and without light mode, in alternating blocks, with a 95 % confidence interval
+    shapes      calls of ours and CPU time in loops that call very much in a step (`overhead_shapes.py`)
     window      the profiled steps against those before them, the pause for the export, and the steps after it
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 
 RANK = Path(__file__).resolve().with_name("overhead_rank.py")
 TARGET_PCT = 0.5
-ALONE = ("warm", "cold", "calls")  # parts that one rank measures
+ALONE = ("warm", "cold", "calls", "shapes")  # parts that one rank measures
 
 
 def main() -> int:
@@ -41,7 +42,7 @@ def main() -> int:
 
 def parts_of(arguments: argparse.Namespace) -> list[str]:
     """Return what is measured; caches are swept on the CPU only."""
-    return ["warm", *(["cold"] if arguments.backend == "gloo" else []), "calls", "light", "window"]
+    return ["warm", *(["cold"] if arguments.backend == "gloo" else []), "calls", "shapes", "light", "window"]
 
 
 def parsed() -> argparse.Namespace:
@@ -94,6 +95,7 @@ def summary(results: dict[str, list[dict]], arguments: argparse.Namespace) -> di
     return {
         "step_ms": arguments.step_ms,
         "warm": {**added(warm, arguments), "calls_per_step": warm["calls_per_step"]},
+        "shapes": results["shapes"][0],
         "cold": added(results["cold"][0], arguments) if "cold" in results else None,
         "bottom_up": {
             "us_per_step": added_us,
@@ -157,6 +159,11 @@ def table(report: dict) -> str:
         f"light mode, bottom-up: {against_target(bottom, report)}; "
         f"the helper process beside it takes {bottom['helper_process_us']:.0f} us",
         *(f"  {name:<28}{us:8.2f} us" for name, us in bottom["calls_us"].items()),
+        *(
+            f"light mode, {name}: {s['on_us'] - s['off_us']:+.0f} us of {s['off_us']:.0f}; "
+            f"{s['calls_per_step']:.0f} calls of ours"
+            for name, s in report["shapes"].items()
+        ),
         *(
             f"light mode, measured ({what}): {m['pct']:+.2f} % [{m['low_pct']:+.2f}, {m['high_pct']:+.2f}] "
             f"of {m['off_ms']:.2f} ms, {m['pairs']} pairs of blocks"

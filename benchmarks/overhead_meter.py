@@ -64,8 +64,8 @@ def metered(meter: Meter, light: Any, job: Any) -> Iterator[None]:
     from torch.optim import optimizer as optim
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from stepscope.record.hooks.forward import Root
     from stepscope.record.hooks.gradient_sync import GradientSync
-    from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
 
     wrapped = [
         ("data loader", _BaseDataLoaderIter, "__next__"),
@@ -81,8 +81,8 @@ def metered(meter: Meter, light: Any, job: Any) -> Iterator[None]:
         setattr(owner, attribute, meter.around(name, getattr(owner, attribute)))
     torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward
     for name, owner, attribute in (
-        ("forward", BeforeForward, "__call__"),
-        ("forward", AfterForward, "__call__"),
+        ("forward", Root, "begins"),
+        ("forward", Root, "ends"),
         ("gradient sync", GradientSync, "_queue"),
     ):
         originals.append((owner, attribute, getattr(owner, attribute)))

@@ -22,8 +22,8 @@ from overhead_meter import Meter, metered, metered_alone  # noqa: E402
 if TYPE_CHECKING:
     import torch
 
-ALONE = ("warm", "cold", "calls")  # parts that one rank measures
-SETTLING = 60  # steps at the start of a block: the hooks look for the model and watch each of the first steps closely
+ALONE = ("warm", "cold", "calls", "shapes")  # parts that one rank measures
+SETTLING = 16  # steps at the start of a block: the hooks look for the model and watch each of the first steps closely
 
 
 def main() -> None:
@@ -36,6 +36,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--block-steps", type=int, default=30)
     parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
+    parser.add_argument("--shapes", help="of overhead_shapes, default all")
+    parser.add_argument("--shape-rounds", type=int, default=3)
     print(json.dumps(measured(parser.parse_args())))
 
 
@@ -169,10 +171,6 @@ class Light:
 
         if self.hooks is not None:
             self.hooks.remove()
-            for module in model.modules():
-                for hooks in (module._forward_pre_hooks, module._forward_hooks):
-                    for key in [k for k, hook in hooks.items() if "stepscope" in type(hook).__module__]:
-                        del hooks[key]
         self.hooks = install(lambda: self.recorder) if on else None
         self.recorder.on = on
         for sampler in self.recorder.samplers:
@@ -229,6 +227,33 @@ def off_and_on(arguments: argparse.Namespace, job: Job) -> dict:
         "calls_per_step": statistics.mean(calls),
         "calls_of_timed_step": sorted(calls)[len(calls) // 10],  # the same on every machine, loaded or not
     }
+
+
+def cost_of_shapes(arguments: argparse.Namespace) -> dict:
+    """Per loop that calls very much: calls of ours per step, and CPU time of the training thread off and on."""
+    from types import SimpleNamespace
+
+    from overhead_shapes import SHAPES
+
+    light, found = Light(arguments.folder), {}
+    for name in SHAPES if arguments.shapes is None else arguments.shapes.split(","):
+        job = SimpleNamespace(step=SHAPES[name](), model=None)
+        times: dict[bool, list[float]] = {False: [], True: []}
+        for on in (False, True) * arguments.shape_rounds:
+            light.turn(on, None)
+            for _ in range(SETTLING if on else 2):
+                job.step()
+            times[on] += [thread_us(job, 1) for _ in range(8)]
+        calls = calls_of_ours(job, 4)
+        light.turn(False, None)
+        found[name] = {
+            "off_us": fast_round(times[False]),
+            "on_us": fast_round(times[True]),
+            "calls_per_step": calls,
+        }
+    light.recorder.on = True
+    light.recorder.close()
+    return found
 
 
 def thread_us(job: Job, steps: int) -> float:
@@ -343,6 +368,7 @@ PARTS = {
     "calls": cost_of_calls,
     "light": light_in_blocks,
     "window": around_a_window,
+    "shapes": cost_of_shapes,
 }
 
 

@@ -2,9 +2,10 @@
 
 import copy
 import importlib
-import math
+import importlib.util
 import pickle
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from stepscope.record.hooks.after_import import after_import
 from stepscope.record.hooks.loop.batch_size import BatchSize, size_of_batch
 from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
 from stepscope.record.hooks.patches import Patches
-from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+from stepscope.record.hooks.root_hooks import ATTRIBUTE, TimedCall, leave_out_of_state
 
 IMAGES, LABELS = torch.zeros(8, 3, 32, 32), torch.zeros(8, dtype=torch.long)
 TOKENS = torch.zeros(4, 128, dtype=torch.long)
@@ -99,16 +100,62 @@ def test_replaced_functions_are_hidden_and_put_back() -> None:
     assert Owner.double is original
 
 
-def test_hooks_on_a_model_become_nothing_in_copies_of_it() -> None:
+def timed(module: torch.nn.Module, acted: list[str]) -> torch.nn.Module:
+    call = TimedCall(module, None, lambda: not acted.append("in"), lambda output: acted.append("out"))  # type: ignore[func-returns-value]
+    vars(module)[ATTRIBUTE] = call
+    return module
+
+
+def test_a_timed_call_is_in_no_pickle_and_no_copy_of_its_module() -> None:
     acted: list[str] = []
-    before, after = BeforeForward(lambda: acted.append("in")), AfterForward(lambda output: acted.append("out"))
-    for make in (copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))):
-        assert make(before)(None, ()) is None
-        assert make(after)(None, (), math.pi) is None
-    assert acted == []
-    before(None, ())
-    after(None, (), math.pi)
+    plain = torch.nn.Linear(2, 2)
+    before = pickle.dumps(plain)
+    module = timed(plain, acted)
+    assert pickle.dumps(module) == before
+    for make in (copy.deepcopy, copy.copy, lambda m: pickle.loads(pickle.dumps(m))):
+        assert ATTRIBUTE not in vars(make(module))
+    module(torch.ones(1, 2))
     assert acted == ["in", "out"]
+
+
+class Keeps(torch.nn.Linear):
+    """A class with its own idea of what a pickle holds, as DDP has."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+def test_a_class_with_its_own_state_is_pickled_as_without_us() -> None:
+    plain = Keeps(2, 2)
+    before, original = pickle.dumps(plain), Keeps.__getstate__
+    try:
+        assert leave_out_of_state(Keeps)
+        assert not leave_out_of_state(Keeps)
+        module = timed(plain, [])
+        assert pickle.dumps(module) == before
+        assert ATTRIBUTE not in vars(copy.deepcopy(module))
+    finally:
+        Keeps.__getstate__ = original  # type: ignore[method-assign]
+    assert vars(copy.deepcopy(module))[ATTRIBUTE] is None  # where nothing keeps it out, it is harmless
+
+
+def test_a_module_that_is_dropped_is_gone_at_once() -> None:
+    module = timed(torch.nn.Linear(2, 2), [])
+    alive = weakref.ref(module)
+    del module
+    assert alive() is None
+
+
+def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "looked_for.py").write_text("value = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen: list[int] = []
+    after_import("looked_for", lambda: seen.append(sys.modules["looked_for"].value))
+    for _ in range(3):
+        assert importlib.util.find_spec("looked_for") is not None
+    assert seen == []
+    importlib.import_module("looked_for")
+    assert seen == [1]
 
 
 def test_a_parameter_changed_in_place_is_noticed_once_per_backward() -> None:

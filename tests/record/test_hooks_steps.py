@@ -113,8 +113,47 @@ def test_the_same_without_a_loader() -> None:
 
 
 def test_an_optimizer_that_never_steps_delays_only_the_first_decision() -> None:
-    log = Told("a", "unused").play(*["load", "fwd", "bwd", "a"] * 4, "finish")
-    assert [e for e in log if e.startswith("E")] == ["E@5", "E", "E", "E@16"]
+    log = Told("a", "unused").play(*["load", "fwd", "bwd", "a"] * 7, "finish")
+    assert [e for e in log if e.startswith("E")] == ["E@5", "E@9", "E@13", "E@17", "E", "E", "E@28"]
+
+
+def test_a_critic_for_every_batch_and_a_generator_for_some_are_as_many_steps_as_batches() -> None:
+    for rate in (2, 3, 5, 7):
+        told = Told("d", "g")
+        batches = [
+            ["load", "fwd", "bwd", "d", *(["fwd", "bwd", "g"] if i % rate == rate - 1 else [])] for i in range(30)
+        ]
+        assert len(steps(told.play(*[event for batch in batches for event in batch], "finish"))) == 30
+        assert told.finder.describe().startswith("one batch of the loader")
+
+
+def test_an_optimizer_made_anew_now_and_then_is_the_same_unit() -> None:
+    alive = {"a"}
+    told = Told()
+    told.finder = StepFinder(told, optimizers=lambda: frozenset(alive), parameters_changed=lambda: False)
+    for name in ("a", "b", "c", "d"):
+        alive.add(name)  # those before are garbage that nobody collected yet
+        told.play(*["fwd", "bwd", name] * 3)
+    assert len(steps(told.play("finish"))) == 12
+    assert "each optimizer" in told.finder.describe()
+
+
+def test_without_a_loader_the_first_optimizer_is_the_unit() -> None:
+    one, delayed = ["fwd", "bwd", "q"], ["fwd", "bwd", "a", "bwd", "t"]
+    for rate in (2, 3):
+        told = Told("q", "a", "t")
+        loop = [[*one, *(delayed if i % rate == rate - 1 else [])] for i in range(30)]
+        assert len(steps(told.play(*[event for part in loop for event in part], "finish"))) == 30
+
+
+def test_gradients_that_were_reset_tell_of_an_update_by_hand_a_little_late() -> None:
+    told = Told()
+    told.finder = StepFinder(
+        told, optimizers=frozenset, parameters_changed=lambda: False, gradients_reset=lambda: told.changed
+    )
+    one = ["load", "fwd", "by hand", "bwd"]
+    log = told.play(*one * 3, "finish")
+    assert len([e for e in log if e.startswith("E")]) == 3
 
 
 def test_optimizer_per_parameter_inside_backward_is_one_step() -> None:

@@ -37,7 +37,8 @@ SEVERAL = "no trace: the steps run in several threads, and only the one that sta
         (["thread:1"] * 9, SEVERAL),
         (["thread:7"], "recorded 7 steps of 1 rank, profiled steps 5-5 of 1 rank"),  # ends inside the window
         (["main:6", "thread:4"], SEVERAL),
-        (["main:2", "thread:8"], SEVERAL),  # while the second step was being counted
+        (["main:2", "thread:8"], "recorded 10 steps of 1 rank, profiled steps 5-7 of 1 rank"),  # before the window
+        (["main:9", "thread:4"], "recorded 13 steps of 1 rank, profiled steps 5-7 of 1 rank"),  # while one is counted
     ],
 )
 def test_steps_in_several_threads_do_not_crash_the_job(words: list[str], expected: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from stepscope.cli.say import say_aside
 from stepscope.cli.sizes import at_least_one, whole_number
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
+from stepscope.record.hooks.loop.step_unit import unit_from
 from stepscope.record.launch.launch import Launched, deaf_option, launch, why_not_writable
 from stepscope.record.launch.outcome import Recorded, recorded_in
 from stepscope.record.launch.outside_tool import why_not_installed
@@ -33,6 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="run folder (default: $TORCH_TRACE_DIR, else ./stepscope-run)")
     parser.add_argument("--steps", metavar="FIRST:LAST", help="steps to profile, from 0, LAST exclusive (10:15)")
     parser.add_argument("--ranks", default="all", metavar="all|0,3", help="ranks to profile; all time their steps")
+    parser.add_argument(
+        "--step-of", metavar="UNIT", help="what a step is: loader, optimizer, 4 (optimizer steps), Adam#1"
+    )
     parser.add_argument("--light", action="store_true", help="time steps and regions only, no profiler")
     parser.add_argument("--shapes", action="store_true", help="record operator shapes")
     parser.add_argument("--stacks", action="store_true", help="record Python stacks")
@@ -63,9 +67,11 @@ def run(args: argparse.Namespace) -> int:
 
 def config_of(args: argparse.Namespace) -> RecordConfig:
     """Return the settings that the arguments ask for."""
+    unit_from(args.step_of)  # a wrong one is said before the job starts
     config = RecordConfig(
         out=args.out or default_out(),
         ranks=ranks_from(args.ranks),
+        step_of=args.step_of,
         light=args.light,
         record_shapes=args.shapes,
         with_stack=args.stacks,
@@ -142,6 +148,9 @@ def _words_about(recorded: Recorded, launched: Launched, config: RecordConfig) -
         lines.append("run.json is not there: the helper process that writes it is still at work, or was killed")
     if recorded.not_written:
         lines.append(recorded.not_written)
+    if recorded.unit is not None and "optimizers:" in recorded.unit:
+        lines.append(f"a step is {recorded.unit}; --step-of chooses another unit")
+    lines += recorded.warnings
     if not recorded.window and not config.light and config.outside_tool is None:
         lines.append(_why_no_window(recorded, launched, config))
     return [*lines, f"next: stepscope report {shown(recorded.folder)}"]

@@ -17,6 +17,7 @@ from typing import Any
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.install import Hooks, install
+from stepscope.record.hooks.loop.step_unit import unit_from
 from stepscope.record.launch.recording_by import already_recorded
 from stepscope.record.profile import profile, region
 from stepscope.record.session import Recorder, current
@@ -82,7 +83,9 @@ class LoopRecording:
 
     def _follow(self, optimizers: Iterable[Any]) -> None:
         try:
-            self._hooks = install(lambda: Recorder.start(self.config, on_trace_ready=self._on_trace_ready))
+            self._hooks = install(
+                lambda: Recorder.start(self.config, on_trace_ready=self._on_trace_ready), unit_from(self.config.step_of)
+            )
             for optimizer in optimizers:
                 self._hooks.loop.optimizers.is_made(optimizer)
             self._hooks.loop.start()

@@ -35,6 +35,7 @@ class RecordConfig:
     warmup: int = WARMUP_STEPS
     active: int = ACTIVE_STEPS
     repeat: int = 1
+    step_of: str | None = None  # what one step is, as `hooks.step_unit` reads it; None: found by itself
     light: bool = False  # step log only, no profiler at all
     ranks: tuple[int, ...] | None = None  # ranks whose window is profiled; None: all. Step logs come from all.
     tool: str = "torch"  # who records the window: "torch" (Kineto) or "cuda" (a range for nsys or ncu)

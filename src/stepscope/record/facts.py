@@ -18,7 +18,19 @@ from stepscope.record.strategy import ranks_per_replica, strategy_of
 from stepscope.version import __version__
 
 # Variables that change how a job performs; nothing else of the environment is kept, so no secrets are.
-_PREFIXES = ("NCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "OMP_", "MKL_", "CUDA_", "PYTORCH_", "SLURM_", "KINETO_")
+_PREFIXES = (
+    "NCCL_",
+    "TORCH_",
+    "TORCHELASTIC_",
+    "GLOO_",
+    "OMP_",
+    "MKL_",
+    "CUDA_",
+    "PYTORCH_",
+    "SLURM_",
+    "KINETO_",
+    "TEARDOWN_",
+)
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSW", "CREDENTIAL")
 _LONGEST_VALUE = 500

@@ -29,15 +29,20 @@ from stepscope.record.samplers.samplers import Samplers
 from stepscope.record.samplers.standard import standard_samplers
 from stepscope.record.steps.device_timer import device_timer
 from stepscope.record.steps.log import PastStep, StepLog
-from stepscope.record.steps.regions import Regions, RegionTimes, summed
+from stepscope.record.steps.regions import EVALUATION, OF_TRAINING, Regions, RegionTimes, summed
 from stepscope.record.steps.statistics import FIRST_STEPS
-from stepscope.record.window.budget import UsualStep
+from stepscope.record.window.budget import UsualStep, anonymous_bytes
+from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
 from stepscope.record.window.step_census import StepCensus
 from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
+_NO_TIME = {"ns": 0, "n": 0}
+_CENSUS_TRIES = 3
+_REGULAR_STEPS = 3
+_NO_CENSUS = "the job ended before the step after the window, in which they would have been counted"
 
 
 def current() -> "Recorder | None":
@@ -65,9 +70,13 @@ class Recorder:
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._known = Known()
         self._guard = ProfilerGuard()
-        self._events_per_step: int | None = None
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
+        self._first_bytes: int | None = None  # of memory, after the first steps
+        self._evaluation: RegionTimes = {}  # since the last step ended
+        self._evaluated_until_ns: int | None = None
+        self._evaluated_step: int | None = None  # the last one that had some
         self._census: StepCensus | None = None
+        self._census_tries = _CENSUS_TRIES
         self._census_step = census_step(config)
         self._phase = phase_of(0, config)[0]
         self._busy_step = next_busy_step(1, config, also=FIRST_STEPS)  # until then nothing is to be done between steps
@@ -84,7 +93,7 @@ class Recorder:
             _current = recorder = cls(config, on_trace_ready=on_trace_ready)
             for sampler in standard_samplers(config):
                 recorder.add_sampler(sampler)
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each start and stop is announced on stderr
+            set_kineto_settings(os.environ)
             recorder._guard.install()
             atexit.register(recorder.close)
             if parent_process() is not None:  # children of multiprocessing leave without atexit
@@ -136,6 +145,8 @@ class Recorder:
             self.regions.end(name, at_ns)
             if self.regions.marker is not None and self._window is not None:
                 self._window.look_at_budget()
+            elif self._census is not None:
+                self._census.look_at_budget()
 
     def step_end(self, *, at_ns: int | None = None) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete.
@@ -178,7 +189,10 @@ class Recorder:
             self._undisturbed(lambda: self._steps_passed(steps))
 
     def step_begin(self) -> None:
-        """Say that a step begins now: what passed since the last one ended (evaluation) is in no step."""
+        """Say that training begins again now: what passed since the last step ended was evaluation.
+
+        It is a region of its own in the step that begins, with all that was loaded and computed in it.
+        """
         if self.on:
             self._undisturbed(self._step_begin)
 
@@ -245,14 +259,28 @@ class Recorder:
             on_closed=self._window_closed,
             on_trace_ready=self._on_trace_ready,
         )
+        if self._census_step is not None:
+            self._known.because("flops_per_step", _NO_CENSUS)
         introduce(self._run, created_ns=self._created_ns)
 
     def _step_begin(self) -> None:
         now_ns = perf_counter_ns()
-        self._regions_until(now_ns)
-        self._step_start_ns = now_ns
-        if self._log is not None:
-            self._log.restart()
+        since_ns = self._step_start_ns if self._evaluated_until_ns is None else self._evaluated_until_ns
+        kept = {n: t for n, t in self._regions_until(now_ns).items() if n not in OF_TRAINING}
+        own_ns = max(0, now_ns - since_ns - sum(t["ns"] for t in kept.values()))
+        count = 1 if self._evaluated_until_ns is None else 0
+        self._evaluation = summed(self._evaluation, {**kept, EVALUATION: {"ns": own_ns, "n": count}})
+        self._evaluated_until_ns = now_ns
+        last, self._evaluated_step = self._evaluated_step, self.step
+        if last is not None and self.step - last <= _REGULAR_STEPS:
+            return  # part of the routine, as a rollout in every step of reinforcement learning is
+        if self._window is not None:
+            self._window.evaluation_began()
+        if self._census is not None:
+            self._census.stop("evaluation began inside the step that was to be counted")
+        paused_ns = perf_counter_ns() - now_ns
+        self._step_start_ns += paused_ns
+        self._evaluated_until_ns += paused_ns
 
     def _step_end(self, at_ns: int | None = None) -> None:
         now_ns = perf_counter_ns()
@@ -268,25 +296,29 @@ class Recorder:
         held = self._held
         regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
         self._held = None
-        self._log.add(
-            {
-                "step": self.step,
-                "late_ns": now_ns - end_ns,
-                "dur_ns": end_ns - self._step_start_ns,
-                "profiled": profiled,
-                "phase": self._phase,
-                "regions": regions,
-                **self.samplers.of_step(self.step),
-            }
-        )
+        if self._evaluation:
+            regions = summed(self._evaluation, regions)
+        evaluated_ns = self._evaluation.get(EVALUATION, _NO_TIME)["ns"]
+        self._evaluation, self._evaluated_until_ns = {}, None
+        line = {
+            "step": self.step,
+            "dur_ns": end_ns - self._step_start_ns,
+            "profiled": profiled,
+            "phase": self._phase,
+            "regions": regions,
+            **self.samplers.of_step(self.step),
+        }
+        self._log.add({**line, "late_ns": perf_counter_ns() - end_ns})
         if not profiled and self.step >= FIRST_STEPS and not self._known.windows:
-            self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns)
-        self._last_ns = end_ns - self._step_start_ns
+            self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns - evaluated_ns)
+        self._last_ns = end_ns - self._step_start_ns - evaluated_ns
         self.step += 1
         paused = self.step == self._busy_step and self._before_step()
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
+            if self.regions.interruptions:
+                self.regions.interruptions.taken(before_ns=self._step_start_ns)  # of the pause, which is in no step
 
     def _steps_passed(self, steps: list[PastStep]) -> None:
         assert self._log is not None
@@ -309,17 +341,30 @@ class Recorder:
         if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
-        self._window.usual = UsualStep(self._events_per_step, self._longest_ns / 1e9 if self._longest_ns else None)
+        if self.step == FIRST_STEPS:
+            self._first_bytes = anonymous_bytes()
+            self._send_facts()
+        elif phase_of(self.step, self.config)[0] == WARMUP or self._window.usual.longest_s is None:
+            self._window.usual = self._usual_step()
         paused |= self._window.before_step(self.step)
         if self.step == self._census_step and not self._window.is_recording:
-            self._census = StepCensus(self._guard)
+            self._census = StepCensus(self._guard, self.config, self._window.usual)
             self._census.begin()
             paused = True
-        if self.step == FIRST_STEPS:
-            self._send_facts()
         self._phase = phase_of(self.step, self.config)[0]
         self._busy_step = next_busy_step(self.step + 1, self.config, also=FIRST_STEPS)
+        if self._census_step is not None and self._census_step > self.step:
+            self._busy_step = min(self._census_step, self._busy_step or self._census_step)
+        elif self._census is not None:
+            self._busy_step = self.step + 1
         return paused
+
+    def _usual_step(self) -> UsualStep:
+        """Return what the steps before the window were like."""
+        now_bytes, steps = anonymous_bytes(), self.step - FIRST_STEPS
+        grew = now_bytes - self._first_bytes if now_bytes is not None and self._first_bytes is not None else 0
+        per_step = max(0, grew) // steps if steps > 0 else 0
+        return UsualStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
 
     def _end_census(self) -> bool:
         if self._census is None:
@@ -328,12 +373,13 @@ class Recorder:
         found = census.end()
         if found is None:
             self._known.because("flops_per_step", str(census.why_not))
+            if census.was_stopped and self._census_tries > 0:
+                self._census_tries -= 1
+                self._census_step = self.step + 1
             return True
-        assert self._window is not None and self._run is not None
-        on_device = 2 if self.regions.nvtx is not None else 1  # most operators also launch something
-        if not (self.config.with_stack or self.config.profile_memory):  # those make events that were not counted
-            self._events_per_step = found["events"] * on_device
+        assert self._run is not None
         self._run.outbox.put({"do": "facts", "flops": found})
+        self._known.no_longer("flops_per_step")
         return True
 
     def _window_opened(self) -> None:

@@ -306,7 +306,7 @@ def _missing(run: Run) -> list[str]:
 
 
 def _with_warnings(run: Run, warnings: list[str]) -> Run:
-    lines = [*warnings, *_lost(run), *_worlds(run), *_missing(run)]
+    lines = [*warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
     guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
@@ -324,6 +324,12 @@ def _unseen_devices(run: Run) -> list[str]:
         f"the device of rank {which} was not recorded ({launches:,} launches, no kernel): "
         "what is said is of the host alone, what the device did is unknown; record with ProfilerActivity.CUDA"
     ]
+
+
+def _said_by_recorder(run: Run) -> list[str]:
+    """Return what the recorder itself found doubtful."""
+    said = (run.description or {}).get("warnings")
+    return [line for line in said if isinstance(line, str)] if isinstance(said, list) else []
 
 
 def _worlds(run: Run) -> list[str]:

@@ -126,7 +126,21 @@ def test_statistics_leave_out_steps_that_stand_for_nothing() -> None:
     assert (found["before"]["steps"], found["before"]["median_ns"]) == (2, 11)
     assert (found["window"]["steps"], found["window"]["median_ns"]) == (2, 21)
     assert (found["after"]["steps"], found["after"]["median_ns"]) == (2, 15)
-    assert found["unprofiled"]["median_ns"] == 13
+    assert (found["unprofiled"]["median_ns"], found["unprofiled_from"]) == (15, "after")  # two before are too few
+
+
+def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_compared() -> None:
+    for slower, is_beyond in ((1.0, False), (1.2, True)):
+        steps = StepStatistics()
+        for step in range(60):
+            phase = "before" if step < 20 else "window" if step < 25 else "after"
+            dur = round((1000 + step % 3) * (slower if phase == "after" else 1))
+            steps.add(json.loads(line(step, dur_ns=dur, phase=phase, profiled=phase == "window")))
+        found = steps.summary()
+        assert (found["unprofiled"]["median_ns"], found["unprofiled_from"]) == (1001, "before")
+        compared = found["after_to_before"]
+        assert compared["ratio"] == pytest.approx(slower, rel=0.01)
+        assert (compared["low"] > 1.1) == is_beyond
 
 
 @pytest.mark.parametrize("phase", ["before", "window", "after"])

@@ -41,7 +41,7 @@ class Told:
 
     def enter(self, name: str, at_ns: int | None) -> None:
         self._open.append(name)
-        self._regions[name] += 1
+        self._regions[name] += name != "loader_start"  # epochs begin in different steps of these loops
 
     def leave(self, name: str, at_ns: int | None) -> None:
         while self._open and self._open.pop() != name:
@@ -54,7 +54,7 @@ class Told:
     def step_end(self, *, at_ns: int | None = None) -> None:
         self.late += at_ns is not None
         ended = self._held if at_ns is not None and self._held is not None else self._regions
-        self.steps.append(dict(ended))
+        self.steps.append({name: count for name, count in ended.items() if count})
         self._regions = self._regions - ended
         self._held = None
 
@@ -66,7 +66,14 @@ class Told:
 
     def steps_passed(self, steps: list[tuple[int, dict[str, dict[str, int]], None]]) -> None:
         self.passed += len(steps)
-        self.steps += [{name: region["n"] for name, region in regions.items()} for _, regions, _ in steps]
+        self.steps += [
+            {
+                name: region["n"]
+                for name, region in regions.items()
+                if name not in ("loader_start", "garbage_collection")
+            }
+            for _, regions, _ in steps
+        ]
 
     def step_begin(self) -> None:
         self.gaps += 1

@@ -1,7 +1,7 @@
 import itertools
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.schedule import AFTER, BEFORE, census_step, next_busy_step, phase_of
+from stepscope.record.window.schedule import AFTER, BEFORE, WINDOW, census_step, next_busy_step, phase_of
 
 ALSO = 2
 
@@ -27,4 +27,14 @@ def test_between_busy_steps_nothing_is_to_be_done_and_the_phase_stays():
 def test_after_the_last_window_nothing_is_left_to_do():
     config = RecordConfig(wait=8, warmup=2, active=5)
     assert next_busy_step(15, config, also=ALSO) == 15
-    assert next_busy_step(16, config, also=ALSO) is None
+    assert next_busy_step(16, config, also=ALSO) == 16  # the first step after the window was counted
+    assert next_busy_step(17, config, also=ALSO) is None
+
+
+def test_no_profiler_runs_before_a_window():
+    for wait, warmup, active, repeat in itertools.product((0, 1, 3, 8), (0, 2), (1, 4), (1, 3)):
+        config = RecordConfig(wait=wait, warmup=warmup, active=active, repeat=repeat)
+        census = census_step(config)
+        assert census is not None
+        assert phase_of(census, config) == (AFTER, repeat - 1)
+        assert phase_of(census - 1, config)[0] == WINDOW

@@ -17,6 +17,8 @@ from stepscope.record.steps.statistics import StepStatistics
 from stepscope.units import ms
 
 Facts = dict[str, Any]
+MOST_DIFFERENCE = 0.02
+"""of steps after the window from those before it that is not worth a line"""
 
 # Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
 _OF_THE_JOB = (
@@ -31,6 +33,7 @@ _OF_THE_JOB = (
     "model",
     "optimizer",
     "ddp",
+    "step_unit",
 )
 # Facts of a rank that run.json repeats.
 _OF_A_RANK = (
@@ -91,6 +94,7 @@ def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) 
         **tokens,
         **_unprofiled(found),
         "windows": _windows(found),
+        "warnings": _warnings(found),
         "ranks": {str(f["rank"]): _of_a_rank(f) for f in found},
         "reasons": _reasons(job, flops, tokens, found),
     }
@@ -163,6 +167,24 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
             "median_ms": _median_ms(known),
         }
     return out
+
+
+def _warnings(found: Sequence[Facts]) -> list[str]:
+    """Return a line where steps after the window differ from those before it by more than chance on most ranks."""
+    compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
+    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > MOST_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
+    if not beyond or 2 * len(beyond) <= len(compared):
+        return []
+    ratio = statistics.median(c["ratio"] for _, c in beyond)
+    low, high = min(c["low"] for _, c in beyond), max(c["high"] for _, c in beyond)
+    longer = "longer" if ratio > 1 else "shorter"
+    on_cuda = any((f.get("device") or {}).get("kind") == "cuda" for f, _ in beyond)
+    why = "CUPTI may still be attached (this torch or driver does not detach it)" if on_cuda and ratio > 1 else ""
+    why = why or "the job changed on the way, or the machine did"
+    return [
+        f"steps after the window take {abs(ratio - 1):.1%} {longer} than those before it "
+        f"({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f} %): {why}; those before it are used"
+    ]
 
 
 def _median_ms(parts: list[Facts]) -> float | None:

@@ -85,6 +85,10 @@ class Known:
         if reason is not None:
             self._reasons[what] = reason
 
+    def no_longer(self, what: str) -> None:
+        """Forget why something was missing: it is there now."""
+        self._reasons.pop(what, None)
+
     def send(self, run: OpenRun, *, window_complete: bool = False) -> None:
         """Send what is known by now; after a window the helper writes it down at once."""
         seen = {name: value() if isinstance(value, weakref.ref) else value for name, value in self._noted.items()}

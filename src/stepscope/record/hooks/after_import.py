@@ -1,15 +1,19 @@
 """Act once a module has been imported, without importing it: `after_import("torch", act)`.
 
-Standard library only: it runs at the start of every Python process of a recorded job.
+Looking for a module (`importlib.util.find_spec`, as `transformers` and `datasets` do) is not importing it: the act
+waits for the module that is really loaded. Standard library only: it runs at the start of every Python process of a
+recorded job.
 """
 
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
+_asking = threading.local()  # the name for which we ask the other finders ourselves
 
 
 def after_import(name: str, act: Callable[[], None]) -> None:
@@ -28,25 +32,26 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        acts = _waiting.pop(name, None)
-        if acts is None:
+        if name not in _waiting or getattr(_asking, "name", None) == name:
             return None
-        spec = importlib.util.find_spec(name)  # we no longer wait for it, so this asks the others
-        if spec is None or spec.loader is None:
-            _waiting[name] = acts
-            return None
-        _act_after_loading(spec, acts)
+        _asking.name = name
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            _asking.name = None
+        if spec is not None and spec.loader is not None:
+            _act_after_loading(spec)
         return spec
 
 
-def _act_after_loading(spec: importlib.machinery.ModuleSpec, acts: list[Callable[[], None]]) -> None:
+def _act_after_loading(spec: importlib.machinery.ModuleSpec) -> None:
     loader = spec.loader
     load = loader.exec_module  # type: ignore[union-attr]
 
     def load_and_act(module: ModuleType) -> None:
         vars(loader).pop("exec_module", None)  # leave the loader as it was
         load(module)
-        for act in acts:
+        for act in _waiting.pop(spec.name, []):
             act()
 
     loader.exec_module = load_and_act  # type: ignore[union-attr, method-assign]

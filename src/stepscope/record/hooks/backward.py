@@ -18,6 +18,8 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
             if not loop.backward_begins():
                 return run_backward(t_outputs, *args, **kwargs)
             handle = None if loop.routine.on else loop.safely(gradient_sync.watch, t_outputs)
+            if not loop.optimizer_seen:
+                loop.safely(loop.parameters.watch_trained_by, t_outputs)
             try:
                 return run_backward(t_outputs, *args, **kwargs)
             finally:

@@ -1,8 +1,8 @@
-"""Data loading: how long the training thread waits for each batch of a `DataLoader`."""
+"""Data loading: how long the training thread waits for each batch of a `DataLoader`, and for its workers to start."""
 
 from typing import Any
 
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.loop import Loop
@@ -28,4 +28,16 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
         return __next__
 
+    def started(make_iterator: Any) -> Any:
+        def __iter__(self: Any) -> Any:
+            if not loop.loader_begins():
+                return make_iterator(self)
+            try:
+                return make_iterator(self)
+            finally:
+                loop.loader_ends()
+
+        return __iter__
+
     patches.replace(_BaseDataLoaderIter, "__next__", watched)
+    patches.replace(DataLoader, "__iter__", started)

@@ -13,12 +13,14 @@ import torch
 
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.loop.call_search import CallSearch
-from stepscope.record.hooks.loop.loop import OPTIMIZER, Loop
+from stepscope.record.hooks.loop.loop import Loop
+from stepscope.record.hooks.loop.parts import OPTIMIZER
 from stepscope.record.hooks.patches import Patches
-from stepscope.record.hooks.root_hooks import AfterForward, BeforeForward
+from stepscope.record.hooks.root_hooks import ATTRIBUTE, TimedCall, leave_out_of_state, restore_state
 
 SEARCH_STEPS = 3
 _MOST_LATER_SEARCHES = 40
+_ROWS_UNTIL_OFF = 3
 
 
 class Root:
@@ -26,60 +28,67 @@ class Root:
 
     def __init__(self, module: torch.nn.Module, watcher: "ForwardHooks") -> None:
         self._watcher = watcher
+        self._loop = watcher.loop
+        self._module = weakref.ref(module)
         self._counts = any(True for _ in module.parameters())
         self._was_called_with_grad = False
-        self._open = 0
-        self._counted = False
-        self._handles: list[Any] = []
-        if module._compiled_call_impl is None:
-            self._handles = [
-                module.register_forward_pre_hook(BeforeForward(self.begins), prepend=True),
-                module.register_forward_hook(AfterForward(self.ends), always_call=True),
-            ]
+        self._rests = 0  # in a row, without a call that was timed by itself
+        self._compiled_call: Any = None
+        self.hook()
 
-    def begins(self) -> None:
-        """The module is called."""
-        self._open += 1
-        if self._open > 1:
+    def hook(self) -> None:
+        """Have the module's calls come to us; one that was compiled in place keeps its compiled call."""
+        module = self._module()
+        if module is None:
             return
+        current = vars(module).get(ATTRIBUTE)
+        if not isinstance(current, TimedCall):
+            vars(module)[ATTRIBUTE] = TimedCall(module, current, self.begins, self.ends)
+
+    def unhook(self) -> None:
+        """Leave the module as it was."""
+        module = self._module()
+        current = vars(module).get(ATTRIBUTE) if module is not None else None
+        if isinstance(current, TimedCall):
+            if current.compiled_call is None:
+                del vars(module)[ATTRIBUTE]
+            else:
+                vars(module)[ATTRIBUTE] = current.compiled_call
+
+    def begins(self) -> bool:
+        """The module is called; return whether its end matters."""
+        loop = self._loop
         grad = torch.is_grad_enabled()
+        if loop.row and loop.in_row(grad=grad):
+            if grad:
+                self._rest()
+            return False
         if self._watcher.search.wanted:
             self._watcher.search.pause()
-        self._counted = self._counts and self._watcher.loop.forward_begins(grad=grad, own=self._was_called_with_grad)
-        self._was_called_with_grad = self._was_called_with_grad or grad
+        if not self._counts:
+            return True
+        counted: bool = loop.forward_begins(grad=grad, own=self._was_called_with_grad)
+        if counted:
+            self._rests = 0
+            self._was_called_with_grad = self._was_called_with_grad or grad
+        elif loop.row and grad:
+            self._rest()
+        return counted
 
     def ends(self, output: Any) -> None:
         """The call returns, or raised (then without output)."""
-        self._open -= 1
-        if self._open > 0:
-            return
-        self._open = 0
-        if self._counted:
-            self._watcher.loop.forward_ends()
-        elif not self._counts:
+        if self._counts:
+            self._loop.forward_ends()
+        else:
             self._counts = isinstance(output, torch.Tensor) and output.requires_grad
             self._watcher.search.resume()
 
-    def timed(self, compiled_call: Any) -> Any:
-        """Return the compiled call of a module that was compiled in place, with our begin and end around it."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.begins()
-            output = None
-            try:
-                output = compiled_call(*args, **kwargs)
-                return output
-            finally:
-                self.ends(output)
-
-        call.stepscope_root = self  # type: ignore[attr-defined]
-        return call
-
-    def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+    def _rest(self) -> None:
+        """Be off until the row of calls is over; for good where the module was never timed by itself in three rows."""
+        self.unhook()
+        self._rests += 1
+        if self._rests < _ROWS_UNTIL_OFF:
+            self._loop.wake_after_row(self.hook)
 
 
 class ForwardHooks:
@@ -90,6 +99,8 @@ class ForwardHooks:
         self.search = CallSearch(self._met)
         self._tell = list(model_found)
         self._roots: weakref.WeakKeyDictionary[torch.nn.Module, Root] = weakref.WeakKeyDictionary()
+        self._inside_compiled: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._kinds: list[type] = []  # classes whose `__getstate__` we replaced
         self._unseen: set[str] = set()
         self._later_searches = 0
         self._search(wanted=True)
@@ -126,14 +137,25 @@ class ForwardHooks:
     def stop(self) -> None:
         """Search no more, and take the hooks off the modules that were found."""
         self._search(wanted=False)
-        for root in self._roots.values():
-            root.remove()
+        for root in list(self._roots.values()):
+            root.unhook()
+        for kind in self._kinds:
+            restore_state(kind)
+        self._kinds = []
+
+    def compiler_is_used(self) -> None:
+        """Take our calls off every module: what torch.compile is about to trace is found again under its new name."""
+        for module in list(self._roots):
+            if getattr(vars(module).get(ATTRIBUTE), "compiled_call", None) is None:
+                self._roots.pop(module).unhook()
+        if self.loop.steps >= SEARCH_STEPS:
+            self.search_again()
 
     def release(self, module: torch.nn.Module) -> None:
         """Take our hooks off a module that is about to be scripted: TorchScript would compile them."""
         for root in [self._roots.pop(m, None) for m in module.modules()]:
             if root is not None:
-                root.remove()
+                root.unhook()
 
     def _met(self, module: torch.nn.Module) -> None:
         try:
@@ -148,13 +170,27 @@ class ForwardHooks:
     def _found(self, module: torch.nn.Module) -> None:
         root = self._roots.get(module)
         if root is None:
+            if module in self._inside_compiled:
+                return
+            kind = next(k for k in type(module).__mro__ if "__getstate__" in vars(k))
+            if kind is not torch.nn.Module and leave_out_of_state(kind):
+                self._kinds.append(kind)
             root = self._roots[module] = Root(module, self)
             for tell in self._tell:
                 tell(module)
-        compiled_call = module._compiled_call_impl
-        if compiled_call is not None and not hasattr(compiled_call, "stepscope_root"):
-            root.remove()
-            module._compiled_call_impl = root.timed(compiled_call)
+            if hasattr(module, "_orig_mod"):
+                self._leave_alone_inside(module)
+        elif module._compiled_call_impl is not None:
+            root.hook()  # compiled in place since it was found
+
+    def _leave_alone_inside(self, compiled: torch.nn.Module) -> None:
+        """Take our calls off the modules inside a compiled one, for good: a change there would compile it again."""
+        for module in compiled.modules():
+            if module is not compiled:
+                self._inside_compiled.add(module)
+                inner = self._roots.pop(module, None)
+                if inner is not None:
+                    inner.unhook()
 
 
 def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.nn.Module], None]]) -> ForwardHooks:

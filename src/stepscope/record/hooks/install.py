@@ -12,14 +12,27 @@ from typing import Any
 import torch
 
 from stepscope.record.failsafe import explain, say
-from stepscope.record.hooks import amp, backward, compiler, data, forward, groups, optimizer, pipeline
+from stepscope.record.hooks import (
+    amp,
+    backward,
+    compiler,
+    data,
+    forward,
+    groups,
+    optimizer,
+    pipeline,
+    recurring,
+    saving,
+)
 from stepscope.record.hooks.after_import import after_import
 from stepscope.record.hooks.compiler import CompilerWatch
 from stepscope.record.hooks.gradient_sync import GradientSync
 from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.learned import Learned
 from stepscope.record.hooks.loop.loop import Loop
+from stepscope.record.hooks.loop.step_unit import StepUnit
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.hooks.recurring import Recurring
 from stepscope.record.progress_notes import FOLDERS, leave_word
 
 
@@ -32,6 +45,7 @@ class Hooks:
     optimizers: optimizer.OptimizerHooks | None
     forwards: forward.ForwardHooks | None
     compiler: CompilerWatch
+    recurring: Recurring
     learned: Learned
 
     def finish(self) -> None:
@@ -57,6 +71,8 @@ class Hooks:
 
     def hide_from_compiler(self, disable: Callable[[Any], Any]) -> None:
         """Keep torch.compile from tracing us, now that it is used."""
+        if self.forwards is not None:
+            self.forwards.compiler_is_used()
         self.patches.hide_from_compiler(disable)
         if self.optimizers is not None:
             self.optimizers.hide_from_compiler(disable)
@@ -68,14 +84,15 @@ class Hooks:
             self.forwards.stop()
         self.patches.undo()
         self.compiler.remove()
+        self.recurring.remove()
         if self.optimizers is not None:
             self.optimizers.remove()
 
 
-def install(start_recorder: Callable[[], Any]) -> Hooks:
+def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> Hooks:
     """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
     patches, batch_size = Patches(), BatchSize()
-    loop = Loop(lambda: _started(start_recorder, hooks))
+    loop = Loop(lambda: _started(start_recorder, hooks), unit)
     sync, learned = GradientSync(loop), Learned(batch_size)
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     hooks = Hooks(
@@ -84,15 +101,21 @@ def install(start_recorder: Callable[[], Any]) -> Hooks:
         optimizers=_put_in("optimizer steps", lambda: optimizer.install(loop, patches)),
         forwards=_put_in("forward passes", lambda: forward.install(loop, patches, found)),
         compiler=CompilerWatch(lambda disable: hooks.hide_from_compiler(disable)),
+        recurring=Recurring(loop),
         learned=learned,
     )
     _put_in("mixed precision", lambda: amp.install(loop, patches))
     _put_in("backward passes", lambda: backward.install(loop, patches, sync))
     _put_in("data loading", lambda: data.install(loop, patches, batch_size))
     _put_in("process groups", lambda: groups.install(loop, patches, hooks.before_destroy))
+    _put_in("garbage collection", hooks.recurring.watch_garbage)
+    _put_in("checkpoints", lambda: saving.install(loop, patches))
     loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
     after_import(compiler.MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
+    after_import(recurring.COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
+    for module in saving.LATER:
+        after_import(module, lambda name=module: _put_in("checkpoints", lambda: saving.install_in(loop, patches, name)))  # type: ignore[misc]
     os.register_at_fork(after_in_child=loop.in_forked_child)
     return hooks
 

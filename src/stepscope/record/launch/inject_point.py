@@ -9,6 +9,7 @@ import torch
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import say
 from stepscope.record.progress_notes import leave_word
+from stepscope.record.window.kineto_settings import set_kineto_settings
 
 OLDEST_TORCH = (2, 4)
 
@@ -19,17 +20,19 @@ def begin() -> None:
     if config is None:
         return
     leave_word("torch")
+    set_kineto_settings(os.environ)  # a launcher in between (sudo, srun --export) may have dropped them
     found = tuple(int(n) for n in re.findall(r"\d+", str(torch.__version__))[:2])
     if found < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
     from stepscope.record.hooks.install import install
+    from stepscope.record.hooks.loop.step_unit import unit_from
     from stepscope.record.samplers.nccl_log import turn_on_nccl_log
 
     if config.nccl_log:
         turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
-    install(lambda: _recorder(config))
+    install(lambda: _recorder(config), unit_from(config.step_of))
 
 
 def _recorder(config: RecordConfig) -> Any:

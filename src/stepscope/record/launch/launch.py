@@ -26,9 +26,10 @@ from stepscope.record.launch.outside_tool import UNDER_TOOL, is_one_process, kee
 from stepscope.record.launch.pass_signals import signals_passed_on
 from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
 from stepscope.record.samplers.nccl_log import debug_environment
+from stepscope.record.window.kineto_settings import KINETO_SETTINGS
 
 INJECT = Path(__file__).parent / "inject"
-_QUIET = {"KINETO_LOG_LEVEL": "99"}  # else the profiler announces its start and stop on the job's stderr
+_AT_START = dict(KINETO_SETTINGS)  # what the job sets itself holds
 _LINUX = sys.platform == "linux"
 _PR_SET_PDEATHSIG = 1
 _PYTHON = re.compile(r"^python[\d.]*$")
@@ -86,7 +87,7 @@ def job_environment(config: RecordConfig, environ: Mapping[str, str]) -> dict[st
     """Return the environment in which every Python process records itself."""
     path = [str(INJECT), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
     debug = debug_environment(config.debug, environ=environ).variables
-    return {**_QUIET, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
+    return {**_AT_START, **environ, **debug, **config.to_env(), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _with_outside_folder(config: RecordConfig) -> RecordConfig:

@@ -20,6 +20,8 @@ class Recorded:
     window: str | None  # the profiled steps of the run, e.g. "10-14"
     trouble: str | None  # why there is no trace
     not_written: str | None  # how often writing failed and what it cost
+    unit: str | None = None  # what one step is
+    warnings: tuple[str, ...] = ()
 
 
 def recorded_in(folder: Path) -> Recorded:
@@ -42,6 +44,8 @@ def recorded_in(folder: Path) -> Recorded:
         window=f"{written[0]['first_step']}-{written[0]['last_step'] - 1}" if written else None,
         trouble=next((str(w["reason"]) for w in per_rank if w.get("reason")), None),
         not_written=_not_written(of_ranks),
+        unit=description.get("step_unit"),
+        warnings=tuple(description.get("warnings") or ()),
     )
 
 

@@ -21,7 +21,7 @@ from stepscope.record.steps.device_timer import DeviceTimer
 from stepscope.record.steps.regions import RegionTimes
 
 _PERIOD_NS = 100_000_000
-_FIRST_STEPS = 50
+_FIRST_STEPS = 8
 
 PastStep = tuple[int, RegionTimes, dict[str, Any]]
 """when it ended by `perf_counter_ns`, its regions, and what `mark_end` returned then"""

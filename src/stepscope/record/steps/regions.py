@@ -13,6 +13,8 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.record.window.interruptions import Interruptions
+
 DATA_LOADING = "data_loading"
 FORWARD = "forward_pass"
 BACKWARD = "backward_pass"
@@ -20,8 +22,16 @@ GRADIENT_SYNC = "gradient_sync"
 OPTIMIZER = "optimizer_step"
 LR_SCHEDULING = "lr_scheduling"
 CLIPPING = "gradient_clipping_warmup"
+# What recurs in some steps only.
+LOADER_START = "loader_start"
+CHECKPOINT = "checkpoint"
+EVALUATION = "evaluation"
+GARBAGE_COLLECTION = "garbage_collection"
+COMPILATION = "compilation"
 
-STANDARD = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING))
+OF_TRAINING = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER))
+"""which evaluation has as well, and they are then part of it"""
+STANDARD = frozenset((*OF_TRAINING, LR_SCHEDULING, CLIPPING, LOADER_START, CHECKPOINT))
 
 RegionTimes = dict[str, dict[str, int]]
 """`{name: {"ns": own time, "n": how often}}`"""
@@ -56,6 +66,7 @@ class Regions:
     def __init__(self, *, nvtx: Any = None, on_first: Callable[[], None] | None = None) -> None:
         self.marker: Any = None
         self.nvtx = nvtx
+        self.interruptions: Interruptions | None = None
         self._on_first = on_first
         self.training_thread = threading.get_ident()
         self._stacks: dict[int, list[_Open]] = {}
@@ -71,6 +82,8 @@ class Regions:
                 self._on_first()
         opened = _Open()
         opened.name, opened.since_ns = name, perf_counter_ns() if at_ns is None else at_ns
+        if self.interruptions and thread == self.training_thread:
+            self._interrupt(stack, opened.since_ns)
         if self.marker is not None:
             opened.mark = self.marker(name)
         if self.nvtx is not None:
@@ -88,6 +101,8 @@ class Regions:
         if stack[-1].name != name and not any(r.name == name for r in stack):
             return
         now_ns = perf_counter_ns() if at_ns is None else at_ns
+        if self.interruptions and thread == self.training_thread:
+            self._interrupt(stack, now_ns)
         while True:
             region = stack.pop()
             if (region.nvtx and at_ns is None) or region.mark is not None:
@@ -111,10 +126,20 @@ class Regions:
         """
         self.training_thread = threading.get_ident()
         stack = self._stacks.get(self.training_thread)
+        if self.interruptions:
+            self._interrupt(stack, now_ns)
         if stack:
             self._split_open(stack, now_ns)
         totals, self._totals = self._totals, {}
         return {name: {"ns": ns, "n": n} for name, (ns, n) in totals.items()}
+
+    def _interrupt(self, stack: list[_Open] | None, now_ns: int) -> None:
+        """Give what interrupted this thread since its last edge a region of its own, off the innermost open one."""
+        assert self.interruptions is not None
+        for interruption in self.interruptions.taken(before_ns=now_ns):
+            self._add(interruption.name, interruption.own_ns, 1)
+            if stack and stack[-1].since_ns <= interruption.begin_ns:
+                stack[-1].child_ns += interruption.own_ns
 
     def _split_open(self, stack: list[_Open], now_ns: int) -> None:
         inner_ns = 0

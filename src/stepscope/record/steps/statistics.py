@@ -1,8 +1,10 @@
 """What a rank's steps took with and without the profiler, kept up to date line by line in bounded memory.
 
-The unprofiled steps around the window are what a conclusion is drawn from; the profiled ones say what the profiler
-cost. Steps that cannot stand for the others are left out of the statistics (they stay in the log): the first ones
-of the job, and the first after the window, when ranks still wait for each other's export.
+The unprofiled steps before the window are what a conclusion is drawn from: no profiler has run in the process yet.
+Those after it check them: where they differ by more than chance, the profiler left something behind, or the job
+changed. The profiled ones say what the profiler cost. Steps that cannot stand for the others are left out of the
+statistics (they stay in the log): the first ones of the job, and the first after the window, when ranks still wait for
+each other's export.
 """
 
 import statistics
@@ -11,6 +13,10 @@ from typing import Any
 
 FIRST_STEPS = 2
 SETTLING_STEPS = 1
+FEWEST_BEFORE = 3
+"""steps before the window that can stand for the others; with fewer, those after it do"""
+_FEWEST_COMPARED = 5
+_ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps resemble each other
 _KEPT = 2_000
 
 
@@ -41,10 +47,46 @@ class StepStatistics:
             self._durations[line["phase"]].append((line["dur_ns"], line["device_ns"]))
 
     def summary(self) -> dict[str, Any]:
-        """Return `{"count", "last", "before", "window", "after", "unprofiled"}`, None where there were none."""
+        """Return `{"count", "last", "before", "window", "after", "unprofiled", "unprofiled_from", "after_to_before"}`.
+
+        None where there were no steps of the kind.
+        """
         parts = {phase: _median_of(list(kept)) for phase, kept in self._durations.items()}
-        both = [*self._durations["before"], *self._durations["after"]]
-        return {"count": self.count, "last": self.last, **parts, "unprofiled": _median_of(both)}
+        before, after = list(self._durations["before"]), list(self._durations["after"])
+        source = "before" if len(before) >= FEWEST_BEFORE or not after else "after"
+        return {
+            "count": self.count,
+            "last": self.last,
+            **parts,
+            "unprofiled": parts[source],
+            "unprofiled_from": source,
+            "after_to_before": _ratio(before, after),
+        }
+
+
+def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | None]]) -> dict[str, float] | None:
+    """Return how much longer steps after the window take, with an interval: medians and their spread."""
+    if min(len(before), len(after)) < _FEWEST_COMPARED:
+        return None
+    sides = [_known(before), _known(after)]
+    (first, error), (second, other) = ((statistics.median(side), _error_of_median(side)) for side in sides)
+    if first <= 0:
+        return None
+    ratio = second / first
+    spread = _ERRORS * ratio * ((error / first) ** 2 + (other / max(second, 1)) ** 2) ** 0.5
+    return {"ratio": ratio, "low": ratio - spread, "high": ratio + spread}
+
+
+def _known(steps: list[tuple[int, int | None]]) -> list[int]:
+    """Return the times by the device where it tells, else the host's."""
+    device = [ns for _, ns in steps if ns is not None]
+    return device if len(device) >= _FEWEST_COMPARED else [dur for dur, _ in steps]
+
+
+def _error_of_median(values: list[int]) -> float:
+    middle = statistics.median(values)
+    deviation = 1.4826 * statistics.median([abs(value - middle) for value in values])
+    return float(1.2533 * deviation / len(values) ** 0.5)
 
 
 def _median_of(steps: list[tuple[int, int | None]]) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
 """What a profiled window may cost, and which of its limits was met first.
 
-The profiler does not say how many events it holds. Three things bound them: the count of one step seen before the
-window, the growth of the process's own memory (200 to 300 bytes per event while recording), and time. Memory also
-grows for reasons of the job's own: it speaks for events only where a step took far longer than usual, as a flood of
-events makes it do, or where no step was counted.
+The profiler does not say how many events it holds. Three things bound them: the count of one step where there is one,
+the growth of the process's own memory (200 to 300 bytes per event while recording), and time. Memory also grows for
+reasons of the job's own: what it grew per step before the window is taken off, and inside a step, where the job's own
+tensors come and go, it speaks for events only once the step took far longer than usual, as a flood of events makes it.
 """
 
 import time
@@ -26,6 +26,7 @@ class UsualStep:
 
     events: int | None = None
     longest_s: float | None = None
+    growth_bytes: int = 0  # of the process's own memory, per step
 
 
 def most_events(config: RecordConfig, *, group_timeout_s: float | None) -> int:
@@ -49,18 +50,17 @@ class Budget:
         self._max_events = most_events(config, group_timeout_s=group_timeout_s)
         self._begin_s = self._looked_s = self._step_s = time.monotonic()
         self._begin_bytes = anonymous_bytes()
+        self._steps_done = 0
 
     def spent_at_step(self, steps_done: int) -> str | None:
         """Return which limit does not leave room for another step, or None."""
         now_s = time.monotonic()
         took_s, self._step_s = now_s - self._step_s, now_s
+        self._steps_done = steps_done
         expected = (self._usual.events or 0) * (steps_done + 1)
         if expected > self._max_events:
             return f"event budget: {expected} events expected, {self._max_events} allowed"
-        held = self._growth_bytes() // BYTES_PER_EVENT
-        if held > self._max_events and self._may_be_a_flood(took_s):
-            return f"event budget: about {held} events held, {self._max_events} allowed"
-        return self._spent(now_s)
+        return (self._too_many_held() if self._may_be_a_flood(took_s) else None) or self._spent(now_s)
 
     def spent_inside_step(self) -> str | None:
         """Return which limit was met in the middle of a step, looking a few times a second at most."""
@@ -68,7 +68,16 @@ class Budget:
         if now_s - self._looked_s < _LOOK_EVERY_S:
             return None
         self._looked_s = now_s
-        return self._spent(now_s)
+        longest_s = self._usual.longest_s
+        is_long = longest_s is not None and now_s - self._step_s > _FLOOD * longest_s
+        return (self._too_many_held() if is_long else None) or self._spent(now_s)
+
+    def _too_many_held(self) -> str | None:
+        own_bytes = self._usual.growth_bytes * (self._steps_done + 1)
+        held = max(0, self._growth_bytes() - own_bytes) // BYTES_PER_EVENT
+        if held <= self._max_events:
+            return None
+        return f"event budget: about {held} events held, {self._max_events} allowed"
 
     def _may_be_a_flood(self, took_s: float) -> bool:
         if self._usual.events is None or self._usual.longest_s is None:

@@ -26,16 +26,14 @@ def phase_of(step: int, config: RecordConfig) -> tuple[str, int]:
 
 
 def census_step(config: RecordConfig) -> int | None:
-    """Return the unprofiled step whose operators are counted, away from the window; None where none is asked for.
+    """Return the step whose operators are counted, the first after the last window; None where none is asked for.
 
-    Early in a wait of at least three steps, so that the steps nearest the window stay undisturbed; else the
-    second step after the last window.
+    Never before a window: any session of the profiler slows the steps after it, and those before the window are what
+    all others are measured against. The first step after a window stands for no other one anyway.
     """
-    if config.light or not config.count_flops:
+    if config.light or not config.count_flops or config.tool != "torch":
         return None
-    if config.wait >= 3:
-        return 1
-    return (config.wait + config.warmup + config.active) * config.repeat + 1
+    return (config.wait + config.warmup + config.active) * config.repeat
 
 
 def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:

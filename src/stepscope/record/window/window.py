@@ -98,6 +98,22 @@ class Window:
             if spent is not None:
                 self._close(f"{spent}; step {self._last()} is incomplete")
 
+    def evaluation_began(self) -> None:
+        """End the window, or begin it anew with the next step where none is complete: evaluation is not training."""
+        if self.state != RECORDING or not self._on_its_thread():
+            return
+        if self._steps_done:
+            self._close(f"evaluation began after step {self._last() - 1}; what followed is no training step")
+        else:
+            self._guarded(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        self._guard.give_way = None
+        self._profiler.cancel(prepared=False)
+        self.after_step()
+        self.state, self._profiler = IDLE, None
+        self._number -= 1  # the next step of the window opens it
+
     def abandon(self) -> None:
         """End whatever is open without a word: nothing can be written anyway."""
         if self.state != IDLE and self._on_its_thread():

@@ -34,5 +34,6 @@ class Learned:
     def note(self, loop: Loop) -> None:
         """Hand what is known to the recorder."""
         known = {"model": self._model(), "optimizer": loop.optimizers.main(), **self._batch_size.facts()}
+        known["step_unit"] = loop.step_unit()
         if loop.recorder is not None:
             loop.recorder.note(**{name: value for name, value in known.items() if value is not None})

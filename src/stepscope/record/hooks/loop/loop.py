@@ -2,14 +2,21 @@
 
     hook                 part        not counted inside            (it is then part of that)
     data loader          DATA        data, forward, backward
+    loader's iterator    LOADER      the same                      the start of its workers
     module call          FORWARD     data, forward, backward       recomputation belongs to backward
     autograd engine      BACKWARD    data, forward, backward       forces by autograd.grad belong to forward
     optimizer, scaler    OPTIMIZER   optimizer                     a wrapper steps its inner optimizer
 
 A part that counts becomes a region of the recorder and an event of the step finder. Other threads (prefetching,
-replicas) are not the loop: what they do is left alone, unless training itself moves to another thread.
+replicas, a second training loop) are not the loop: what they do is left alone, unless training itself moves to another
+thread: the loop's own has ended, or waits for others.
 
 Each hook's method asks the `routine` first: where a step goes like the last one, noting the time is all there is to do.
+
+What is called very often is not timed call by call. After `MOST_IN_A_ROW` forwards, or optimizer steps, with nothing
+else between, the following ones are a *row*: one region from the next call on to whatever comes after the last, during
+which their hooks are off. So a loop that calls a cell for every token, or an optimizer for every parameter, pays for
+some calls per step and no more.
 """
 
 import functools
@@ -23,23 +30,34 @@ from typing import Any
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.loop.optimizers_alive import OptimizersAlive
 from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
+from stepscope.record.hooks.loop.parts import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    HIDDEN_INSIDE,
+    LOADER,
+    OPTIMIZER,
+    REGION,
+    SAVING,
+    WORK,
+)
 from stepscope.record.hooks.loop.routine import SHORT_STEP_NS, Event, Pattern, Repeats, Routine
+from stepscope.record.hooks.loop.step_unit import StepUnit
 from stepscope.record.hooks.loop.steps import StepFinder
+from stepscope.record.hooks.loop.threads import is_of_autograd, is_over, is_waiting
 from stepscope.record.steps import regions
+from stepscope.record.window.interruptions import Interruptions
 
-DATA, FORWARD, BACKWARD, OPTIMIZER = 1, 2, 4, 8
-_WORK = DATA | FORWARD | BACKWARD
+_QUIET = 64  # a row of forwards without gradients
+MOST_IN_A_ROW = 4
+MOST_IN_A_STEP = 64
+"""forwards that are timed by themselves: beyond it, every forward begins a row"""
 FIRST_STEPS = 8  # in which those who learn about the job are told of each
-_HIDDEN_INSIDE = {DATA: _WORK, FORWARD: _WORK, BACKWARD: _WORK, OPTIMIZER: OPTIMIZER}
 # What events are recognised by. Optimizers have their own, larger ones: where they lie in memory.
 _DATA_BEGINS, _DATA_ENDS, _NO_BATCH, _BACKWARD_BEGINS, _BACKWARD_ENDS, _SYNC_BEGINS, _SCHEDULE_BEGINS = range(1, 8)
 _FORWARD_ENDS, _FORWARD_BEGINS = 8, 9  # up to 12: with gradients or without, of a trained model or another one
-_REGION = {
-    DATA: regions.DATA_LOADING,
-    FORWARD: regions.FORWARD,
-    BACKWARD: regions.BACKWARD,
-    OPTIMIZER: regions.OPTIMIZER,
-}
+_LOADER_BEGINS, _LOADER_ENDS, _ROW_BEGINS, _QUIET_ROW_BEGINS, _ROW_ENDS, _STEPS_ROW_ENDS = range(13, 19)
+_STEPS_ROW = 1  # added to an optimizer's token where it begins a row
 
 
 def training_first(method: Any) -> Any:
@@ -60,7 +78,7 @@ def training_first(method: Any) -> Any:
 class Loop:
     """One per process. Without a recorder yet it follows the loop all the same, so that step 0 is right."""
 
-    def __init__(self, start_recorder: Callable[[], Any]) -> None:
+    def __init__(self, start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> None:
         self.recorder: Any = None
         self.optimizers = OptimizersAlive()
         self.parameters = ParameterWatch()
@@ -70,33 +88,64 @@ class Loop:
         self.on_first_steps: list[Callable[[Loop], None]] = []
         self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
         self.on_unused_batch: Callable[[], None] | None = None  # a batch is asked for and the last met nothing
+        self.interruptions = Interruptions()
+        self.row = 0  # FORWARD, _QUIET or OPTIMIZER while a row of them lasts
+        self.rest_optimizers: Callable[[bool], None] | None = None  # turns the optimizers' hooks off and on
+        self._in_a_row = 0  # forwards, or optimizer steps, with nothing else between
+        self._row_of = 0
+        self._gone = 0  # the optimizer that is stepping, where it exists no more
+        self._wake: list[Callable[[], None]] = []
         self._batch_unused = False
         self._start_recorder = start_recorder
         self._inside = 0
+        self._lock = threading.RLock()
         self._thread = threading.main_thread().ident
         self._optimizer: Any = None  # the one that is stepping
         self._stepper: Any = None  # who steps it: itself, or a scaler
-        self._optimizer_seen = False
+        self.optimizer_seen = False
         self._on = True
         self._happening: int | None = None  # the event that may be the first of a step
         self._repeats = Repeats()
         self.routine = Routine(whole_steps=self._steps_passed, open_step=self._follow_open_step)
         self._events = self._known_events()
-        self._finder = StepFinder(self, optimizers=self.optimizers.keys, parameters_changed=self.parameters.changed)
+        self._finder = StepFinder(
+            self,
+            optimizers=self.optimizers.keys,
+            parameters_changed=self.parameters.changed,
+            gradients_reset=self.parameters.gradients_reset,
+            unit=unit,
+        )
 
     @training_first
     def start(self) -> None:
         """Start the recorder, once: this process takes part in training."""
+        with self._lock:
+            self._start()
+
+    def _start(self) -> None:
         if self.recorder is None and self._on:
             self.recorder = self._start_recorder()
             self._on = self.recorder is not None
             if self._on:
                 self.recorder.on_own_region = self._something_else
+                self.recorder.regions.interruptions = self.interruptions
 
     def stop(self) -> None:
         """See nothing more."""
         self._on = False
         self.routine.forget()
+
+    def step_unit(self) -> str | None:
+        """Return what one step is in this job, None before the first."""
+        return self._finder.describe() if self.steps else None
+
+    def is_training_thread(self, thread: int) -> bool:
+        """Return whether this is the thread whose steps are followed."""
+        return thread == self._thread and self._on and self.recorder is not None
+
+    def is_inside(self, part: int) -> bool:
+        """Return whether the loop is inside a part now."""
+        return bool((self.routine.inside() if self.routine.on else self._inside) & part)
 
     def in_forked_child(self) -> None:
         """A run that has begun is the parent's alone; where it has not, ranks may be forked from here."""
@@ -111,13 +160,19 @@ class Loop:
     @training_first
     def finish(self) -> None:
         """End the last step: training is over, or its process groups are about to go."""
+        self._end_row()
+        here = threading.get_ident()
+        if self.routine.on and self._thread != here and is_over(self._thread):
+            self._thread = self.recorder.regions.training_thread = here  # what it left open is followed from here
         self.routine.end()
         if self._on and not self._inside:
             self._finder.finish()
 
     def data_begins(self) -> bool:
         """Return whether this load counts; if so `data_ends` must follow."""
-        return self.routine.takes(_DATA_BEGINS) or self._data_begins()
+        if self.row:
+            self._end_row()
+        return self.routine.takes(_DATA_BEGINS, WORK) or (not self.routine.ignores(DATA) and self._data_begins())
 
     @training_first
     def _data_begins(self, at_ns: int | None = None) -> bool:
@@ -141,9 +196,73 @@ class Loop:
         self._end(DATA, _DATA_ENDS if got_batch else _NO_BATCH, at_ns)
         self._finder.load_ends(got_batch=got_batch)
 
+    def loader_begins(self) -> bool:
+        """Return whether this creation of a loader's iterator counts; if so `loader_ends` must follow."""
+        if self.row:
+            self._end_row()
+        return self.routine.takes(_LOADER_BEGINS, WORK) or (not self.routine.ignores(LOADER) and self._loader_begins())
+
+    @training_first
+    def _loader_begins(self, at_ns: int | None = None) -> bool:
+        if not self._enters(LOADER):
+            return False
+        self._happening = _LOADER_BEGINS
+        self._finder.loader_begins()
+        return True if self.routine.on else self._begin(LOADER, _LOADER_BEGINS, at_ns)
+
+    def loader_ends(self) -> None:
+        """End what counted."""
+        if not self.routine.takes(_LOADER_ENDS):
+            self._loader_ends()
+
+    @training_first
+    def _loader_ends(self, at_ns: int | None = None) -> None:
+        self._end(LOADER, _LOADER_ENDS, at_ns)
+
+    @training_first
+    def saving_begins(self) -> bool:
+        """Return whether this checkpoint counts; if so `saving_ends` must follow."""
+        if self.recorder is None or not self._on or threading.get_ident() != self._thread:
+            return False
+        self._end_row()
+        self._something_else()
+        return self._enters(SAVING) and self._begin(SAVING, None, None)
+
+    @training_first
+    def saving_ends(self) -> None:
+        """End what counted."""
+        self._end(SAVING, None, None)
+        self._finder.saved(perf_counter_ns())
+
+    def in_row(self, *, grad: bool) -> bool:
+        """Return whether a forward belongs to the row that lasts; one of another kind ends it."""
+        if self.row == (FORWARD if grad else _QUIET) or (self.row == FORWARD and not grad):
+            return True
+        if threading.get_ident() == self._thread:
+            self._end_row()
+        return False
+
+    def wake_after_row(self, act: Callable[[], None]) -> None:
+        """Call `act` when the row is over."""
+        self._wake.append(act)
+
     def forward_begins(self, *, grad: bool, own: bool) -> bool:
-        """Return whether this call of a module counts; if so `forward_ends` must follow."""
-        return self.routine.takes(_FORWARD_BEGINS + grad + 2 * own) or self._forward_begins(grad, own)
+        """Return whether this call of a module counts; if so `forward_ends` must follow.
+
+        Not where it begins a row: that ends with whatever comes next.
+        """
+        routine = self.routine
+        if routine.on:
+            row = _ROW_BEGINS if grad else _QUIET_ROW_BEGINS
+            if routine.expects(row):
+                routine.takes(row)
+                self.row = FORWARD if grad else _QUIET
+                return False
+            if routine.takes(_FORWARD_BEGINS + grad + 2 * own, WORK):
+                return True
+            if routine.ignores(FORWARD):
+                return False
+        return bool(self._forward_begins(grad, own))
 
     @training_first
     def _forward_begins(self, grad: bool, own: bool, at_ns: int | None = None) -> bool:
@@ -155,7 +274,54 @@ class Loop:
             if self.routine.on:
                 return True
         self.forwards += 1
+        if self._begins_row(FORWARD if grad else _QUIET, most=MOST_IN_A_ROW if self.forwards <= MOST_IN_A_STEP else 0):
+            self._forward_row_begins(grad, at_ns)
+            return False
         return self._begin(FORWARD, token, at_ns)
+
+    def _forward_row_begins(self, grad: bool, at_ns: int | None = None) -> None:
+        self._begin(FORWARD, _ROW_BEGINS if grad else _QUIET_ROW_BEGINS, at_ns)
+        self.row = FORWARD if grad else _QUIET
+
+    def _begins_row(self, kind: int, *, most: int) -> bool:
+        """Return whether this call, of which others came right before, begins a row."""
+        self._in_a_row = self._in_a_row + 1 if self._row_of == kind else 1
+        self._row_of = kind
+        return self._in_a_row > most and self.watcher is None and self.recorder is not None
+
+    @training_first
+    def _end_row(self) -> None:
+        """End the row, if there is one: something else begins."""
+        kind, self.row = self.row, 0
+        if not kind:
+            return
+        wake, self._wake = self._wake, []
+        for act in wake:
+            act()
+        if kind == OPTIMIZER:
+            self._rest_optimizers(False)
+            if not self.routine.takes(_STEPS_ROW_ENDS):
+                self._steps_row_ends()
+        elif not self.routine.takes(_ROW_ENDS):
+            self._row_ends()
+
+    def _row_ends(self, at_ns: int | None = None) -> None:
+        self.row = 0
+        self._in_a_row = 0
+        self._end(FORWARD, _ROW_ENDS, at_ns)
+
+    def _steps_row_ends(self, at_ns: int | None = None) -> None:
+        self.row = 0
+        self._in_a_row = 0
+        if self._inside & OPTIMIZER and self._optimizer is not None:
+            key = id(self._optimizer)
+            self._optimizer = self._stepper = None
+            self._end(OPTIMIZER, _STEPS_ROW_ENDS, at_ns)
+            self._finder.optimizer_ends(key, perf_counter_ns() if at_ns is None else at_ns)
+
+    def _rest_optimizers(self, rest: bool) -> None:
+        if self.rest_optimizers is not None:
+            self.rest_optimizers(rest)
 
     def forward_ends(self) -> None:
         """End a forward that counted."""
@@ -168,7 +334,11 @@ class Loop:
 
     def backward_begins(self) -> bool:
         """Return whether this backward counts; if so `backward_ends` must follow."""
-        return self.routine.takes(_BACKWARD_BEGINS) or self._backward_begins()
+        if self.row:
+            self._end_row()
+        return self.routine.takes(_BACKWARD_BEGINS, WORK) or (
+            not self.routine.ignores(BACKWARD) and bool(self._backward_begins())
+        )
 
     @training_first
     def _backward_begins(self, at_ns: int | None = None) -> bool:
@@ -203,18 +373,22 @@ class Loop:
 
     def backward_ends(self) -> None:
         """End a backward that counted, and the wait for reductions inside it."""
+        if self.row:
+            self._end_row()
         if not self.routine.takes(_BACKWARD_ENDS):
             self._backward_ends()
 
     @training_first
     def _backward_ends(self, at_ns: int | None = None) -> None:
         self._end(BACKWARD, _BACKWARD_ENDS, at_ns)
-        if not self._optimizer_seen:
+        if not self.optimizer_seen:
             self.parameters.remember()
 
     def schedule_begins(self) -> None:
         """A pipeline schedule begins its step."""
-        if not self.routine.takes(_SCHEDULE_BEGINS):
+        if self.row:
+            self._end_row()
+        if not self.routine.takes(_SCHEDULE_BEGINS, WORK) and not self.routine.ignores(DATA):
             self._schedule_begins()
 
     @training_first
@@ -227,13 +401,22 @@ class Loop:
 
     def optimizer_begins(self, optimizer: Any, by: Any) -> None:
         """An optimizer begins to step, `by` itself or by the scaler that will decide about it."""
-        if not self.routine.takes(id(optimizer) + id(by)):
+        if self.row:
+            if self.row == OPTIMIZER:
+                return
+            self._end_row()
+        token = id(optimizer) + id(by)
+        if self.routine.on and self.routine.expects(token + _STEPS_ROW):
+            self.routine.takes(token + _STEPS_ROW)
+            self.row = OPTIMIZER
+            self._rest_optimizers(True)
+        elif not self.routine.takes(token) and not self.routine.is_elsewhere():
             self._optimizer_begins(optimizer, by)
 
     @training_first
     def _optimizer_begins(self, optimizer: Any, by: Any, at_ns: int | None = None) -> None:
         self._adopt_thread()
-        if not self._on:
+        if not self._on or not self._speaks():
             return
         if self._inside & OPTIMIZER:
             if by is not self._stepper:
@@ -242,24 +425,29 @@ class Loop:
                 return
             self._repeats.break_off()
             self._end(OPTIMIZER, None, None)  # it raised last time and so never ended
-        if threading.get_ident() == self._thread or self._inside & BACKWARD:
-            self.start()
-            self._optimizer_seen = True
-            self._happening = None
-            self._finder.optimizer_begins(id(optimizer))
-            self._optimizer, self._stepper = optimizer, by
-            self._repeats.add(self._optimizer_event(optimizer, by, ("begin", regions.OPTIMIZER)))
-            self._begin(OPTIMIZER, None, at_ns)
+        self.start()
+        self.optimizer_seen = True
+        self._happening = None
+        self._finder.optimizer_begins(id(optimizer), type(optimizer).__name__)
+        self._optimizer, self._stepper = optimizer, by
+        is_row = self._begins_row(OPTIMIZER, most=MOST_IN_A_ROW)
+        self._repeats.add(self._optimizer_event(optimizer, by, ("begin", regions.OPTIMIZER), is_row=is_row))
+        self._begin(OPTIMIZER, None, at_ns)
+        if is_row:
+            self.row = OPTIMIZER
+            self._rest_optimizers(True)
 
     def optimizer_ends(self, by: Any) -> None:
         """End what `by` began."""
-        if not self.routine.takes(-id(by)):
+        if self.row != OPTIMIZER and not self.routine.takes(-id(by)) and not self.routine.is_elsewhere():
             self._optimizer_ends(by)
 
     @training_first
     def _optimizer_ends(self, by: Any, at_ns: int | None = None) -> None:
+        if not self._speaks():
+            return
         counts = self._inside & OPTIMIZER and by is self._stepper
-        self._repeats.add(_optimizer_end(by, self._optimizer_ends, ("end", regions.OPTIMIZER) if counts else None))
+        self._repeats.add(self._optimizer_end(by, ("end", regions.OPTIMIZER) if counts else None))
         if counts:
             key = id(self._optimizer)
             self._optimizer = self._stepper = None
@@ -294,7 +482,7 @@ class Loop:
     def _begin_routine(self) -> None:
         """Only time the coming steps, where this event begins one as it began the last and nobody wants more."""
         pattern = self._repeats.pattern
-        if self.watcher is None and not self._inside and self._optimizer_seen and self.recorder is not None and pattern:
+        if self.watcher is None and not self._inside and self.optimizer_seen and self.recorder is not None and pattern:
             steps = self.recorder.steps_to_time(SHORT_STEP_NS) if pattern.tokens[0] == self._happening else 0
             if steps > 0:
                 self.routine.begin(
@@ -306,10 +494,12 @@ class Loop:
         """Tell the recorder of steps that went like the last one."""
         count = len(pattern.tokens)
         self.steps += len(ends)
-        self.recorder.steps_passed(
-            [(times[first + count], pattern.region_times(times, first), end)
-             for first, end in zip(range(0, len(times) - 1, count), ends, strict=True)]
-        )  # fmt: skip
+        passed = [pattern.region_times(times, first) for first in range(0, len(times) - 1, count)]
+        for interruption in self.interruptions.taken(before_ns=times[-1]):
+            if interruption.begin_ns >= times[0]:
+                pattern.interrupt(passed, times, interruption)
+        steps = zip(times[count::count], passed, ends, strict=True)
+        self.recorder.steps_passed(list(steps))
 
     @training_first
     def _follow_open_step(self, events: Sequence[Event], times: list[int]) -> None:
@@ -319,36 +509,50 @@ class Loop:
             event.follow(at_ns)
 
     def _something_else(self) -> None:
-        """The script marks a region of its own: no routine in a step that has some."""
+        """The script marks a region of its own, or saves: no routine in a step that has some."""
         if threading.get_ident() == self._thread:
             self.routine.end()
             self._repeats.break_off()
 
     def _enters(self, part: int) -> bool:
-        if self._on and not self._inside & _HIDDEN_INSIDE[part] and threading.get_ident() == self._thread:
-            return True
-        self._repeats.break_off()
-        return False
+        return self._on and not self._inside & HIDDEN_INSIDE[part] and threading.get_ident() == self._thread
+
+    def _speaks(self) -> bool:
+        """Return whether this is the training thread, or one that works for it in a backward."""
+        here = threading.get_ident()
+        return here == self._thread or bool(self._inside & BACKWARD and is_of_autograd(here))
 
     def _adopt_thread(self) -> None:
-        if not self._inside and not self.routine.on:
-            self._thread = threading.get_ident()
+        """Follow training to this thread where the one that it was on has ended or waits for others."""
+        here = threading.get_ident()
+        if here == self._thread:
+            return
+        with self._lock:
+            if not is_over(self._thread) and (self._inside or not is_waiting(self._thread)):
+                return
+            self._thread = here
+            self.row = 0
+            self.routine.end()
+            self._inside = 0
+            self._repeats.break_off()
 
     def _begin(self, part: int, token: int | None, at_ns: int | None) -> bool:
         self._inside |= part
         self._batch_unused = part == DATA
+        if part != self._row_of and not (part == FORWARD and self._row_of == _QUIET):
+            self._in_a_row = 0
         if self.watcher is not None:
             self.watcher.part_begins(part)
         if token is not None:
             self._repeats.add(self._events[token])
         if self.recorder is not None:
-            self.recorder.enter(_REGION[part], at_ns)
+            self.recorder.enter(REGION[part], at_ns)
         return True
 
     def _end(self, part: int, token: int | None, at_ns: int | None) -> None:
         self._inside &= ~part
         if self.recorder is not None:
-            self.recorder.leave(_REGION[part], at_ns)
+            self.recorder.leave(REGION[part], at_ns)
         if token is not None:
             self._repeats.add(self._events[token])
         if self.watcher is not None:
@@ -365,6 +569,12 @@ class Loop:
             _BACKWARD_ENDS: (("end", regions.BACKWARD), self._backward_ends),
             _SYNC_BEGINS: (("begin", regions.GRADIENT_SYNC), partial(self._sync_begins, True)),
             _SCHEDULE_BEGINS: (None, self._schedule_begins),
+            _LOADER_BEGINS: (("begin", regions.LOADER_START), self._loader_begins),
+            _LOADER_ENDS: (("end", regions.LOADER_START), self._loader_ends),
+            _ROW_BEGINS: (("begin", regions.FORWARD), partial(self._row_again, True)),
+            _QUIET_ROW_BEGINS: (("begin", regions.FORWARD), partial(self._row_again, False)),
+            _ROW_ENDS: (("end", regions.FORWARD), self._row_ends),
+            _STEPS_ROW_ENDS: (("end", regions.OPTIMIZER), self._steps_row_ends),
         }
         for grad in (False, True):
             for own in (False, True):
@@ -372,21 +582,32 @@ class Loop:
                 follow[token] = ("begin", regions.FORWARD), partial(self._forward_begins, grad, own)
         return {token: Event(token, edge, act) for token, (edge, act) in follow.items()}
 
-    def _optimizer_event(self, optimizer: Any, by: Any, edge: tuple[str, str] | None) -> Event:
-        alive, alive_by = weakref.ref(optimizer), weakref.ref(by)
+    def _row_again(self, grad: bool, at_ns: int) -> None:
+        """Follow the begin of a row that the routine took."""
+        self.forwards += 1
+        self._forward_row_begins(grad, at_ns)
+
+    def _optimizer_event(self, optimizer: Any, by: Any, edge: tuple[str, str] | None, *, is_row: bool = False) -> Event:
+        alive, alive_by, key = weakref.ref(optimizer), weakref.ref(by), id(optimizer)
 
         def follow(at_ns: int) -> None:
             if (o := alive()) is not None and (b := alive_by()) is not None:
                 self._optimizer_begins(o, b, at_ns)
+            elif edge is not None:  # dropped since: its step counts all the same
+                self._gone = key
+                self._finder.optimizer_begins(key)
+                self._begin(OPTIMIZER, None, at_ns)
 
-        return Event(id(optimizer) + id(by), edge, follow)
+        return Event(id(optimizer) + id(by) + is_row, edge, follow)
 
+    def _optimizer_end(self, by: Any, edge: tuple[str, str] | None) -> Event:
+        alive = weakref.ref(by)
 
-def _optimizer_end(by: Any, ends: Callable[[Any, int], None], edge: tuple[str, str] | None) -> Event:
-    alive = weakref.ref(by)
+        def follow(at_ns: int) -> None:
+            if (b := alive()) is not None:
+                self._optimizer_ends(b, at_ns)
+            elif edge is not None:
+                self._end(OPTIMIZER, None, at_ns)
+                self._finder.optimizer_ends(self._gone, at_ns)
 
-    def follow(at_ns: int) -> None:
-        if (b := alive()) is not None:
-            ends(b, at_ns)
-
-    return Event(-id(by), edge, follow)
+        return Event(-id(by), edge, follow)

@@ -13,6 +13,7 @@ leave. An event that was not expected (evaluation, a batch that did not come, a 
 routine at once: the events of the open step are then followed after all, with the times they had.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,12 +21,15 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.record.hooks.loop.parts import BACKWARD, PART
+from stepscope.record.hooks.loop.threads import is_of_autograd
 from stepscope.record.steps.regions import RegionTimes
+from stepscope.record.window.interruptions import Interruption
 
 PERIOD_NS = 250_000_000
 SHORT_STEP_NS = 100_000_000
 """longer ones are all followed: what that takes is nothing to them"""
-_MOST_EVENTS = 256  # of a step
+_MOST_EVENTS = 4096  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,9 @@ class Pattern:
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = tuple(events)
         self.tokens = tuple(event.token for event in events)
-        self.regions = _own_time([event.edge for event in events])
+        edges = [event.edge for event in events]
+        self.regions = _own_time(edges)
+        self.open_after = _open_after(edges)  # the regions open after each event, outermost first
 
     def ranges(self, nvtx: Any) -> tuple[Callable[[], None], ...]:
         """Return what each event does to NVTX's stack of ranges."""
@@ -73,6 +79,17 @@ class Pattern:
             for name, (number, spans) in self.regions.items()
         }
 
+    def interrupt(self, steps: Sequence[RegionTimes], times: Sequence[int], by: Interruption) -> None:
+        """Give an interruption's time, in one of the steps that `times` are of, to a region of its own."""
+        at = min(max(bisect_right(times, by.begin_ns) - 1, 0), len(times) - 2)
+        step, event = divmod(at, len(self.tokens))
+        inner = self.open_after[event]
+        if inner:
+            steps[step][inner[-1]]["ns"] = max(0, steps[step][inner[-1]]["ns"] - by.own_ns)
+        own = steps[step].setdefault(by.name, {"ns": 0, "n": 0})
+        own["ns"] += by.own_ns
+        own["n"] += 1
+
 
 class Routine:
     """Takes the expected events. All is done on the training thread.
@@ -93,6 +110,7 @@ class Routine:
         self._open_step = open_step
         self._pattern = Pattern(())
         self._tokens: tuple[int | None, ...] = ()  # and None where the step ends
+        self._inside: tuple[int, ...] = ()  # the parts open before each token
         self._at = 0
         self._thread = 0
         self._times: list[int] = []
@@ -101,33 +119,61 @@ class Routine:
         self._ranges: tuple[Callable[[], None], ...] = ()
         self._until_ns = 0
         self._steps_left = 0
-        self._disturbed = False
 
     def begin(self, pattern: Pattern, *, steps: int, mark: Callable[[], Any], nvtx: Any = None) -> None:
         """Begin with the first event of a step, which happens now, for so many steps at most."""
         now_ns = perf_counter_ns()
         self._pattern, self._tokens = pattern, (*pattern.tokens, None)
+        self._inside = (0, *[sum({PART.get(name, 0) for name in names}) for names in pattern.open_after])
         self._thread = get_ident()
         self._times, self._ends, self._at = [now_ns], [], 1
         self._mark, self._until_ns, self._steps_left = mark, now_ns + PERIOD_NS, steps - 1
-        self._disturbed = False
         self._ranges = pattern.ranges(nvtx) if nvtx is not None else ()
         self.on = True
         if self._ranges:
             self._ranges[0]()
 
-    def takes(self, token: int) -> bool:
-        """Return whether this is the expected event: its time is noted then, and nothing else is to be done."""
+    def expects(self, token: int) -> bool:
+        """Return whether this is the expected event, without taking it."""
+        return self._tokens[self._at] == token
+
+    def takes(self, token: int, hidden_inside: int = 0) -> bool:
+        """Return whether this is the expected event: its time is noted then, and nothing else is to be done.
+
+        One that does not count inside a part that is open now (`hidden_inside`), and one of another thread, leave the
+        routine as it is: see `ignores`. Autograd's own threads speak for the training thread during a backward.
+        """
         if not self.on:
             return False
         at = self._at
-        if self._tokens[at] != token or get_ident() != self._thread:
+        thread = get_ident()
+        if thread != self._thread and not (self._inside[at] & BACKWARD and is_of_autograd(thread)):
+            return False
+        if self._tokens[at] != token:
+            if self._inside[at] & hidden_inside:
+                return False
             return self._step_ends(token) if self._tokens[at] is None else self._not_expected()
         self._times.append(perf_counter_ns())
         self._at = at + 1
         if self._ranges:
             self._ranges[at]()
         return True
+
+    def inside(self) -> int:
+        """Return the parts that are open now."""
+        return self._inside[self._at]
+
+    def ignores(self, part: int) -> bool:
+        """Return whether an event that was not taken means nothing: the routine goes on without it.
+
+        A backward on another thread may mean that training moved there.
+        """
+        return self.on and (part != BACKWARD or get_ident() == self._thread)
+
+    def is_elsewhere(self) -> bool:
+        """Return whether the routine goes on and this is another thread, which does not work for it."""
+        thread = get_ident()
+        return self.on and thread != self._thread and not is_of_autograd(thread)
 
     def end(self) -> None:
         """Work out what was noted; the events of an open step are followed."""
@@ -147,13 +193,13 @@ class Routine:
 
     def _step_ends(self, token: int) -> bool:
         """Return whether the next step begins with this event and is only timed as well."""
-        if self._tokens[0] != token or get_ident() != self._thread:
+        if self._tokens[0] != token:
             return self._not_expected()
         now_ns = perf_counter_ns()
         self._times.append(now_ns)
         self._ends.append(self._mark())
         self._at = 1
-        if now_ns < self._until_ns and self._steps_left > 0 and not self._disturbed:
+        if now_ns < self._until_ns and self._steps_left > 0:
             self._steps_left -= 1
             if self._ranges:
                 self._ranges[0]()
@@ -163,11 +209,8 @@ class Routine:
         return False
 
     def _not_expected(self) -> bool:
-        """Return False, with the routine ended; for another thread's event not before the next one of ours."""
-        if get_ident() == self._thread:
-            self.end()
-        else:
-            self._disturbed = True
+        """Return False, with the routine ended."""
+        self.end()
         return False
 
 
@@ -182,6 +225,18 @@ def _several(act: Callable[[], Any], times: int) -> None:
 
 def _last_index(names: list[str], name: str) -> int:
     return len(names) - 1 - names[::-1].index(name)
+
+
+def _open_after(edges: Sequence[tuple[str, str] | None]) -> tuple[tuple[str, ...], ...]:
+    """Return the regions open after each event, outermost first."""
+    out: list[tuple[str, ...]] = []
+    now: tuple[str, ...] = ()
+    for edge in edges:
+        if edge is not None:
+            what, name = edge
+            now = (*now, name) if what == "begin" else now[: _last_index(list(now), name)]
+        out.append(now)
+    return tuple(out)
 
 
 def _own_time(edges: Sequence[tuple[str, str] | None]) -> dict[str, tuple[int, list[tuple[int, int]]]]:

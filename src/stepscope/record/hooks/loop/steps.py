@@ -11,11 +11,20 @@ accumulation is one step, and the boundary is known in the moment it happens. Th
   the boundary is found late, but its time is kept.
 - *Evaluation* is no step: a batch that met only forwards without gradients before the next batch was asked for is
   taken out, so the coming step begins after it. So are batches that met nothing before their loader ran out.
-- *An optimizer that no hook sees* (an update written by hand): a parameter that changed in place after a backward.
+- *An optimizer that no hook sees* (an update written by hand): a parameter that changed after a backward.
+
+Optimizers that step at unequal rates (five critics to a generator, delayed policies) have no such common step. Once
+one comes round again before the others of its step did, a step is a batch of the loader or, without one, a step of the
+first optimizer. `describe()` says which unit it is, and `--step-of` (see `step_unit`) chooses another.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable
 from typing import Protocol
+
+from stepscope.record.hooks.loop.step_unit import AUTO, COUNT, LOADER, OPTIMIZER, StepUnit
+
+_PATIENCE_STEPS = 4  # in which the first steps of optimizers that exist are waited for
 
 
 class Steps(Protocol):
@@ -40,10 +49,19 @@ class StepFinder:
         *,
         optimizers: Callable[[], frozenset[Hashable]],
         parameters_changed: Callable[[], bool],
+        gradients_reset: Callable[[], bool] = lambda: False,
+        unit: StepUnit | None = None,
     ) -> None:
         self._steps = steps
         self._optimizers = optimizers  # those that exist now; what a first step has to wait for
         self._parameters_changed = parameters_changed
+        self._gradients_reset = gradients_reset
+        self._unit = unit or StepUnit()
+        self._names: dict[Hashable, tuple[str, int]] = {}  # class of each optimizer, and its number among those
+        self._lead: Hashable | None = None  # the first optimizer that stepped
+        self._first: frozenset[Hashable] = frozenset()  # those that existed then
+        self._ended = 0
+        self._by_hand = False
         self._cycle: frozenset[Hashable] | None = None  # the optimizers of one step, once known
         self._interleaved = False  # whether new work begins between the optimizers of one step
         self._seen: set[Hashable] = set()
@@ -54,6 +72,7 @@ class StepFinder:
 
     def _open(self) -> None:
         self._stepped: set[Hashable] = set()
+        self._num_stepped = 0
         self._stepped_ns = 0
         self._maybe_ns: int | None = None  # new work began here while optimizers were still missing
         self._went_on = False  # ... and one of them did come
@@ -64,12 +83,16 @@ class StepFinder:
 
     def load_begins(self) -> None:
         """A batch is asked for."""
-        ended = self._work_begins()
+        ended = self._work_begins(is_load=True)
         if not ended and (self._after_evaluation or self._only_evaluated(self._evaluated)):
             self._leave_out()
             self._after_evaluation = self._idle = True
         self._evaluated = False
         self._loads = True
+
+    def loader_begins(self) -> None:
+        """A loader makes its iterator: the loop turns to new work."""
+        self._work_begins()
 
     def load_ends(self, *, got_batch: bool) -> None:
         """The batch came, or there are no more."""
@@ -93,18 +116,33 @@ class StepFinder:
     def backward_begins(self) -> None:
         """A backward pass begins."""
         self._work_begins()
+        if self._maybe_ns is not None and not self._optimizers() and not self._seen:
+            if self._gradients_reset():
+                self._by_hand = True
+                self._end(self._maybe_ns)
+            self._maybe_ns = None
         self._trained = True
 
     def schedule_begins(self) -> None:
         """A pipeline schedule begins, on every stage, whether it loads data or not."""
         self._work_begins()
 
-    def optimizer_begins(self, key: Hashable) -> None:
-        """An optimizer begins to step."""
+    def optimizer_begins(self, key: Hashable, name: str = "") -> None:
+        """An optimizer, of the class `name`, begins to step."""
         if key not in self._seen:
             self._seen.add(key)
+            self._names[key] = (name, sum(1 for known, _ in self._names.values() if known == name))
             self._cycle = None  # somebody new: learn again who belongs together
-        if key in self._stepped:  # it comes round again, so a step ended on the way here
+            if self._lead is None:
+                self._lead, self._first = key, self._optimizers()
+        if self._unit.kind != AUTO:
+            if self._unit.kind != LOADER and self._is_over(is_load=False, comes=key):
+                self._end(None)
+        elif key in self._stepped and (key == self._lead or self._lead not in self._stepped):
+            # It comes round again, so a step ended on the way here.
+            missing = (self._cycle or frozenset()) - self._stepped
+            if self._interleaved and missing & self._optimizers():
+                self._choose_unit()
             self._learn()
             self._end(self._maybe_ns)
         elif self._maybe_ns is not None:
@@ -114,17 +152,48 @@ class StepFinder:
     def optimizer_ends(self, key: Hashable, now_ns: int) -> None:
         """An optimizer has stepped, or its scaler decided to skip."""
         self._stepped.add(key)
+        self._num_stepped += 1
         self._stepped_ns = now_ns
+
+    def saved(self, now_ns: int) -> None:
+        """A checkpoint was written: where it is the last of the job, it belongs to the last step."""
+        if self._stepped and self._maybe_ns is None:
+            self._stepped_ns = now_ns
+
+    def describe(self) -> str:
+        """Return what one step is in this job."""
+        names = Counter(name for name, _ in self._names.values())
+        optimizers = ", ".join(f"{n} x {name}" if n > 1 else name for name, n in sorted(names.items()))
+        if self._unit.kind == LOADER:
+            return "one batch of the loader" + (f"; optimizers: {optimizers}" if len(self._names) > 1 else "")
+        if self._unit.kind == COUNT:
+            return f"{self._unit.count} optimizer steps; optimizers: {optimizers}"
+        if self._unit.kind == OPTIMIZER:
+            return f"one step of {self._unit.name}#{self._unit.index}; optimizers: {optimizers}"
+        if not self._names:
+            return "one update of the parameters, written by hand" if self._by_hand else "one step of an optimizer"
+        return f"one step of {optimizers}" if len(self._names) == 1 else f"one step of each optimizer: {optimizers}"
 
     def finish(self) -> None:
         """Training is over: the last step ended with its last optimizer."""
-        if self._stepped:
-            self._end(self._maybe_ns if self._maybe_ns is not None else self._stepped_ns)
-        elif self._changed_by_hand():
+        if self._unit.kind in (COUNT, OPTIMIZER) and not self._is_over(is_load=False):
+            return
+        if self._unit.kind == LOADER and self._trained and not self._stepped:
             self._end(None)
+        elif self._stepped:
+            self._end(self._maybe_ns if self._maybe_ns is not None else self._stepped_ns)
+        elif self._changed_by_hand() or self._maybe_by_hand():
+            self._end(self._maybe_ns)
 
-    def _work_begins(self) -> bool:
+    def _work_begins(self, *, is_load: bool = False) -> bool:
+        if self._unit.kind != AUTO:
+            if self._is_over(is_load=is_load):
+                self._end(None)
+                return True
+            return False
         if not self._stepped and (self._seen or not self._changed_by_hand()):
+            if self._maybe_by_hand() and self._maybe_ns is None:
+                self._maybe_ns = self._steps.step_may_end()
             return False
         if self._complete():
             self._end(None)
@@ -136,7 +205,23 @@ class StepFinder:
     def _complete(self) -> bool:
         if self._cycle is None:
             return not self._seen or self._stepped >= self._optimizers()
-        return not self._interleaved or self._stepped >= self._cycle
+        if self._interleaved:
+            return self._stepped >= self._cycle
+        return self._ended >= _PATIENCE_STEPS or self._seen >= self._first & self._optimizers()
+
+    def _is_over(self, *, is_load: bool, comes: Hashable | None = None) -> bool:
+        """Return whether a step of the chosen unit is complete, now that new work or the optimizer `comes` begins."""
+        if self._unit.kind == LOADER:
+            return is_load and (self._trained or bool(self._stepped))
+        if self._unit.kind == COUNT:
+            return self._num_stepped >= self._unit.count
+        chosen = next((k for k in self._stepped if self._names[k] == (self._unit.name, self._unit.index)), None)
+        return chosen is not None and (comes is None or comes == chosen)
+
+    def _choose_unit(self) -> None:
+        """Choose the unit of optimizers that step at unequal rates."""
+        name, index = self._names[self._lead]
+        self._unit = StepUnit(LOADER) if self._loads else StepUnit(OPTIMIZER, name=name, index=index)
 
     def _learn(self) -> None:
         self._cycle = frozenset(self._stepped)
@@ -145,6 +230,7 @@ class StepFinder:
     def _end(self, at_ns: int | None) -> None:
         if self._cycle is None and self._seen:
             self._learn()
+        self._ended += 1
         self._open()
         self._steps.step_end(at_ns)
 
@@ -156,4 +242,10 @@ class StepFinder:
         self._steps.step_begin()
 
     def _changed_by_hand(self) -> bool:
-        return not self._seen and self._trained and self._parameters_changed()
+        changed = not self._seen and self._trained and self._parameters_changed()
+        self._by_hand = self._by_hand or changed
+        return changed
+
+    def _maybe_by_hand(self) -> bool:
+        """Return whether an update by hand may have happened that only the next backward tells of."""
+        return self._trained and not self._seen and not self._optimizers()

@@ -1,0 +1,59 @@
+"""T31: what a step calls of ours does not grow with what the loop calls. Calls are counted, no time is measured."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.hooks.install import install
+from stepscope.record.session import Recorder
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from overhead_shapes import SHAPES
+
+MOST = {
+    "one": 700,
+    "cells": 900,
+    "modules": 900,
+    "optimizers": 900 + 2 * 500,  # torch still calls two hooks that do nothing for each of them
+    "micro": 64 * 100,  # these are 64 forwards and 64 backwards
+    "hooked": 700,
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False))
+    hooks = install(lambda: recorder)
+    hooks.loop.start()
+    try:
+        step = SHAPES[shape]()
+        for _ in range(12):
+            step()
+        counts = [calls_of_ours(step) for _ in range(4)]
+    finally:
+        hooks.remove()
+        recorder.close()
+    assert 0 < max(counts) < MOST[shape], counts
+
+
+def calls_of_ours(step: Any) -> int:
+    """Return how many functions a step calls from our files, ours and built-in ones: the same on every machine."""
+    count = 0
+
+    def counting(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call") and "/stepscope/record/" in frame.f_code.co_filename
+
+    sys.setprofile(counting)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return count

@@ -1,0 +1,170 @@
+"""Scripts of the shapes that real ones have, recorded as a new user would: steps, regions, files and output."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.job
+
+SCRIPTS = Path(__file__).parent / "scripts"
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+def environment() -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TEARDOWN_CUPTI")}
+    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def started(command: list[str], where: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=240)
+
+
+def script(name: str, *words: str) -> list[str]:
+    return [sys.executable, "-W", "ignore", str(SCRIPTS / name), *words]
+
+
+def recorded(where: Path, command: list[str], *options: str) -> "subprocess.CompletedProcess[str]":
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(where / "run"), *options, "--"]
+    return started([*record, *command], where)
+
+
+def run_json(where: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((where / "run" / "run.json").read_text())
+    return found
+
+
+def steps(where: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (where / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+
+
+LOOKS_FIRST = """
+import importlib.util
+assert importlib.util.find_spec("torch") is not None
+{more}
+import os, torch
+assert os.environ["TEARDOWN_CUPTI"] == "1"
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("library", [None, "transformers", "datasets"])
+def test_T27_a_script_that_looks_for_torch_first_is_recorded(library: str | None, tmp_path: Path) -> None:
+    if library is not None:
+        pytest.importorskip(library)
+    (tmp_path / "job.py").write_text(LOOKS_FIRST.format(more=f"import {library}" if library else ""))
+    done = recorded(tmp_path, [sys.executable, "job.py"])
+    assert done.returncode == 0, done.stderr
+    assert "recorded 4 steps of 1 rank" in done.stderr
+
+
+def test_T28_evaluation_ends_the_window_and_is_counted_in_no_flops(tmp_path: Path) -> None:
+    found: dict[str, dict[str, Any]] = {}
+    for name, words in {"with": ("12", "400"), "without": ("100", "1")}.items():
+        where = tmp_path / name
+        where.mkdir()
+        done = recorded(where, script("evaluates.py", *words))
+        assert done.returncode == 0, done.stderr
+        assert len(steps(where)) == 24
+        found[name] = run_json(where)
+    assert found["with"]["flops_per_step"] == found["without"]["flops_per_step"] != 0
+    window = found["with"]["windows"][0]["ranks"]["0"]
+    assert "evaluation began after step 11" in window["cut"] and window["last_step"] == 12
+    with gzip.open(tmp_path / "with" / "run" / "rank00000.pt.trace.json.gz") as f:
+        assert len(json.load(f)["traceEvents"]) < 2_000  # 400 batches would be ten thousand
+    evaluated = [line["step"] for line in steps(tmp_path / "with") if "evaluation" in line["regions"]]
+    assert evaluated == [12]
+    assert [line["step"] for line in steps(tmp_path / "with") if line["profiled"]] == [10, 11, 15]  # 15 is counted
+
+
+def test_an_evaluation_in_the_step_that_is_counted_is_not_counted(tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("evaluates.py", "15", "60"))
+    assert done.returncode == 0, done.stderr
+    assert run_json(tmp_path)["flops_per_step"] == 2 * 4 * (16 * 16 + 16 * 2) * 2 + 2 * 4 * 16 * 2
+    assert [line["step"] for line in steps(tmp_path) if "evaluation" in line["regions"]] == [15]
+
+
+@pytest.mark.parametrize("kind", ["plain", "ddp"])
+def test_T29_checkpoints_are_equal_byte_by_byte(kind: str, tmp_path: Path) -> None:
+    outputs = []
+    for name in ("without", "with"):
+        where = tmp_path / name
+        where.mkdir()
+        command = script("saves.py", str(where / "files"), *(["ddp"] if kind == "ddp" else []))
+        done = started(command, where) if name == "without" else recorded(where, command, "--steps", "6:8")
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert outputs[0] == outputs[1]
+    files = sorted(p.name for p in (tmp_path / "without" / "files").iterdir() if p.suffix in (".pt", ".txt"))
+    assert len(files) == 3 * 7
+    for name in files:
+        same = (tmp_path / way / "files" / name for way in ("without", "with"))
+        first, second = (path.read_bytes() for path in same)
+        assert first == second, name
+    assert [line["step"] for line in steps(tmp_path / "with") if "checkpoint" in line["regions"]] == [3, 7, 11]
+
+
+@pytest.mark.parametrize("how", ["add", "subtract", "assign"])
+def test_updates_written_by_hand_are_steps(how: str, tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("by_hand.py", how))
+    assert (done.returncode, len(steps(tmp_path))) == (0, 14)
+    assert done.stdout == started(script("by_hand.py", how), tmp_path).stdout
+    assert run_json(tmp_path)["step_unit"] == "one update of the parameters, written by hand"
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "count", "unit"),
+    [
+        ("wgan", (), 33, "one batch of the loader; optimizers: 2 x Adam"),
+        ("wgan", ("--step-of", "Adam#1"), 7, "one step of Adam#1; optimizers: 2 x Adam"),
+        ("wgan", ("--step-of", "10"), 4, "10 optimizer steps; optimizers: 2 x Adam"),
+        ("sac", (), 30, "one step of each optimizer: 3 x Adam"),
+        ("sac", ("--step-of", "Adam#0"), 30, "one step of Adam#0; optimizers: 3 x Adam"),
+    ],
+)
+def test_optimizers_at_unequal_rates_have_a_unit(
+    words: str, options: tuple[str, ...], count: int, unit: str, tmp_path: Path
+) -> None:
+    done = recorded(tmp_path, script("unequal_rates.py", words), *options)
+    assert done.returncode == 0, done.stderr
+    assert len(steps(tmp_path)) == count
+    assert run_json(tmp_path)["step_unit"] == unit
+    assert (f"a step is {unit}" in done.stderr) == ("optimizers:" in unit)
+
+
+def test_a_wrong_unit_is_said_before_the_job_starts(tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("unequal_rates.py", "sac"), "--step-of", "a b")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--step-of: expected loader" in done.stderr
+
+
+def test_two_training_threads_are_one_recording(tmp_path: Path) -> None:
+    done = recorded(tmp_path, script("two_threads.py"), "--steps", "20:25")
+    assert (done.returncode, done.stdout) == (0, "trained [0, 1]\n")
+    assert "no longer followed" not in done.stderr and "Error" not in done.stderr.replace("ERROR: External", "")
+    assert 290 <= len(steps(tmp_path)) <= 300  # of one of them; the other is left alone
+    assert not (tmp_path / "run-2").exists()
+
+
+def test_what_recurs_has_regions_of_its_own(tmp_path: Path) -> None:
+    plain = started(script("recurs.py"), tmp_path)
+    done = recorded(tmp_path, script("recurs.py"))
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    found = {line["step"]: line["regions"] for line in steps(tmp_path)}
+    assert len(found) == 24
+    assert [s for s, regions in found.items() if "checkpoint" in regions] == [2, 8, 14, 20]
+    assert {4, 10, 16, 22} <= {s for s, regions in found.items() if "garbage_collection" in regions}
+    assert [s for s, regions in found.items() if "evaluation" in regions] == [6, 12, 18]
+    assert [s for s, regions in found.items() if "loader_start" in regions] == [6, 12, 18]
+    assert 13 in [s for s, regions in found.items() if "compilation" in regions]
+    for line in steps(tmp_path):
+        assert sum(region["ns"] for region in line["regions"].values()) <= line["dur_ns"]
