@@ -22,7 +22,6 @@ from stepscope.diagnose.checks import PASS, checks_of
 from stepscope.diagnose.conclusion.categories import BALANCED, MEMORY, UNCLEAR, category_of_finding, category_times_ns
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.guides import guides_of
-from stepscope.diagnose.scope.over_window import diagnosed_account
 from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import StepscopeError
@@ -56,12 +55,11 @@ def contradictions(account: Account) -> list[str]:
 
 def _of_savings(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
     found = diagnosis.findings
-    judged = diagnosed_account(account)
     if [f.alone_ns for f in found] != sorted((f.alone_ns for f in found), reverse=True):
         yield "findings are not in the order of what each saves alone"
-    if not found or judged.step is None:
+    if not found or account.step is None:
         return
-    step_ns = judged.step.step_ns
+    step_ns = account.step.step_ns
     for f in found:
         if not 0 <= f.low_ns <= f.alone_ns <= f.high_ns <= step_ns * (1 + 1e-9):
             yield f"{f.id}: {f.alone_ns} outside {f.low_ns} to {f.high_ns}, or above the step of {step_ns}"
@@ -132,9 +130,8 @@ def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
     if not suggested:
         return
     setting = shlex.split(suggested[0])[-1]
-    judged = diagnosed_account(account)
     first = diagnosis.worth[0]
-    answer = what_if(judged, [setting]).prediction
+    answer = what_if(account, [setting]).prediction
     saved_ms, said_ms = ((answer.baseline_ns - answer.step_ns) / NS_PER_MS, first.alone_ns / NS_PER_MS)
     alike = [f for f in diagnosis.findings if f.id == first.id]
     if len(alike) == 1 and abs(saved_ms - said_ms) > _SLACK_MS + 1e-6 * said_ms:

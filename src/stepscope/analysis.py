@@ -24,7 +24,6 @@ from stepscope.compare.sides import compared_run, comparison_document
 from stepscope.contract.run_folder import written_whole
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
-from stepscope.diagnose.scope.over_window import diagnosed_account
 from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import UsageError
@@ -134,7 +133,7 @@ class Analysis:
         """Return the step with changes such as `"straggler=off"`, `"network=2x"`, applied in order."""
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
-        return what_if(diagnosed_account(self.account), settings)
+        return what_if(self.account, settings)
 
     def compare(self, other: "Analysis | PathLike") -> "Comparison":
         """Return what differs between this run and another one, with intervals."""

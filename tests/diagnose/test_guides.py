@@ -113,7 +113,10 @@ def test_short_kernels_on_an_idle_device_show_the_guide_on_small_batches(tmp_pat
 
 def test_growing_memory_shows_the_guide_on_memory(tmp_path: Path) -> None:
     grown = [{"allocated_bytes": (500 + 3 * n) * MB, "peak_allocated_bytes": 900 * MB} for n in range(40)]
-    lines = [{"step": n, "dur_ns": 1000, "memory": memory} for n, memory in enumerate(grown)]
+    lines = [
+        {"step": n, "start_ns": 1000 * n, "end_ns": 1000 * (n + 1), "dur_ns": 1000, "memory": memory}
+        for n, memory in enumerate(grown)
+    ]
     run = replace(late_run(tmp_path, late_us=0), logs=(step_log_of(lines, rank=0),))
     found = guides(account_of(run))["memory-pressure"]
     assert values(found)["growth_mb_per_step"] == pytest.approx(3.0, abs=0.1)

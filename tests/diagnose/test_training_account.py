@@ -11,7 +11,6 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.run.load import Run
 from stepscope.run.step_log import step_log_of
-from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.settings import what_if
 
 MS = 1000.0
@@ -63,7 +62,7 @@ def test_one_process_on_a_cpu_gets_findings_and_what_ifs(tmp_path: Path) -> None
     found = account_of(one_process(tmp_path))
     (first,) = diagnose(found).findings
     assert first.id == "data-loading" and first.saving_ns == pytest.approx(LOADING * 1e6, rel=0.02)
-    answer = what_if(found, ["data=instant"], fixes=fixes_of(found))
+    answer = what_if(found, ["data=instant"])
     assert answer.prediction.step_ns == pytest.approx(COMPUTE * 1e6, rel=0.02)
 
 
@@ -93,7 +92,7 @@ def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
     first = diagnose(found).findings[0]
     assert first.id == "host-stall" and title in first.title and region in first.cause
     assert first.saving_ns == pytest.approx(more_ns, rel=0.02) and first.saving_ns <= step.ns("host_stall")
-    answer = what_if(found, ["stalls=off"], fixes=fixes_of(found))
+    answer = what_if(found, ["stalls=off"])
     assert answer.prediction.step_ns == pytest.approx(50e6, rel=0.02)
 
 

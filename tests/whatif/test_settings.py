@@ -163,9 +163,10 @@ def test_collectives_inside_the_passes_cannot_be_moved(tmp_path: Path) -> None:
         what_if(account, ["overlap=perfect"])
 
 
-def test_a_run_without_steps_cannot_be_replayed(tmp_path: Path) -> None:
+def test_a_run_whose_steps_launch_nothing_cannot_be_replayed(tmp_path: Path) -> None:
     rank = RankTrace()
-    rank.kernel("gemm", at=0, start=10, end=20)
+    rank.step(0, 0, 5)
+    rank.kernel("gemm", at=6, start=10, end=20)
     with pytest.raises(InputError, match="nothing to replay"):
         what_if(account_of(built_run(tmp_path, [rank])), ["network=2x"])
 

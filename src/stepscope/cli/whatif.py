@@ -12,7 +12,6 @@ import sys
 
 from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.diagnose.scope.over_window import diagnosed_account
 from stepscope.errors import UsageError
 from stepscope.report.text.terminal import console
 from stepscope.report.text.whatif import print_whatif, whatif_json
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.settings:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
-    account = diagnosed_account(account_from(args))
+    account = account_from(args)
     answer = what_if(account, args.settings)
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)
     if args.json != "-":

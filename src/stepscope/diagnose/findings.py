@@ -15,7 +15,6 @@ from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
-from stepscope.diagnose.scope.over_window import diagnosed_account
 
 LEAST_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -43,13 +42,13 @@ class Diagnosis:
 
 def diagnose(account: Account) -> Diagnosis:
     """Return the findings of an account: per step, or over the window where no step was recorded."""
-    judged = diagnosed_account(account)
-    step_ns = judged.step.step_ns if judged.step else None
-    found = _found(judged, step_ns, in_steps=account.num_steps > 0) if step_ns else Diagnosis((), ())
-    return replace(found, not_examined=not_examined(account, found.findings, replayed=judged.replay is not None))
+    step_ns = account.step.step_ns if account.step else None
+    found = _found(account, step_ns) if step_ns else Diagnosis((), ())
+    return replace(found, not_examined=not_examined(account, found.findings, replayed=account.replay is not None))
 
 
-def _found(account: Account, step_ns: float, *, in_steps: bool) -> Diagnosis:
+def _found(account: Account, step_ns: float) -> Diagnosis:
+    in_steps = account.num_steps > 0
     replays = _Replays(account.replay, step_ns)
     chosen = _Chosen(replays)
     for rules in (SPECIFIC, GENERAL):

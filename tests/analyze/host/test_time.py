@@ -123,11 +123,17 @@ def test_hole_that_is_little_of_a_long_step_is_none(tmp_path: Path) -> None:
     assert stalling(rank_of(tmp_path, trace)).total_ns == 0
 
 
-def test_without_steps_nothing_is_known_to_stall(tmp_path: Path) -> None:
+def test_without_steps_the_window_stalls_and_without_operators_nothing_is_known(tmp_path: Path) -> None:
     trace = RankTrace(0)
     busy(trace, 0, 5 * MS)
     busy(trace, 15 * MS, 20 * MS)
-    assert len(stalling(rank_of(tmp_path, trace))) == 0
+    rank = rank_of(tmp_path, trace)
+    assert rank.steps.is_window and stalling(rank).total_ns == 10 * MS * 1000
+    bare = RankTrace(0)
+    bare.call("cudaMalloc", 0, 5 * MS)
+    bare.call("cudaMalloc", 15 * MS, 20 * MS)
+    (tmp_path / "bare").mkdir()
+    assert len(stalling(rank_of(tmp_path / "bare", bare))) == 0
 
 
 def test_recorded_events_by_step(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
-from stepscope.diagnose.scope.over_window import diagnosed_account
+from stepscope.run.step_search import derived
 
 STEP = 4000
 
@@ -63,11 +63,17 @@ def test_waiting_for_input_is_found_with_and_without_steps(tmp_path: Path, steps
 
 def test_a_window_without_steps_is_replayed_as_one(tmp_path: Path) -> None:
     account = one_rank(tmp_path, steps=False, loading=True)
-    judged = diagnosed_account(account)
-    assert account.replay is None and judged.replay is not None and judged.num_steps == 1
-    assert judged.step is not None and account.step is not None
-    assert judged.step.step_ns == pytest.approx(account.step.step_ns, rel=0.01)
-    assert diagnosed_account(one_rank(tmp_path / "b", loading=True)).num_steps == 6
+    assert account.num_steps == 0 and account.replay is not None and account.step is not None
+    assert account.replay.period_ns == pytest.approx(account.step.step_ns, rel=0.01)
+    assert one_rank(tmp_path / "b", loading=True).num_steps == 6
+
+
+def test_a_window_too_long_to_be_replayed_is_not_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(derived, "MAX_ITEMS", 11)
+    account = one_rank(tmp_path, steps=False, loading=True)
+    assert account.replay is None and account.step is not None
+    found = diagnose(account)
+    assert not found.findings and "steps" in lacking(found)["data-loading"]
 
 
 def test_rules_that_need_steps_stay_silent_over_a_window(tmp_path: Path) -> None:

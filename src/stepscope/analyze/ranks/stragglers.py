@@ -117,12 +117,14 @@ def find_stragglers(
 def own_times(shared: Aligned) -> Floats | None:
     """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
 
+    Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
+
     With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without:
     the host's span less exposed waiting. NaN for ranks that recorded no step, or took part in nothing that could be
     matched: nobody is known to wait for them.
     """
     numbers = common_steps(shared.run.ranks)
-    if not len(numbers) or not len(shared.matches):
+    if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
         return None
     own = np.full((len(shared.run.ranks), len(numbers)), np.nan)
     for index in np.unique(shared.matches.rank_index).tolist():

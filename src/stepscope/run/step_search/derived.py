@@ -2,7 +2,8 @@
 
 The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a step
 is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
-how often the loop went round in it is unknown. Traces that were cut off are left as they are.
+how often the loop went round in it is unknown, and a window of more than MAX_ITEMS is too long to be replayed. Traces
+that were cut off are left as they are.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +19,15 @@ from stepscope.run.step_search.period import kernel_period
 from stepscope.run.steps import Steps, unnamed_steps
 from stepscope.trace.classify import EventKind
 
+MAX_ITEMS = 60_000
+"""of device work and collectives on all ranks: a longer window is no stretch"""
+
 
 def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
     """Return the ranks with steps where none of them has any and all tell the same number of them."""
     if any(len(rank.steps) or rank.trace.quality.truncated for rank in ranks):
         return list(ranks)
-    for tell in _WAYS:
+    for tell in _ways(ranks):
         found = [tell(rank) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
@@ -55,7 +59,10 @@ def _whole(rank: Rank) -> Steps | None:
     return unnamed_steps(first, last, "the whole window", is_window=True)
 
 
-_WAYS: tuple[Callable[[Rank], Steps | None], ...] = (_marked, _periodic, _whole)
+def _ways(ranks: Sequence[Rank]) -> tuple[Callable[[Rank], Steps | None], ...]:
+    """Return how steps may be told, the best way first."""
+    is_short = sum(len(rank.work) or len(rank.collectives) for rank in ranks) <= MAX_ITEMS
+    return (_marked, _periodic, _whole) if is_short else (_marked, _periodic)
 
 
 def _with_steps(rank: Rank, steps: Steps) -> Rank:
