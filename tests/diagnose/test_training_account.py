@@ -96,6 +96,20 @@ def test_what_recurs_outside_the_window_is_in_budget_findings_and_what_ifs(
     assert answer.prediction.step_ns == pytest.approx(50e6, rel=0.02)
 
 
+def test_two_recurring_causes_are_two_findings_that_one_setting_removes(tmp_path: Path) -> None:
+    found = account(tmp_path, every=10, checkpoint=1000.0, evaluation=600.0)
+    diagnosis = diagnose(found)
+    stalls = [f for f in diagnosis.findings if f.id == "host-stall"]
+    assert found.step is not None and len(stalls) == 2
+    assert sum(f.alone_ns for f in stalls) == pytest.approx(found.step.ns("host_stall"), rel=0.01)
+    assert sum(f.saving_ns for f in stalls) == pytest.approx(found.step.ns("host_stall"), rel=0.01)
+    assert diagnosis.combined[1][1] == pytest.approx(found.step.ns("host_stall"), rel=0.01)
+    prediction = what_if(found, ["stalls=off"]).prediction
+    assert prediction.step_ns == pytest.approx(50e6, rel=0.02) and prediction.baseline_ns == pytest.approx(
+        found.step.step_ns, rel=0.02
+    )
+
+
 def test_start_of_each_epoch_is_data_loading(tmp_path: Path) -> None:
     found = account(tmp_path, every=12, loader_start=900.0)
     first = diagnose(found).findings[0]
