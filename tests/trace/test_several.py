@@ -65,6 +65,24 @@ def test_names_that_look_like_headers_are_names(tmp_path: Path, name: str) -> No
     assert read(path).num_events == 5
 
 
+@pytest.mark.parametrize("name", ["}{", "} {", "}] [{", '} {"traceEvents": [{'])
+@pytest.mark.parametrize("as_array", [False, True])
+def test_braces_in_names_begin_no_trace(tmp_path: Path, name: str, as_array: bool) -> None:
+    events = [event("kernel", name, i, 1) for i in range(5)]
+    inside = {"rank": 3, "traceEvents": [{"ph": "no"}]}
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(events if as_array else {"traceEvents": events, "distributedInfo": inside}))
+    assert read(path).num_events == 5
+
+
+def test_second_trace_that_begins_with_its_events_is_refused(tmp_path: Path) -> None:
+    text = json.dumps({"traceEvents": [event("kernel", "k", i, 1) for i in range(5)]})
+    path = tmp_path / "both.json"
+    path.write_text(text + text)
+    with pytest.raises(TraceError, match=f"from byte {len(text):,} on"):
+        read(path)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "ranks.json.gz"

@@ -4,7 +4,7 @@
     tar cf all.tar rank0.json rank1.json      a tar archive: headers between the files
 
 A second array of events counts where a new object, or a new array, began before it. The same key twice in one object,
-or in a text, is no second trace.
+or in a text, is no second trace. Nor are braces in a text: a quote after them ends it, and no name follows that quote.
 """
 
 import re
@@ -17,8 +17,8 @@ from stepscope.trace.scanner import Buffer
 
 _KEY = b'"traceEvents"'
 _EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
-_NEW_OBJECT = re.compile(rb"\}\s*(\{)")
-_NEW_ARRAY = re.compile(rb"\}\s*\]\s*(\[)\s*\{")
+_NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
+_NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 _KEPT_BYTES = 1 << 20
 """before a second key, in which the object that holds it began"""
 _SEAM_BYTES = 128
@@ -70,7 +70,7 @@ def _second_trace(window: bytes, *, top_array: bool) -> int | None:
         found = _NEW_ARRAY.search(window)
         return found.start(1) if found else None
     for key in _EVENTS.finditer(window):
-        begins = [found.start(1) for found in _NEW_OBJECT.finditer(window, 0, key.start())]
+        begins = [found.start(1) for found in _NEW_OBJECT.finditer(window, 0, key.start() + 2)]
         if begins:
             return begins[-1]
     return None
