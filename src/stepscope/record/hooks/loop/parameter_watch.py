@@ -5,6 +5,9 @@ p.data = p.data - lr * p.grad   another place in memory
 p.data.add_(p.grad, ...)        neither: on a CPU the values are compared, a few hundred of them. Elsewhere reading
                                 them would synchronise: there the gradients tell, once they are reset for the next
                                 backward, and the step's end is known a little late
+
+Sharding wrappers (FSDP) free and gather parameters around every pass, in the same version: a place in memory says
+something only where there was one before and after.
 """
 
 import weakref
@@ -60,7 +63,7 @@ class ParameterWatch:
         """Return whether a parameter was changed since `remember`, as far as that can be seen at once."""
         alive = self._alive()
         return len(alive) == len(self._states) and any(
-            _state(p) != before for p, before in zip(alive, self._states, strict=True)
+            _differs(_state(p), before) for p, before in zip(alive, self._states, strict=True)
         )
 
     def gradients_reset(self) -> bool:
@@ -75,13 +78,19 @@ class ParameterWatch:
 
 
 def _state(parameter: Any) -> State:
-    if type(parameter) is not torch.nn.Parameter:  # sharded or otherwise special: its version has to do
-        return parameter._version, 0, None
+    """Return version, place (0 without one) and some values (None where reading them would wait for a device)."""
+    if type(parameter) is not torch.nn.Parameter or not parameter.untyped_storage().size():
+        return parameter._version, 0, None  # sharded or otherwise special: its version has to do
     values = None
     if parameter.device.type == "cpu":
         sample = parameter.detach().reshape(-1)[:_SAMPLE].contiguous()
         values = sample.view(torch.uint8).numpy().tobytes()
     return parameter._version, parameter.data_ptr(), values
+
+
+def _differs(now: State, before: State) -> bool:
+    both_placed = bool(now[1] and before[1])
+    return now[0] != before[0] or (both_placed and now != before)
 
 
 def _gradient(parameter: Any) -> tuple[int, int] | None:
