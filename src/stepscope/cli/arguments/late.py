@@ -1,0 +1,20 @@
+"""A parser that gets its arguments late: of `stepscope bench WHAT` only the kind asked for is imported."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+class LateParser(argparse.ArgumentParser):
+    """Lets `fill` give it its description and arguments when it is asked to parse."""
+
+    def __init__(self, *args: Any, fill: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:
+        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+        self._fill = fill
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Return what argparse returns, with all arguments in place."""
+        self._fill(self)
+        return super().parse_known_args(args, namespace)
