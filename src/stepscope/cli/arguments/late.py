@@ -8,8 +8,8 @@ from typing import Any
 class LateParser(argparse.ArgumentParser):
     """Lets `fill` give it its description and arguments when it is asked to parse."""
 
-    def __init__(self, *args: Any, fill: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:
-        super().__init__(*args, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
+    def __init__(self, *, fill: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs)
         self._fill = fill
 
     def parse_known_args(  # type: ignore[override]

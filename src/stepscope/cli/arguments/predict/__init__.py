@@ -17,7 +17,7 @@ from typing import Any
 
 from stepscope.cli.arguments.late import LateParser
 
-_WHAT = {
+WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
     "flops": "FLOPs of a model per token and step",
     "memory": "memory of a training step on each device, and whether it fits",
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of prediction."""
     late: Any = type("_PredictParser", (LateParser, type(parser)), {})
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=late)
-    for name, purpose in _WHAT.items():
+    for name, purpose in WHAT.items():
         kinds.add_parser(name, help=purpose, fill=partial(_fill, what=name))
 
 
