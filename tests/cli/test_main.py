@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope import __version__
 from stepscope.cli.main import COMMANDS, main
@@ -93,7 +94,7 @@ def test_reader_that_leaves_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=240) == 0
+        assert process.wait(timeout=HANG_S) == 0
     assert b"Traceback" not in errors
 
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.test_rooms import TABLE_LIBRARIES
 
 from stepscope.cli.arguments.bench import WHAT as BENCHMARKS
 from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
@@ -13,7 +12,7 @@ from stepscope.cli.main import COMMANDS
 
 MAX_MODULES = 120
 """beyond those of a bare Python; most are the standard library's (argparse, dataclasses, pathlib)"""
-HEAVY = {*TABLE_LIBRARIES, "torch"}
+HEAVY = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb", "torch"}
 HEAVY_ROOMS = {"trace", "run", "analyze", "diagnose", "document", "compare", "investigate", "analysis"}
 CODE = """
 import sys

@@ -118,7 +118,7 @@ def commands() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     found = []
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
-        import_module(f"stepscope.cli.{name}").add_arguments(parser)
+        import_module(f"stepscope.cli.arguments.{name}").add_arguments(parser)
         found += _below(parser, (name,))
     return found
 
