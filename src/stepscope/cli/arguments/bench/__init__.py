@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one_line: Any = type("_BenchParser", (LateParser, ConfiguredParser, type(parser)), {})
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=one_line)
     for name, (_, purpose) in WHAT.items():
-        kinds.add_parser(name, help=purpose, fill=partial(_fill, what=name))
+        kinds.add_parser(name, help=purpose, add=partial(_add, what=name))
 
 
-def _fill(parser: argparse.ArgumentParser, *, what: str) -> None:
+def _add(parser: argparse.ArgumentParser, *, what: str) -> None:
     module = import_module(f"stepscope.cli.arguments.bench.{WHAT[what][0]}")
     parser.description = module.__doc__
     module.add_arguments(parser, what=what)

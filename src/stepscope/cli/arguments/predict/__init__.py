@@ -31,10 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     late: Any = type("_PredictParser", (LateParser, type(parser)), {})
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=late)
     for name, purpose in WHAT.items():
-        kinds.add_parser(name, help=purpose, fill=partial(_fill, what=name))
+        kinds.add_parser(name, help=purpose, add=partial(_add, what=name))
 
 
-def _fill(parser: argparse.ArgumentParser, *, what: str) -> None:
+def _add(parser: argparse.ArgumentParser, *, what: str) -> None:
     module = import_module(f"stepscope.cli.arguments.predict.{what}")
     parser.description = module.__doc__
     module.add_arguments(parser)
