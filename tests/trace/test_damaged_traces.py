@@ -136,6 +136,7 @@ def outcome(path: Path, threads: int) -> Trace | str:
         return str(e)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(edits=_edits)
 def test_damaged_gzip_gives_a_table_or_our_error(sound: Sound, file: Path, edits: list[Edit]) -> None:
