@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DOCS   := .venv-docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: demo test check lint format types browser unit scanner scanner-check docs clean
+.PHONY: demo test check lint format types browser all-tests unit scanner scanner-check docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -14,7 +14,7 @@ help:  ## this list
 demo: $(VENV)/.demo  ## record, analyse and report a small real two-rank job on this machine
 	$(BIN)/stepscope demo
 
-test: check unit  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
+test: check all-tests  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
 
 check: lint types scanner-check docs
 
@@ -32,8 +32,11 @@ types: $(VENV)/.dev
 browser:
 	@tools/install_browser.sh
 
-unit: $(VENV)/.dev browser
+all-tests: $(VENV)/.dev browser
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+unit: $(VENV)/.dev  ## the quick tests, under two minutes on two cores: no job, no browser, nothing slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not (job or slow or browser or gpu)'
 
 scanner: $(VENV)/.dev  ## rebuild the WebAssembly scanner from its C source
 	$(BIN)/python tools/build_scanner.py

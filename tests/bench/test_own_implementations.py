@@ -61,6 +61,7 @@ def test_gradients_add_up_over_micro_batches(name: str) -> None:
     assert torch.equal(made.gradients()["used.bias"], torch.full((4,), 6.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", (*OWN, "pytorch_ddp"))
 def test_model_is_freed_with_its_implementation(name: str) -> None:
     made = parallel(name, Branches(), Options())

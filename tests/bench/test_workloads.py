@@ -213,6 +213,7 @@ def test_a_library_that_is_missing_is_named(name: str, library: str, monkeypatch
         workload(WorkloadSpec(name, **SMALL), "cpu")
 
 
+@pytest.mark.slow
 def test_transformers_config_trains_without_chance() -> None:
     pytest.importorskip("transformers")
     work = workload(WorkloadSpec("transformers:gpt2", **SMALL), "cpu")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.cli.sizes import MAX_BYTES, size_bytes
@@ -142,6 +143,7 @@ sys.exit(main(words))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 @pytest.mark.parametrize("command", ["report A", "compare A B", "compare C B", "compare B C", "health A"])
 def test_unreadable_folders_are_one_line(command: str, folder: Path) -> None:
@@ -158,7 +160,7 @@ def test_unreadable_folders_are_one_line(command: str, folder: Path) -> None:
             [sys.executable, "-c", AS_ANOTHER, str(place / "B"), name, *(str(place / word) for word in words)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANG_S,
         )
     said = done.stderr.partition("now\n")[2]
     assert (done.returncode, said.count("\n")) == (2, 1), done.stderr

@@ -84,6 +84,7 @@ def test_gates_decide_the_exit_code(
     assert f"--fail-on {gate}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sets_of_runs_by_name_or_by_folder(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--a", folders["fast"], folders["again"], "--b", folders["slow"], folders["slower"]]
     code, found = compared(capsys, *words)
@@ -170,6 +171,7 @@ def test_a_run_is_not_compared_with_a_benchmark(
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>"
 
 
+@pytest.mark.browser
 @pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
 def test_page_draws_itself_asks_for_nothing_and_runs_no_name(folders: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "compare.html"

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.limits import HANG_S
 
 from stepscope.cli.main import COMMANDS, main
 from stepscope.errors import InputError
@@ -109,7 +110,7 @@ def shell(words: str, **environ: str) -> tuple[int, str]:
     """Return exit code and standard error of a command line, `stepscope` being ours."""
     line = words.replace("stepscope", f"'{sys.executable}' -m stepscope", 1)
     kept = {k: v for k, v in os.environ.items() if k not in ("STEPSCOPE_DEBUG", "PYTHONIOENCODING", "PYTHONUTF8")}
-    done = subprocess.run(["bash", "-c", line], env={**kept, **environ}, capture_output=True, timeout=120)
+    done = subprocess.run(["bash", "-c", line], env={**kept, **environ}, capture_output=True, timeout=HANG_S)
     return done.returncode, done.stderr.decode()
 
 
@@ -125,6 +126,7 @@ OUTPUTS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("words", OUTPUTS)
 def test_full_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
@@ -133,6 +135,7 @@ def test_full_standard_output_is_one_sentence_and_2(words: str, folder: Path) ->
     assert "cannot write the output: No space left on device" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OUTPUTS[:4])
 def test_closed_standard_output_is_one_sentence_and_2(words: str, folder: Path) -> None:
     code, said = shell(f"stepscope {words.format(run=folder)} >&-")
@@ -140,6 +143,7 @@ def test_closed_standard_output_is_one_sentence_and_2(words: str, folder: Path) 
     assert "cannot write the output: Bad file descriptor" in said
 
 
+@pytest.mark.slow
 def test_closed_streams_do_not_end_up_in_the_outputs(folder: Path, tmp_path: Path) -> None:
     for closed in ("<&-", ">&- 2>&-", "<&- >&- 2>&-"):
         target = tmp_path / "report.json"
@@ -147,17 +151,20 @@ def test_closed_streams_do_not_end_up_in_the_outputs(folder: Path, tmp_path: Pat
         assert target.read_text().startswith("{") and target.read_text().endswith("}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_full_standard_error_keeps_the_code(tmp_path: Path) -> None:
     assert shell(f"stepscope report {tmp_path}/none 2> {FULL}")[0] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", OUTPUTS[:3])
 def test_reader_that_leaves_is_no_error(words: str, folder: Path) -> None:
     code, said = shell(f"set -o pipefail; stepscope {words.format(run=folder)} | head -c 1 > /dev/null")
     assert (code, said) == (0, "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environ", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}])
 @pytest.mark.parametrize("words", OUTPUTS)
 def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[str, str], folder: Path) -> None:
@@ -165,6 +172,7 @@ def test_output_that_speaks_ascii_only_raises_nothing(words: str, environ: dict[
     assert (code, said) == (0, "")
 
 
+@pytest.mark.slow
 def test_page_on_an_ascii_output_is_the_page_in_the_file(folder: Path, tmp_path: Path) -> None:
     assert shell(f"stepscope report {folder} --html {tmp_path}/a.html > /dev/null")[0] == 0
     assert shell(f"stepscope report {folder} --html - > {tmp_path}/b.html", PYTHONIOENCODING="ascii")[0] == 0

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope import __version__
 from stepscope.cli.main import COMMANDS, main
@@ -46,14 +47,14 @@ def test_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_and_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    module = import_module(f"stepscope.cli.{name}")
-    assert callable(module.run)
+    assert callable(import_module(f"stepscope.cli.{name}").run)
+    arguments = import_module(f"stepscope.cli.arguments.{name}")
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
     assert exit_.value.code == 0
     said = capsys.readouterr().out
     assert said.startswith(f"usage: stepscope {name}")
-    assert (module.__doc__ or "").strip().splitlines()[0][:40] in said
+    assert (arguments.__doc__ or "").strip().splitlines()[0][:40] in said
 
 
 def test_wrong_arguments_of_a_command_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +94,7 @@ def test_reader_that_leaves_is_no_error() -> None:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=240) == 0
+        assert process.wait(timeout=HANG_S) == 0
     assert b"Traceback" not in errors
 
 

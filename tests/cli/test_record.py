@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.cli.record import last_words
@@ -22,7 +23,7 @@ import signal, sys, time
 got = []
 signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
 print("ready", flush=True)
-deadline = time.monotonic() + 240
+deadline = time.monotonic() + 600
 while not got and time.monotonic() < deadline:
     time.sleep(0.02)
 time.sleep(0.5)
@@ -33,7 +34,7 @@ sys.exit(5)
 
 def record(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, **(env or {})}
-    return subprocess.run([*COMMAND, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+    return subprocess.run([*COMMAND, *words], cwd=cwd, env=environ, capture_output=True, text=True, timeout=HANG_S)
 
 
 def started(tmp_path: Path, script: str) -> subprocess.Popen[str]:
@@ -43,43 +44,49 @@ def started(tmp_path: Path, script: str) -> subprocess.Popen[str]:
     return job
 
 
+@pytest.mark.job
 def test_exit_code_and_output_are_the_commands(tmp_path: Path) -> None:
     done = record("--", sys.executable, "-c", "print('hello'); raise SystemExit(9)", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (9, "hello\n")
     assert "no training step was recorded: no process imported torch" in done.stderr
 
 
+@pytest.mark.job
 def test_a_signal_to_the_launcher_alone_reaches_the_job_once(tmp_path: Path) -> None:
     job = started(tmp_path, COUNTS_SIGNALS)
     job.send_signal(signal.SIGTERM)
-    assert job.communicate(timeout=240)[0] == "terminated 1\n"
+    assert job.communicate(timeout=HANG_S)[0] == "terminated 1\n"
     assert job.returncode == 5
 
 
+@pytest.mark.job
 def test_a_signal_to_the_whole_group_reaches_the_job_once(tmp_path: Path) -> None:
     job = started(tmp_path, COUNTS_SIGNALS)
     os.killpg(job.pid, signal.SIGTERM)
-    assert job.communicate(timeout=240)[0] == "terminated 1\n"
+    assert job.communicate(timeout=HANG_S)[0] == "terminated 1\n"
     assert job.returncode == 5
 
 
+@pytest.mark.job
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGKILL])
 def test_a_job_that_dies_of_a_signal_looks_the_same_from_outside(number: signal.Signals, tmp_path: Path) -> None:
     done = record("--", "sh", "-c", f"kill -{number} $$", cwd=tmp_path)
     assert done.returncode == -number
 
 
+@pytest.mark.job
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel has to tell the job")
 def test_a_launcher_that_is_killed_takes_the_job_with_it(tmp_path: Path) -> None:
     job = started(tmp_path, COUNTS_SIGNALS)
     job.kill()
-    assert job.communicate(timeout=240)[0] == ""
+    assert job.communicate(timeout=HANG_S)[0] == ""
 
 
+@pytest.mark.job
 def test_nothing_is_left_running(tmp_path: Path) -> None:
     job = started(tmp_path, COUNTS_SIGNALS)
     job.send_signal(signal.SIGTERM)
-    job.communicate(timeout=240)
+    job.communicate(timeout=HANG_S)
     with pytest.raises(ProcessLookupError):
         for _ in range(1200):  # whoever ends beside it has a moment
             os.killpg(job.pid, 0)
@@ -106,6 +113,7 @@ def test_wrong_usage_is_one_line_and_code_2(
     assert said.count("\n") == 1
 
 
+@pytest.mark.job
 def test_a_folder_that_cannot_be_made_is_said_and_the_job_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = record("--out", "file/run", "--", sys.executable, "-c", "print('ran')", cwd=tmp_path)
@@ -115,6 +123,7 @@ def test_a_folder_that_cannot_be_made_is_said_and_the_job_runs(tmp_path: Path) -
     assert "no training step was recorded" in last and last.endswith("file is not a folder")
 
 
+@pytest.mark.job
 def test_options_without_effect_beside_light_are_said(tmp_path: Path) -> None:
     done = record("--light", "--shapes", "--steps", "3:5", "--", sys.executable, "-c", "", cwd=tmp_path)
     assert done.returncode == 0
@@ -136,6 +145,7 @@ def test_ranks_that_the_job_does_not_have_are_said(tmp_path: Path) -> None:
     assert "no trace: --ranks 3,5 names none of this job's ranks, 0 to 0; give one of them, or all" in said
 
 
+@pytest.mark.job
 def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -> None:
     done = record("--", sys.executable, "-I", "-c", "print('ran')", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n")
@@ -143,6 +153,7 @@ def test_python_that_ignores_our_path_is_said_and_the_job_runs(tmp_path: Path) -
     assert "no Python that looks at PYTHONPATH was started" in done.stderr
 
 
+@pytest.mark.job
 def test_a_torch_too_old_is_said_and_the_job_runs(tmp_path: Path) -> None:
     old = tmp_path / "torch"
     old.mkdir()
@@ -152,6 +163,7 @@ def test_a_torch_too_old_is_said_and_the_job_runs(tmp_path: Path) -> None:
     assert "recording needs torch 2.4 or newer, found 1.13.1; this process runs unrecorded" in done.stderr
 
 
+@pytest.mark.job
 def test_a_torch_that_does_not_import_fails_as_it_would_alone(tmp_path: Path) -> None:
     broken = tmp_path / "torch"
     broken.mkdir()
@@ -162,6 +174,7 @@ def test_a_torch_that_does_not_import_fails_as_it_would_alone(tmp_path: Path) ->
     assert done.stderr.count("Traceback") == 1
 
 
+@pytest.mark.job
 def test_the_jobs_own_packages_stay_what_they_are(tmp_path: Path) -> None:
     """Nothing but `stepscope` itself becomes importable: the recorder's neighbours may be other versions."""
     script = "import sys; print([p for p in sys.path if 'stepscope' in p], 'stepscope' in sys.modules)"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.limits import HANG_S
 from tests.run.traces import event
 
 from stepscope.cli.main import main
@@ -189,11 +190,12 @@ def test_recorded_traces_are_reported(scenario: str, capsys: pytest.CaptureFixtu
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_installed_command_works_as_a_process(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "stepscope.cli.main", "report", str(folder), "--json", "-", "--no-cache"],
         capture_output=True,
-        timeout=120,
+        timeout=HANG_S,
         env={"PATH": "/usr/bin:/bin", "LANG": "C"},
     )
     assert done.returncode == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 
@@ -51,10 +52,11 @@ def viewed(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 def got(url: str) -> bytes:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=120) as answer:
+    with opener.open(url, timeout=HANG_S) as answer:
         return bytes(answer.read())
 
 
+@pytest.mark.slow
 def test_address_answers_until_ctrl_c(viewed: tuple[subprocess.Popen[str], str]) -> None:
     job, url = viewed
     assert b"<h1>job" in got(url)
@@ -64,7 +66,7 @@ def test_address_answers_until_ctrl_c(viewed: tuple[subprocess.Popen[str], str])
     assert all(json.loads(got(f"{url}tables/{name}.json?limit=3"))["columns"] for name in names)
     assert len(got(url + "timeline")) > 100
     job.send_signal(signal.SIGINT)
-    _, said = job.communicate(timeout=120)
+    _, said = job.communicate(timeout=HANG_S)
     assert (job.returncode, said) == (0, "")
 
 

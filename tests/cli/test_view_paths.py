@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+from tests.limits import HANG_S
 
+pytestmark = pytest.mark.slow
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 SECRET = b"outside-the-root-of-every-port"
 NOBODY = 65534
@@ -126,7 +128,7 @@ def _port(url: str) -> Port:
 def asked(port: Port, path: str, *, host: str | None = None) -> tuple[int, bytes]:
     """Return status and whole answer of one request, sent as it is: no client tidies the path."""
     host = host or f"127.0.0.1:{port.number}"
-    with socket.create_connection(("127.0.0.1", port.number), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port.number), timeout=HANG_S) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     return status_of(answer), answer
@@ -179,7 +181,7 @@ if os.getuid() == 0:
     os.setuid(int(sys.argv[1]))
 found = []
 for port, path in json.load(sys.stdin):
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=600) as connection:
         connection.sendall(f"GET {path} HTTP/1.1\\r\\nHost: 127.0.0.1:{port}\\r\\n\\r\\n".encode("latin-1"))
         answer = b"".join(iter(lambda: connection.recv(65536), b""))
     found.append(base64.b64encode(answer).decode())
@@ -196,7 +198,7 @@ def test_another_user_of_the_machine_gets_nothing(viewed: Viewed) -> None:
         input=json.dumps(questions),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=HANG_S,
     )
     assert done.returncode == 0, done.stderr
     user, answers = json.loads(done.stdout)
@@ -221,5 +223,5 @@ def test_the_terminal_stays_quiet(viewed: Viewed) -> None:
             asked(port, line)
     assert viewed.job.poll() is None
     viewed.job.kill()
-    _, said = viewed.job.communicate(timeout=30)
+    _, said = viewed.job.communicate(timeout=HANG_S)
     assert said == ""

@@ -8,7 +8,7 @@ from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.cli.main import main
-from stepscope.whatif.settings import SETTINGS
+from stepscope.whatif.keys import SETTINGS
 
 
 @pytest.fixture(scope="module")

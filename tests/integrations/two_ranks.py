@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.limits import HANG_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -36,6 +38,6 @@ def two_ranks(command: Sequence[str], *, env: dict[str, str] | None = None, slur
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    said = [rank.communicate(timeout=HANG_S)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said[0][-3000:] + said[1][-3000:]
     return said

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.limits import HANG_S
+
 JOB = Path(__file__).with_name("fault_job.py")
 SOURCE = Path(__file__).parents[2] / "src"
 SHARED = "shared folder"
@@ -87,7 +89,7 @@ def run_all(work: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def description(folder: Path, *, within_s: float = 240.0) -> dict[str, Any]:
+def description(folder: Path, *, within_s: float = HANG_S) -> dict[str, Any]:
     """Return a finished run's run.json, waiting for a helper that outlived its job."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.limits import HANG_S
 
 from stepscope.record.memory.snapshots import memory_snapshot
 from stepscope.record.quick_check import quick_check
@@ -31,7 +32,7 @@ SRC = Path(__file__).parents[2] / "src"
 def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("samplers")
     command = [sys.executable, str(JOB), str(folder)]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=240)
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder, done.stderr
 
@@ -114,7 +115,7 @@ def test_nccl_log_of_each_rank_is_kept(tmp_path):
     job = [sys.executable, str(JOB.with_name("nccl_job.py")), str(tmp_path), json.dumps(asked)]
     record = [sys.executable, "-m", "stepscope.cli.main", "record", "--light", "--nccl-log"]
     environment = {**os.environ, "PYTHONPATH": str(SRC)}
-    subprocess.run([*record, "--out", str(tmp_path / "run"), "--", *job], check=True, timeout=240, env=environment)
+    subprocess.run([*record, "--out", str(tmp_path / "run"), "--", *job], check=True, timeout=HANG_S, env=environment)
     for rank in (0, 1):
         assert "NCCL INFO" in (tmp_path / "run" / f"rank0000{rank}.nccl.log").read_text()
 

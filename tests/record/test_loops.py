@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import HANG_S
 
 pytestmark = pytest.mark.job
 
@@ -46,6 +47,7 @@ EXPECTED = {
     "model_that_is_traced": (1, 1, 1, 0, 1),
     "zero_redundancy": (1, 1, 1, 1, 1),
     "fsdp2": (1, 1, 1, 0, 1),
+    "fsdp2_accumulation": (4, 4, 4, 0, 1),
     "accelerate_loop": (2, 2, 2, 1, 1),
     "transformers_loop": (2, 2, 2, 1, 1),
     "lightning_loop": (1, 1, 1, 1, 1),
@@ -63,7 +65,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0"]
     command += ["--standalone", str(JOB), str(out)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(SOURCE)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
 

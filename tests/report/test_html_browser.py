@@ -15,7 +15,10 @@ from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.report import html
 from stepscope.report.html.page import page_of
 
-pytestmark = pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser()))
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
+]
 
 SECTIONS = (
     "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "ranks", "collectives", "calibration", "memory",

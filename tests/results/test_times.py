@@ -53,6 +53,7 @@ def fewer_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats_bootstrap, "_DRAWS", 199)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_draws")
 @pytest.mark.parametrize("apart", [None, 0.0, 0.03], ids=["one run", "equal runs", "runs 3 % apart"])
 @pytest.mark.parametrize("kind", NOISE)
@@ -67,6 +68,7 @@ def test_interval_holds_the_truth_as_often_as_it_says(kind: str, apart: float | 
     assert held >= LEAST_HELD
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fewer_draws")
 @pytest.mark.parametrize("apart", [0.0, 0.02], ids=["drift shared", "runs 2 % apart"])
 @pytest.mark.parametrize("kind", NOISE)

@@ -19,6 +19,7 @@ def work_by_step(rank: Rank) -> dict[int, int]:
     return {int(number): counts[i] for i, number in enumerate(rank.steps.number)}
 
 
+@pytest.mark.slow
 def test_cut_at_every_64th_keeps_only_whole_steps(tmp_path: Path) -> None:
     content = gzip.decompress(WHOLE.read_bytes())
     whole, path = work_by_step(load(WHOLE, cache=False).ranks[0]), tmp_path / "rank0.json"

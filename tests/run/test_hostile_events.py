@@ -139,6 +139,7 @@ def analyse(folder: Path) -> None:
         critical_path(replay)
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(st.lists(RANK, min_size=1, max_size=3))
 def test_hostile_events_end_in_a_result_or_our_error(
@@ -153,6 +154,7 @@ def test_hostile_events_end_in_a_result_or_our_error(
         assert "\n" not in str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(st.lists(MUTATION, min_size=1, max_size=40), st.booleans())
 def test_mutated_job_ends_in_a_result_or_our_error(

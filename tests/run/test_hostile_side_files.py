@@ -139,6 +139,7 @@ def test_files_too_many_for_their_size_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.slow
 def test_packed_empty_events_are_refused_in_bounded_memory(tmp_path: Path) -> None:
     """Two files of 44 kB that unpack to 15 million empty events each; a gigabyte and more without a budget."""
     code = (

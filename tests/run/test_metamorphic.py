@@ -138,6 +138,7 @@ def the_late_one(source: Path) -> int:
 CHANGES = (shuffled, clocks_shifted, base_time_folded_in, renamed_files, other_thread_numbers, split)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
 def test_conclusions_stay(source: Path, change: Change, tmp_path: Path) -> None:
     for rank, document in documents(source).items():
@@ -158,6 +159,7 @@ def test_late_rank_is_found_in_the_first_place(source: Path) -> None:
     assert set(found["late"].values()) == {late}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift_ns", [20_000_000, -20_000_000, 10 * SECOND_NS])
 def test_any_one_shifted_clock_changes_no_conclusion(source: Path, shift_ns: int, tmp_path: Path) -> None:
     before = conclusions(source)
@@ -192,6 +194,7 @@ def test_missing_rank_changes_nothing_for_the_others(source: Path, tmp_path: Pat
         assert after["matched"] == before["matched"]
 
 
+@pytest.mark.slow
 def test_other_rank_numbers_give_the_same_of_the_renumbered_ranks(source: Path, tmp_path: Path) -> None:
     """Conclusions follow the rank, whatever number it has and wherever it stands."""
     last = max(documents(source))

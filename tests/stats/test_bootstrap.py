@@ -39,6 +39,7 @@ def noisy(rng: np.random.Generator, kind: str, n: int = STEPS) -> Floats:
     return np.asarray(100 * (1 + 0.05 * z))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normal", "correlated", "skewed"])
 def test_three_percent_are_found_and_chance_is_not(kind: str) -> None:
     rng = np.random.default_rng(3)

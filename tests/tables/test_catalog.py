@@ -158,6 +158,7 @@ def test_bad_sql_is_one_line(run: Run, query: str) -> None:
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.slow
 def test_many_events_become_arrow_without_a_loop_over_rows(tmp_path: Path) -> None:
     few, many = _made_of(tmp_path / "few", 500), _made_of(tmp_path / "many", 50_000)
     assert (

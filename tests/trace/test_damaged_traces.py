@@ -93,6 +93,7 @@ def damaged(sound: Sound, edits: list[Edit], *, start: int) -> tuple[bytes, list
     return bytes(data), made
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(edits=_edits)
 def test_untouched_events_survive_damage(sound: Sound, file: Path, edits: list[Edit]) -> None:
@@ -112,6 +113,7 @@ def test_untouched_events_survive_damage(sound: Sound, file: Path, edits: list[E
     assert expected.items() <= found.items()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(edits=_edits)
 def test_damage_anywhere_gives_a_table_or_our_error_on_any_number_of_threads(
@@ -134,6 +136,7 @@ def outcome(path: Path, threads: int) -> Trace | str:
         return str(e)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(edits=_edits)
 def test_damaged_gzip_gives_a_table_or_our_error(sound: Sound, file: Path, edits: list[Edit]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
@@ -47,6 +48,7 @@ def contents(trace: Trace) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.slow
 @given(EVENTS, st.integers(0, 12), st.integers(0, 12))
 def test_parts_joined_are_the_whole(
     tmp_path_factory: Any, events: list[dict[str, Any]], first: int, second: int

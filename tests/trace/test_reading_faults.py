@@ -44,6 +44,7 @@ def names(trace: Trace) -> list[str | None]:
 # X1, X2: cut files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True], ids=["json", "gzip"])
 def test_cut_file_keeps_the_events_before_the_cut(tmp_path: Path, packed: bool) -> None:
     raw = gzip.decompress(SAMPLE.read_bytes())
@@ -216,6 +217,7 @@ def test_event_beyond_all_limits_is_dropped_and_the_next_ones_are_read(tmp_path:
     assert trace.quality.malformed + trace.quality.shortened == 1
 
 
+@pytest.mark.slow
 def test_too_many_distinct_names_are_one_line_of_error(tmp_path: Path) -> None:
     path = tmp_path / "names.json"
     with path.open("w") as f:

@@ -22,6 +22,7 @@ def text_of(rank: int, count: int = 40) -> str:
     return json.dumps({**header, "traceEvents": events, "traceName": "x.json"}, indent=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 40, 20_000])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(

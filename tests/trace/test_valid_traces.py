@@ -46,6 +46,7 @@ def check(path: Path, text: str, *, threads: int = 1) -> None:
     assert not (quality.truncated or quality.malformed or quality.mended or quality.bad_text or quality.shortened)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(events(), min_size=1, max_size=6), headers, layouts)
 def test_valid_trace_in_any_layout_equals_the_oracle(
@@ -59,6 +60,7 @@ def test_valid_trace_in_any_layout_equals_the_oracle(
 SOUND = Pairs((("ph", "X"), ("name", "sound"), ("ts", 1), ("dur", 1)))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(events(), min_size=1, max_size=12),
@@ -85,6 +87,7 @@ def test_blocks_and_threads_make_no_difference(
         check(file, data.decode(), threads=threads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [DATA / "h200-fsdp2/rank0.json.gz", *sorted(DATA.glob("layouts/*.gz"))], ids=str)
 def test_real_trace_equals_the_oracle(path: Path) -> None:
     check(path, gzip.decompress(path.read_bytes()).decode(), threads=2)

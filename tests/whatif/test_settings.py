@@ -9,7 +9,8 @@ from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.errors import InputError, UsageError
-from stepscope.whatif.settings import SETTINGS, what_if
+from stepscope.whatif.keys import SETTINGS
+from stepscope.whatif.settings import MAKERS, what_if
 
 US = 1000
 LATE_US = 2000.0
@@ -174,3 +175,7 @@ def test_a_run_whose_steps_launch_nothing_cannot_be_replayed(tmp_path: Path) -> 
 def test_every_setting_says_what_it_does() -> None:
     assert len({s.key for s in SETTINGS}) == len(SETTINGS)
     assert all(s.values and s.what for s in SETTINGS)
+
+
+def test_every_setting_has_a_change() -> None:
+    assert list(MAKERS) == [s.key for s in SETTINGS]

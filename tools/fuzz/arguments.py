@@ -10,6 +10,7 @@ from tools.fuzz.case import Case, Recipe, node, seed, text
 from tools.fuzz.seeds import run_files
 from tools.fuzz.values import ESC, WORDS
 
+from stepscope.cli.arguments.late import LateParser
 from stepscope.cli.main import COMMANDS
 
 _RUN = "run"
@@ -118,12 +119,14 @@ def commands() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     found = []
     for name in COMMANDS:
         parser = argparse.ArgumentParser()
-        import_module(f"stepscope.cli.{name}").add_arguments(parser)
+        import_module(f"stepscope.cli.arguments.{name}").add_arguments(parser)
         found += _below(parser, (name,))
     return found
 
 
 def _below(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
+    if isinstance(parser, LateParser):
+        parser.fill()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return [one for name, sub in action.choices.items() for one in _below(sub, (*path, name))]

@@ -1,4 +1,4 @@
-"""The command line: one file per command, each with its arguments, one call into the library and one rendering.
+"""The command line: one file per command, with one call into the library and one rendering: `run(args) -> exit code`.
 
-A command module has a docstring (its help text), `add_arguments(parser)` and `run(args) -> exit code`.
+What a command takes is in the file of the same name in `arguments`: the help text and `add_arguments(parser)`.
 """

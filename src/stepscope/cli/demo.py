@@ -1,12 +1,4 @@
-"""Record, analyse and report a small real job on this machine, with a fault planted in it.
-
-A small GPT is trained on two CPU ranks with DDP, and one rank is held up for a known time in every step. The job is
-an ordinary script that knows nothing of stepscope. It takes about a minute.
-
-examples:
-  stepscope demo
-  stepscope demo --ranks 4 --out /tmp/demo
-"""
+"""`stepscope demo`: start the job, show the report, say whether the planted fault was found."""
 
 import argparse
 import importlib.util
@@ -22,7 +14,6 @@ import numpy as np
 
 from stepscope.cli.record import shown
 from stepscope.cli.say import say, say_aside
-from stepscope.cli.sizes import at_least_one
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 from stepscope.record.launch.launch import launch, why_not_writable
@@ -35,12 +26,6 @@ RECORDED_STEPS = 20
 """a machine that does other things too disturbs single steps: that many, profiled or not, hardly show it"""
 NOBODY_LATE = "no straggler was named; if this machine was busy, run the demo again when it is quiet"
 HTML = "report.html"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--ranks", type=at_least_one, default=2, metavar="N", help="processes to train with (2)")
-    parser.add_argument("--out", default="stepscope-demo", metavar="DIR", help="run folder (./stepscope-demo)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""What is installed here and what works: the trace reader, optional extras, torch, devices, external tools."""
+"""`stepscope doctor`: check every package and tool, and read a trace of one event."""
 
 import argparse
 import os
@@ -41,18 +41,6 @@ class Check:
     needed: bool
     found: str
     purpose: str
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "--json",
-        metavar="PATH",
-        nargs="?",
-        const="-",
-        help="write the checks as JSON; standard output without PATH",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,15 +1,4 @@
-"""The run for other tools: one timeline of all ranks on one clock, or its tables.
-
-examples:
-  stepscope export run-folder/ --perfetto timeline.pftrace          open in ui.perfetto.dev
-  stepscope export run-folder/ --perfetto timeline.json.gz          Chrome's JSON: chrome://tracing and others
-  stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
-  stepscope export run-folder/ --csv tables/ --tables steps,budget
-  stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
-
-Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
-nanoseconds; docs/tables.md has every column.
-"""
+"""`stepscope export`: the run's timeline, tables and TensorBoard files, written where the user asked."""
 
 import argparse
 import zlib
@@ -19,17 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import account_with, add_run_arguments, run_from
+from stepscope.cli.given_run import account_with, run_from
 from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.cli.say import say, warn
-from stepscope.cli.sizes import above_zero, at_least_zero, whole_number
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.report.tensorboard.folder import tensorboard_files
 from stepscope.report.timeline.chrome import chrome_trace
-from stepscope.report.timeline.filter import MOST_SLICES, Filter
+from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
@@ -37,39 +25,10 @@ from stepscope.run.load import Progress, Run
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.csv import table_csv
 from stepscope.tables.parquet import table_parquet
-from stepscope.tables.schema import TABLES
 from stepscope.tables.table import pyarrow_module
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
 _GZIP = 31
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_run_arguments(parser)
-    parser.add_argument(
-        "--perfetto", metavar="FILE", help="timeline; Chrome's JSON where FILE ends in .json, compressed with .gz"
-    )
-    parser.add_argument("--csv", metavar="DIR", help="tables as CSV, one file each")
-    parser.add_argument("--parquet", metavar="DIR", help="tables as Parquet, one file each")
-    parser.add_argument("--tensorboard", metavar="DIR", help="each rank's trace and curves over steps, for TensorBoard")
-    parser.add_argument(
-        "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
-    )
-    chosen = parser.add_argument_group("what the timeline shows")
-    chosen.add_argument("--ranks", type=_ranks, metavar="0,3,8-15", help="these ranks")
-    chosen.add_argument("--steps", metavar="FIRST:LAST", help="these steps, LAST exclusive")
-    chosen.add_argument("--gpu-only", action="store_true", help="what ran on devices, steps and collectives")
-    chosen.add_argument("--min-us", type=above_zero, metavar="N", help="slices of at least N microseconds")
-    chosen.add_argument(
-        "--max-slices",
-        type=at_least_zero,
-        default=MOST_SLICES,
-        metavar="N",
-        help=f"thin what is not chosen until so many are left ({MOST_SLICES:,}); 0 keeps all",
-    )
-    parser.add_argument("--json", metavar="PATH", help="write what was written where as JSON; - for standard output")
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -213,25 +172,3 @@ def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
         raise UsageError(
             f"--steps: expected recorded steps, found none in {chosen.steps.start}:{chosen.steps.stop}; {known}"
         )
-
-
-def _tables(text: str) -> tuple[str, ...]:
-    """Return the tables in `steps,budget`."""
-    names = tuple(dict.fromkeys(text.split(",")))
-    if not set(names) <= set(TABLES):
-        raise argparse.ArgumentTypeError(f"expected tables of {', '.join(TABLES)}, found {text!r}")
-    return names
-
-
-def _ranks(text: str) -> frozenset[int]:
-    """Return the ranks in `0,3,8-15`."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        low, high = whole_number(first), whole_number(last or first)
-        if low is None or high is None or part.endswith("-"):
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {text!r}")
-        if high < low or high - low > 1 << 20:
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {part!r}")
-        found.update(range(low, high + 1))
-    return frozenset(found)

@@ -1,13 +1,4 @@
-"""Find out why a step is slow, in five steps: baseline, category, detail, root cause, and validation of a fix.
-
-examples:
-  stepscope investigate run-folder/
-  stepscope investigate run-folder/ --fixed second-run/
-  stepscope investigate -- torchrun --nproc-per-node=8 train.py
-
-A command is recorded first. What was found stays in the run folder, as investigation.json and investigation.txt;
-later investigations are added to them. A single trace or a glob has no run folder: use --json.
-"""
+"""`stepscope investigate`: the five steps, each printed as it is done, and the record kept in the run folder."""
 
 import argparse
 import sys
@@ -16,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
+from stepscope.cli.given_run import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.recorded_command import check_one_of_both, recorded_command, take_command
+from stepscope.cli.recorded_command import check_one_of_both, recorded_command
 from stepscope.cli.say import say_aside
-from stepscope.cli.sizes import above_zero
 from stepscope.contract.run_folder import SCHEMA, written_whole
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
@@ -35,20 +25,6 @@ from stepscope.side_file import read_side_json, read_side_text
 
 RECORD = "investigation.json"
 TEXT = "investigation.txt"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    take_command(parser, "investigate")
-    add_run_arguments(parser, needed=False)
-    parser.add_argument("--fixed", metavar="RUN2", help="the run with the fix: did it save what was predicted?")
-    parser.add_argument("--finding", metavar="ID", help="the finding that was fixed (default: those that are gone)")
-    parser.add_argument(
-        "--fixed-unprofiled-step-ms", type=above_zero, metavar="X", help="RUN2's step without the profiler"
-    )
-    parser.add_argument("--out", metavar="DIR", help="run folder for a command (./stepscope-run)")
-    parser.add_argument("--json", metavar="PATH", help="write the investigation as JSON; - for standard output")
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The `stepscope` command: find the command's module, let it run, turn errors into one line and an exit code."""
+"""The `stepscope` command: read the arguments, let the command run, turn errors into one line and an exit code."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ from stepscope.version import __version__
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
-# Each command is a module here, imported only when it is asked for, so that `--help` stays quick.
+# Each command is a module here, and one in `arguments`; both are imported only when they are needed.
 COMMANDS = {
     "demo": "record, analyse and report a small real job on this machine",
     "record": "record every rank of a PyTorch job, with no code change",
@@ -53,14 +53,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command(name: str, *arguments: str) -> int:
-    module = import_module(f"stepscope.cli.{name}")
+    """Return the command's exit code. Its own module is imported once the arguments are right: help is quick."""
+    taken = import_module(f"stepscope.cli.arguments.{name}")
     command = _OneLineParser(
         prog=f"stepscope {name}",
-        description=module.__doc__,
+        description=taken.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.add_arguments(command)
-    code: int = module.run(command.parse_args(list(arguments)))
+    taken.add_arguments(command)
+    args = command.parse_args(list(arguments))
+    code: int = import_module(f"stepscope.cli.{name}").run(args)
     return code
 
 

@@ -25,24 +25,6 @@ class RecordedCommand:
     """negative: ended by that signal"""
 
 
-def take_command(parser: argparse.ArgumentParser, name: str) -> None:
-    """Let a parser put what follows `--` into `command`, as it stands.
-
-    argparse itself drops the `--` and so cannot tell a command from a run.
-    """
-    parser.usage = f"stepscope {name} [options] RUN | stepscope {name} [options] -- COMMAND ..."
-    parse = parser.parse_args
-
-    def parse_args(args: Sequence[str]) -> argparse.Namespace:
-        words = list(args)
-        at = words.index("--") if "--" in words else len(words)
-        found = parse(words[:at])
-        found.command = words[at + 1 :] if at < len(words) else None
-        return found
-
-    parser.parse_args = parse_args  # type: ignore[method-assign, assignment]
-
-
 def check_one_of_both(args: argparse.Namespace, name: str) -> None:
     """Raise unless the arguments name a run or a command, and not both."""
     if bool(args.run) == bool(args.command):

@@ -1,20 +1,10 @@
-"""Where did the step go? The account of a run folder, a single trace, or any folder or glob of per-rank traces.
-
-examples:
-  stepscope report run-folder/
-  stepscope report 'traces/*.json.gz' --json report.json
-  stepscope report trace.json --json - | jq .ranks
-  stepscope report run-folder/ --html report.html
-
-A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank.
-Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
-"""
+"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces."""
 
 import argparse
 import sys
 from pathlib import Path
 
-from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
+from stepscope.cli.given_run import account_from, calibration_for
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
@@ -25,15 +15,6 @@ from stepscope.report.text.summary import print_summary
 from stepscope.report.text.terminal import console
 from stepscope.run.sources import has_steps_only
 from stepscope.run.step_log import readable_step_logs
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_run_arguments(parser)
-    parser.add_argument("--json", metavar="PATH", help="write the report as JSON; - for standard output")
-    parser.add_argument("--html", metavar="PATH", help="write the report as one HTML file that needs no network")
-    parser.add_argument("--calibration", metavar="FILE", help="calibration.json to draw in it (the run folder's own)")
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,13 +1,4 @@
-"""Look at a run in the browser: its report, its tables, its timeline in Perfetto.
-
-The pages are served on this machine only, behind a token that is in the printed address. Ctrl-C ends it. The timeline
-opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing; where the `perfetto` extra is
-installed (pip install 'stepscope[perfetto]'), Perfetto's pages come from this machine too and no network is needed.
-
-examples:
-  stepscope view run-folder/
-  stepscope view run-folder/ --port 9000 --no-browser     then: ssh -L 9000:localhost:9000 HOST
-"""
+"""`stepscope view`: serve the report, the tables and the timeline on this machine until Ctrl-C."""
 
 import argparse
 import threading
@@ -17,9 +8,8 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepscope.cli.given_run import account_from, add_run_arguments, calibration_for
+from stepscope.cli.given_run import account_from, calibration_for
 from stepscope.cli.say import say
-from stepscope.cli.sizes import whole_number
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
 from stepscope.report.timeline.perfetto import perfetto_trace
@@ -29,18 +19,6 @@ from stepscope.report.view.server import LocalServer, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
 from stepscope.tables.catalog import RunTables
 from stepscope.units import printable
-
-DEFAULT_PORT = 8750
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_run_arguments(parser)
-    parser.add_argument("--calibration", metavar="FILE", help="calibration.json to compare with (the run folder's own)")
-    parser.add_argument(
-        "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({DEFAULT_PORT})"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -86,10 +64,3 @@ def _until_stopped() -> None:
         threading.Event().wait()
     except KeyboardInterrupt:
         say()
-
-
-def _port(text: str) -> int:
-    number = whole_number(text)
-    if number is None or number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text}")
-    return number

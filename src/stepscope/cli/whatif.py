@@ -1,40 +1,15 @@
-"""What would the step take if something were different? The recorded run, replayed with changes.
-
-examples:
-  stepscope whatif run-folder/ --set straggler=off
-  stepscope whatif run-folder/ --set network=2x data=instant --json -
-
-Several settings are applied together, in order.
-"""
+"""`stepscope whatif`: the prediction for the settings, as text or JSON."""
 
 import argparse
 import sys
 
-from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
+from stepscope.cli.given_run import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import UsageError
 from stepscope.report.text.terminal import console
 from stepscope.report.text.whatif import print_whatif, whatif_json
-from stepscope.whatif.settings import SETTINGS, what_if
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_run_arguments(parser)
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        metavar="KEY=VALUE",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="a change",
-    )
-    parser.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
-    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
-    width = max(len(f"{s.key}={s.values}") for s in SETTINGS)
-    lines = [f"  {f'{s.key}={s.values}':<{width}}  {s.what}" for s in SETTINGS]
-    parser.epilog = "\n".join(["what can be set:", *lines])
+from stepscope.whatif.keys import SETTINGS
+from stepscope.whatif.settings import what_if
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,20 +16,3 @@ calibration, calibration_*          a machine's collectives: points, curves, oth
 collective_time             ring, tree and hierarchical algorithms on given links
 strategy_cost, strategy_*   what strategies communicate, by formula or from a simulated step, and its time
 """
-
-from stepscope.cost.chips.hardware import chip, look_up, mfu_peak
-from stepscope.cost.operators.families import MATMUL_FAMILIES, Family, OpCost
-from stepscope.cost.operators.kernel_names import kernel_class
-from stepscope.cost.operators.operators import counted_once, operator_cost
-
-__all__ = [
-    "MATMUL_FAMILIES",
-    "Family",
-    "OpCost",
-    "chip",
-    "counted_once",
-    "kernel_class",
-    "look_up",
-    "mfu_peak",
-    "operator_cost",
-]

@@ -27,48 +27,38 @@ from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif import setting_changes as make
 from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.keys import FAMILY, SETTINGS
 from stepscope.whatif.setting_changes import Asked, Made, Maker, fix, made_of, only
 
-_FAMILY = "kernel:FAMILY"
 _FAR_OFF = 0.15
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One key, the values it takes and what it does."""
-
-    key: str
-    values: str
-    what: str
-    maker: Maker
-
-
-SETTINGS = (
-    Setting("straggler", "off|RANK,...", "late ranks, or these, as fast as the others' median", make.straggler),
-    Setting("load", "even", "the same work spread evenly over the ranks", only("even", evenly_spread, doubt=0.3)),
-    Setting("overlap", "perfect", "gradients sent while backward runs, in 4 MB pieces", make.overlap),
-    Setting("network", "2x", "every transfer that many times as fast", make.network),
-    Setting("bytes", "0.5x", "every collective moves that share of its bytes", make.fewer),
-    Setting("bucket_mb", "25", "gradients in buckets of that many MB", make.bucket_mb),
-    Setting("data", "instant", "every batch ready when it is asked for", only("instant", without_data_wait)),
-    Setting("sync", "off", "the host never waits for the device", only("off", without_syncs, doubt=0.3, device=True)),
-    Setting("launch", "graph", "each step launched as one graph", only("graph", as_graph, doubt=0.2, device=True)),
-    Setting("stalls", "off", "no host stalls", only("off", without_stalls)),
-    Setting("allocator", "off", "no calls for device memory", only("off", without_allocator)),
-    Setting("copies", "hidden", "no time in copies between host and device", make.copies),
-    Setting("recompute", "off", "no forward work repeated in backward", make.recompute),
-    Setting(_FAMILY, "2x", "kernels of a family (gemm, attention, ...) that many times as fast", make.kernel),
-    Setting("microbatches", "16", "that many micro-batches of a pipeline, same total work", make.microbatches),
-    Setting("accumulation", "no_sync", "gradients synchronised once", fix("no_sync", "redundant-communication")),
-    Setting("optimizer", "fused", "a fused optimizer", fix("fused", "optimizer")),
-    Setting("precision", "16bit", "matrix products in 16 bit", fix("16bit", "precision")),
-    Setting("attention", "fused", "fused attention", fix("fused", "memory-bound-attention")),
-    Setting("kernels", "fused", "elementwise kernels in a row as one", fix("fused", "memory-bound-kernels")),
-    Setting("scaler", "off", "no loss scaling", fix("off", "mixed-precision-overhead")),
-    Setting("experts", "even", "tokens routed evenly", fix("even", "expert-imbalance")),
-    Setting("links", "even", "slow groups as fast as their siblings", fix("even", "slow-link")),
-)
-"""every key that `--set` knows"""
+MAKERS: dict[str, Maker] = {
+    "straggler": make.straggler,
+    "load": only("even", evenly_spread, doubt=0.3),
+    "overlap": make.overlap,
+    "network": make.network,
+    "bytes": make.fewer,
+    "bucket_mb": make.bucket_mb,
+    "data": only("instant", without_data_wait),
+    "sync": only("off", without_syncs, doubt=0.3, device=True),
+    "launch": only("graph", as_graph, doubt=0.2, device=True),
+    "stalls": only("off", without_stalls),
+    "allocator": only("off", without_allocator),
+    "copies": make.copies,
+    "recompute": make.recompute,
+    FAMILY: make.kernel,
+    "microbatches": make.microbatches,
+    "accumulation": fix("no_sync", "redundant-communication"),
+    "optimizer": fix("fused", "optimizer"),
+    "precision": fix("16bit", "precision"),
+    "attention": fix("fused", "memory-bound-attention"),
+    "kernels": fix("fused", "memory-bound-kernels"),
+    "scaler": fix("off", "mixed-precision-overhead"),
+    "experts": fix("even", "expert-imbalance"),
+    "links": fix("even", "slow-link"),
+}
+"""the change that each key of `SETTINGS` stands for"""
 
 
 @dataclass(frozen=True)
@@ -103,13 +93,13 @@ def what_if(account: Account, texts: Sequence[str]) -> Answer:
 def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Made:
     """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
     key, _, value = text.partition("=")
-    name = _FAMILY if key.startswith("kernel:") else key
+    name = FAMILY if key.startswith("kernel:") else key
     setting = next((s for s in SETTINGS if s.key == name), None)
     if setting is None or not value:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
     found = fixes.get(FINDING_OF_SETTING.get(text, ""))
-    return setting.maker(Asked(account, key, value, fixes)) if found is None else made_of(found)
+    return MAKERS[setting.key](Asked(account, key, value, fixes)) if found is None else made_of(found)
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:

@@ -175,6 +175,7 @@ EVENTS = st.lists(
 NAMES = ["cudaMalloc", "cudaStreamSynchronize", "data_loading", "Optimizer.step#SGD.step"]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(events=st.lists(EVENTS, min_size=1, max_size=2), steps=st.integers(0, 4), unprofiled=st.floats(0.05, 20))
 def test_parts_sum_to_the_period_whatever_the_trace_holds(events: list, steps: int, unprofiled: float) -> None:

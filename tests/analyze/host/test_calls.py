@@ -24,6 +24,7 @@ def table(found: list[tuple[int, int, int]]) -> HostCalls:
     return HostCalls(at, np.zeros(len(rows), np.int32), thread, start, end, call_stack_parents(thread, start, end), at)
 
 
+@pytest.mark.slow
 @given(spans)
 @settings(max_examples=150, deadline=None)
 def test_self_times_sum_to_the_busy_time_of_each_thread(found: list[tuple[int, int, int]]) -> None:

@@ -59,6 +59,7 @@ JOBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
 def test_formulas_list_the_collectives_of_the_simulated_step(name):
     job = JOBS[name]
@@ -107,6 +108,7 @@ MEASURED_MB = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURED_MB)
 def test_simulated_memory_is_near_the_measured_peak(name):
     job, measured_mb = MEASURED_MB[name]
@@ -115,6 +117,7 @@ def test_simulated_memory_is_near_the_measured_peak(name):
     assert sum(memory["parts"].values()) == memory["peak_bytes"] and memory["peak_when"] == "backward"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.limits import HANG_S
 
 from stepscope.record.collectives.live import LiveCollectives
 from stepscope.record.collectives.tap import CollectiveTap, stride_for
@@ -29,7 +30,7 @@ def job(tmp_path_factory):
         )
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=280)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=HANG_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
     return folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.record.helper.outbox import Outbox
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
@@ -33,10 +34,10 @@ def open_box(tmp_path: Path, **more: Any) -> tuple[Outbox, Path]:
     box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch", **more))
     box.put_step('{"schema": 1}')
     box.put({"do": "claim", "out": str(tmp_path / "run"), "run_id": "a"})
-    return box, Path(replies.get(timeout=120)["folder"])
+    return box, Path(replies.get(timeout=HANG_S)["folder"])
 
 
-def wait_until(what: Any, within_s: float = 120.0) -> None:
+def wait_until(what: Any, within_s: float = HANG_S) -> None:
     deadline = time.monotonic() + within_s
     while not what():
         assert time.monotonic() < deadline
@@ -97,7 +98,7 @@ def test_second_process_of_the_same_rank_is_refused(tmp_path: Path) -> None:
     replies: queue.Queue[dict[str, Any]] = queue.Queue()
     second = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch2"))
     second.put({"do": "run", "folder": str(folder)})
-    assert "another process" in replies.get(timeout=120)["error"]
+    assert "another process" in replies.get(timeout=HANG_S)["error"]
     for b in (box, second):
         b.finish(own_wait_s=30, grace_s=10)
 

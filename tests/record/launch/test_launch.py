@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import RUN_JSON, steps_file, trace_file
 
@@ -93,7 +94,7 @@ wait
 def record(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stepscope.cli.main", "record", *map(str, words)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240)
+    return subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=HANG_S)
 
 
 def step_log(folder: Path, rank: int) -> list[dict[str, Any]]:
@@ -184,7 +185,7 @@ def test_clocks_of_two_hosts_are_compared_around_the_window(tmp_path: Path) -> N
         )
         for host in range(2)
     ]  # fmt: skip
-    errors = [host.communicate(timeout=240)[1] for host in hosts]
+    errors = [host.communicate(timeout=HANG_S)[1] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], errors
     probes = json.loads((tmp_path / "run" / RUN_JSON).read_text())["ranks"]
     found = next(rank["clock_probes"] for rank in _each(probes) if rank.get("clock_probes"))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.record.config import RecordConfig
@@ -37,9 +38,10 @@ def tools(tmp_path: Path) -> dict[str, str]:
 
 def record(*words: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "stepscope.cli.main", "record", *words]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=HANG_S)
 
 
+@pytest.mark.job
 def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path, tools: dict[str, str]) -> None:
     done = record("--nsys", "--out", "run", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=tools)
     assert (done.returncode, done.stdout) == (3, "rank alone\n")
@@ -76,6 +78,7 @@ def test_each_chosen_rank_of_torchrun_has_an_output(tmp_path: Path, tools: dict[
     )
 
 
+@pytest.mark.job
 def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
     bare = {**os.environ, "PATH": str(tmp_path)}
     done = record("--nsys", "--", sys.executable, "-c", SCRIPT, cwd=tmp_path, env=bare)

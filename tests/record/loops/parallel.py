@@ -36,6 +36,24 @@ def fsdp2() -> Losses:
     return losses
 
 
+def fsdp2_accumulation() -> Losses:
+    """Four micro-batches per step: between them parameters are freed and gathered, and nothing is updated."""
+    from torch.distributed.fsdp import fully_shard
+
+    net, losses = small_model(), []
+    fully_shard(net.first)
+    fully_shard(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    for number, batch in enumerate(loader(batches=4 * STEPS)):
+        loss = loss_of(net, batch)
+        loss.backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(exact(loss))
+    return losses
+
+
 def pipeline() -> Losses:
     """Two stages, four micro-batches; the second stage loads only targets, the first only inputs."""
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B

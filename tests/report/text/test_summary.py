@@ -17,7 +17,7 @@ from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.summary import print_summary
 from stepscope.report.text.terminal import console, name_text, plain_table, speaks_unicode
 from stepscope.run.load import Run
-from stepscope.whatif.settings import SETTINGS
+from stepscope.whatif.keys import SETTINGS
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
 

@@ -247,6 +247,7 @@ IN_FLOWS = "select count(*) from (select slice_out from flow union select slice_
 ARROWS = "select count(*) from flow"
 
 
+@pytest.mark.slow
 @needs_trace_processor
 @pytest.mark.parametrize("form", ["perfetto", "json"])
 def test_a_real_trace_processor_reads_the_same(form: str, tmp_path: Path) -> None:
@@ -263,6 +264,7 @@ def test_a_real_trace_processor_reads_the_same(form: str, tmp_path: Path) -> Non
     assert arrows == [(timeline.num_flows - len({f for r in timeline.ranks for v in r.flows.values() for f in v}),)]
 
 
+@pytest.mark.slow
 @needs_trace_processor
 def test_a_real_trace_processor_keeps_crossing_and_hostile_slices(tmp_path: Path) -> None:
     shared = crossing_run(tmp_path)

@@ -82,6 +82,7 @@ def test_drift_of_the_machine_cancels_within_rounds() -> None:
     assert found.low < 100 / 90 < found.high and found.high - found.low < 0.1
 
 
+@pytest.mark.slow
 def test_interval_holds_the_truth_as_often_as_it_says() -> None:
     inside = 0
     for seed in range(200):

@@ -79,15 +79,6 @@ def workload_spec(config: BenchConfig) -> Any:
     return WorkloadSpec(**asdict(config.workload), precision=config.train.precision)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add `--config FILE` and `--set section.name=value`."""
-    parser.add_argument("--config", metavar="FILE", help="settings in TOML or YAML; flags change them")
-    parser.add_argument(
-        "--set", metavar="KEY=VALUE", dest="overrides", action="append", default=[],
-        help="change one setting, such as train.lr=0.01; may be repeated",
-    )  # fmt: skip
-
-
 def add_training_flags(parser: argparse.ArgumentParser) -> None:
     """Add the plain flags of a training: `--d-model 512` is `--set workload.d_model=512`."""
     for dest, dotted in TRAINING_FLAGS.items():

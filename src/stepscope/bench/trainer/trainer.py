@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from stepscope.bench.config import settings as configuration
+from stepscope.bench.config.parser import add_config_arguments
 from stepscope.bench.config.sections import SINGLE, BenchConfig
 from stepscope.bench.data_parallel.training import unmarked
 from stepscope.bench.session.measure import measure
@@ -168,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="stepscope.bench.trainer", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    configuration.add_arguments(parser)
+    add_config_arguments(parser)
     configuration.add_training_flags(parser)
     parser.add_argument("--no-profile", action="store_true", help="train without recording")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")

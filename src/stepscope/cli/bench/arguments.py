@@ -1,4 +1,4 @@
-"""The arguments that all benchmarks share: the model, the method, the ranks, and where results go."""
+"""What the arguments that all benchmarks share say: the plan's settings, and the folder for results."""
 
 import argparse
 from importlib.util import find_spec
@@ -7,20 +7,10 @@ from typing import Any
 
 from stepscope.bench.session.results import RESULTS
 from stepscope.cli.output import refuse_existing
-from stepscope.cli.sizes import above_zero, at_least_one
-from stepscope.contract.precisions import TRAINING_PRECISIONS
-from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
+from stepscope.contract.workload import WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
 
 PLOT = "results.svg"
-
-
-def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = 2) -> None:
-    """Add what every benchmark takes; one without a `world_size` chooses its ranks itself."""
-    _add_model(parser)
-    _add_method(parser)
-    _add_ranks(parser, world_size=world_size)
-    _add_output(parser, what=what)
 
 
 def shared_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,55 +45,3 @@ def results_folder(args: argparse.Namespace) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"expected a folder at --out {folder}, found a file; choose another name")
     return folder
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained."""
-    group = parser.add_argument_group("workload")
-    group.add_argument(
-        "--workload",
-        default=DEFAULT_WORKLOAD,
-        metavar="NAME",
-        help="gpt, deepseek, mlp, transformers:CONFIG, module:function (gpt)",
-    )
-    for name, value in WORKLOAD_DEFAULTS.items():
-        option = f"--{name.replace('_', '-')}"
-        help_text = f"samples of one rank in one forward ({value})" if name == "batch_size" else f"default {value}"
-        group.add_argument(option, type=at_least_one, default=value, metavar="N", help=help_text)
-    group.add_argument("--precision", choices=TRAINING_PRECISIONS, default="fp32", help="default fp32")
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="default 0")
-
-
-def _add_method(parser: argparse.ArgumentParser) -> None:
-    """Add how often is measured. With synthetic data an epoch is one step."""
-    group = parser.add_argument_group("method")
-    group.add_argument(
-        "--num-epochs", "--steps", dest="steps", type=at_least_one, default=50, metavar="N",
-        help="measured epochs of one step each, after the warm-up (50)",
-    )  # fmt: skip
-    group.add_argument(
-        "--warmup-epochs", "--warmup-steps", dest="warmup_steps", type=at_least_one, default=10, metavar="N",
-        help="epochs that are not measured, with a rising learning rate (10)",
-    )  # fmt: skip
-    group.add_argument("--runs", type=at_least_one, default=3, metavar="N", help="interleaved repetitions (3)")
-    group.add_argument("--grad-accum", type=at_least_one, default=1, metavar="N", help="micro-batches per step (1)")
-
-
-def _add_ranks(parser: argparse.ArgumentParser, *, world_size: int | None) -> None:
-    """Add the ranks and the time they may take."""
-    group = parser.add_argument_group("ranks")
-    if world_size is not None:
-        group.add_argument("--world-size", type=at_least_one, default=world_size, metavar="N", help=f"({world_size})")
-    group.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on the CPU (default), nccl")
-    group.add_argument("--share-devices", action="store_true", help="let NCCL ranks share a device")
-    group.add_argument("--threads", type=at_least_one, default=1, metavar="N", help="threads of one rank (1)")
-    group.add_argument("--limit-s", type=above_zero, default=3600.0, metavar="S", help="give up after (3600)")
-
-
-def _add_output(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add where results go."""
-    group = parser.add_argument_group("results")
-    group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
-    group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
-    group.add_argument("--plot", metavar="PATH", help="where to draw them (results.svg in the folder)")
-    group.add_argument("--force", action="store_true", help="overwrite results that exist")

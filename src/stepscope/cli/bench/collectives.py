@@ -1,11 +1,4 @@
-"""What do collectives take here? Time, algorithm and bus bandwidth of every operation over sizes and world sizes.
-
-examples:
-  stepscope bench collectives --backend gloo --world-size 2 --world-size 4
-  stepscope bench collectives --backend nccl --world-size 8 --op all_reduce --limit-s 30
-
-Bytes are the full buffer of the operation. `stepscope calibrate` fits latency and bandwidth to the same measurement.
-"""
+"""`stepscope bench collectives`: every operation measured, with algorithm and bus bandwidth."""
 
 import argparse
 import sys
@@ -17,27 +10,10 @@ from stepscope.cli.bench.arguments import results_folder
 from stepscope.cli.bench.session import Document, command_line
 from stepscope.cli.calibrate import measured_points
 from stepscope.cli.output import write_json
-from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.points import Point
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
-
-_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on the CPU (default), nccl")
-    parser.add_argument(
-        "--world-size", type=at_least_one, action="append", metavar="N", help="several give several (2)"
-    )
-    parser.add_argument("--op", action="append", choices=_OPERATIONS, help="only this operation; several give several")
-    parser.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (60)")
-    parser.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (1GiB)")
-    parser.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
-    parser.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
-    parser.add_argument("--force", action="store_true", help="overwrite results that exist")
 
 
 def run(args: argparse.Namespace) -> int:

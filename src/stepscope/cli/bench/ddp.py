@@ -1,25 +1,13 @@
-"""Data-parallel implementations side by side, on real ranks, with the same gradients.
-
-examples:
-  stepscope bench ddp --world-size 2
-  stepscope bench ddp --backend nccl --world-size 8 --d-model 1024 --num-layers 24 --precision bf16
-  stepscope bench ddp --implementations ddp,ddp_bucketed,pytorch_ddp --bucket-size-mb 10
-  stepscope bench ddp --profile --profile-implementation ddp_bucketed --profile-output-dir traces
-  stepscope bench fsdp --world-size 4
-
-Every run measures all of them one after the other. Gradients of the first step, losses, and weights after all steps are
-held against those of the first one. A short trace of each says what of the communication was hidden.
-"""
+"""`stepscope bench ddp` and `bench fsdp`: the plan for the implementations, and their results with the overlap."""
 
 import argparse
 from typing import Any
 
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, checked_names
-from stepscope.cli.bench.arguments import add_shared_arguments, results_folder, shared_settings
+from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.overlap import with_overlap
-from stepscope.cli.bench.profile import add_profile_arguments, profiled
+from stepscope.cli.bench.profile import profiled
 from stepscope.cli.bench.session import document_of, finished, launched
-from stepscope.cli.sizes import above_zero
 from stepscope.errors import UsageError
 
 _DEFAULTS = {
@@ -28,18 +16,6 @@ _DEFAULTS = {
 }
 _JOB = "stepscope.bench.data_parallel.compare:compare"
 _TRACE_STEPS = 5
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add the command's arguments."""
-    parser.add_argument(
-        "--implementations", type=_names, metavar="A,B", help=f"of {', '.join(NAMES)} (those that run here)"
-    )
-    parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
-    parser.add_argument("--no-trace", action="store_true", help="measure times only")
-    if what == "ddp":
-        add_profile_arguments(parser)
-    add_shared_arguments(parser, what=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +50,3 @@ def _checked(args: argparse.Namespace) -> tuple[str, ...]:
             raise UsageError(f"fp16 needs a loss scale that shards agree on, found {sharded[0]}; use --precision bf16")
         return names
     return tuple(name for name in available(_DEFAULTS[args.what]) if not (fp16 and name in SHARDED))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -5,28 +5,15 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from stepscope.bench.data_parallel.strategies import NAMES, checked_names
+from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.cli.bench.arguments import shared_settings
 from stepscope.cli.bench.session import launched
 from stepscope.cli.output import refuse_existing
 from stepscope.cli.say import say, say_aside
-from stepscope.cli.sizes import at_least_one
 from stepscope.errors import InputError, UsageError
 
 _JOB = "stepscope.bench.data_parallel.profiled:profiled"
-_EPOCHS = 10
-
-
-def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the profile mode takes."""
-    group = parser.add_argument_group("profile one implementation")
-    group.add_argument("--profile", action="store_true", help="record traces instead of comparing")
-    group.add_argument("--profile-implementation", metavar="NAME", default="ddp", help=f"of {', '.join(NAMES)} (ddp)")
-    group.add_argument("--profile-output-dir", metavar="DIR", default="./profiler_output", help="(./profiler_output)")
-    group.add_argument(
-        "--profile-epochs", type=at_least_one, default=_EPOCHS, metavar="N", help=f"epochs in the trace ({_EPOCHS})"
-    )
 
 
 def profiled(args: argparse.Namespace) -> int:

@@ -1,12 +1,4 @@
-"""How well do more ranks help? Strong scaling (the same work shared out) and weak scaling (the same work each).
-
-examples:
-  stepscope bench scaling --world-sizes 1,2,4
-  stepscope bench scaling --mode strong --batch-size 64 --world-sizes 1,2,4,8 --backend nccl
-
-Efficiency is T1 / (N x TN) for strong and T1 / TN for weak scaling, against the smallest world size. In strong scaling
---batch-size is that of the whole job and every world size has to divide it. Each run measures all world sizes.
-"""
+"""`stepscope bench scaling`: all world sizes in turn, run by run, and their efficiency."""
 
 import argparse
 from dataclasses import asdict
@@ -18,10 +10,10 @@ from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.gathered import complete_runs, environment, first
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.session.results import results, series, write_results
-from stepscope.cli.bench.arguments import add_shared_arguments, results_folder, shared_settings, workload_settings
+from stepscope.cli.arguments.bench.scaling import MODES
+from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
 from stepscope.cli.bench.session import Document, command_line, finished, launched
 from stepscope.cli.say import say_aside
-from stepscope.cli.sizes import above_zero
 from stepscope.errors import UsageError
 from stepscope.report.svg.scaling import scaling_svg
 from stepscope.report.text.bench import print_doubts
@@ -29,23 +21,13 @@ from stepscope.report.text.terminal import plain_table
 from stepscope.results.scaling import Scaled, scaling
 
 _JOB = "stepscope.bench.data_parallel.compare:compare"
-_MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
-
-
-def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--mode", choices=tuple(_MODES), default="both")
-    parser.add_argument("--world-sizes", default="1,2", metavar="A,B", help="default 1,2")
-    parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
-    parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
-    add_shared_arguments(parser, what=what, world_size=None)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where only a part could be measured."""
     checked_names((args.implementation,))
     sizes = _sizes(args.world_sizes)
-    cases = [(mode, size, _batch(args, mode, size)) for mode in _MODES[args.mode] for size in sizes]
+    cases = [(mode, size, _batch(args, mode, size)) for mode in MODES[args.mode] for size in sizes]
     folder = results_folder(args)
     measured: dict[tuple[str, int], list[LaunchResult]] = {}
     ended: LaunchResult | None = None

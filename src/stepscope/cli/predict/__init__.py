@@ -1,43 +1,12 @@
-"""What would it take? Collectives, memory, FLOPs, strategies, and a recorded run at other world sizes.
+"""`stepscope predict`: one file per prediction, each from formulas, a calibration or a recorded run.
 
-examples:
-  stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8
-  stepscope predict flops --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096
-  stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --strategy fsdp --world-size 64
-  stepscope predict strategy --layers 32 --d-model 4096 --heads 32 --vocab 32000 --device H200 --world-size 64
-  stepscope predict scale run-folder/ --world-size 64 --link 50
-
-`stepscope predict WHAT --help` tells more.
+`model` is what those about a model share, `simulated` the step without data of `memory --simulate`.
 """
 
 import argparse
 from importlib import import_module
 
 from stepscope.cli.output import check_outputs
-
-_WHAT = {
-    "collective": "time of one collective, from a calibration or from a link",
-    "flops": "FLOPs of a model per token and step",
-    "memory": "memory of a training step on each device, and whether it fits",
-    "scale": "a recorded run's step on more devices",
-    "strategy": "what fits, what is fastest, and why",
-}
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add one parser per kind of prediction."""
-    kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name, purpose in _WHAT.items():
-        module = import_module(f"stepscope.cli.predict.{name}")
-        one = kinds.add_parser(
-            name,
-            help=purpose,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(one)
-        one.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
-        one.add_argument("--force", action="store_true", help="overwrite outputs that exist")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,41 +1,15 @@
-"""What does a collective take? From a calibration with its interval, or from a link's latency and bandwidth.
-
-examples:
-  stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8 --json -
-  stepscope predict collective --link 50:5 --node-link 400:2 --per-node 8 --op all_reduce --bytes 25MB --world-size 64
-
---bytes is the full buffer: what a gather receives, what a scatter sends; several give a list. A link is
-GB/s:microseconds per device and direction.
-"""
+"""`stepscope predict collective`: the time from a calibration or from links, as text or JSON."""
 
 import argparse
 import sys
 from typing import Any
 
 from stepscope.cli.output import write_json
-from stepscope.cli.sizes import at_least_one, size_bytes
 from stepscope.cost.collectives.calibration_file import load_calibration
-from stepscope.cost.collectives.closed_form import Fabric, Link, fastest
-from stepscope.cost.collectives.points import OPERATIONS
+from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.errors import UsageError
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import readable_bytes, us
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    parser.add_argument("--op", required=True, choices=OPERATIONS)
-    parser.add_argument("--bytes", required=True, type=size_bytes, nargs="+", action="extend", metavar="N")
-    parser.add_argument("--world-size", required=True, type=at_least_one, metavar="W")
-    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
-    add_fabric_arguments(parser)
-
-
-def add_fabric_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the links that stand in for a calibration."""
-    parser.add_argument("--link", type=link, metavar="GB/s[:us]", help="link between ranks, or between nodes")
-    parser.add_argument("--node-link", type=link, metavar="GB/s[:us]", help="link inside a node")
-    parser.add_argument("--per-node", type=at_least_one, default=8, metavar="N", help="devices per node (default 8)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,18 +19,6 @@ def run(args: argparse.Namespace) -> int:
     if args.json != "-":
         _print(rows)
     return 0
-
-
-def link(text: str) -> Link:
-    """Return the link written as `GB/s` or `GB/s:microseconds` (5 us by default)."""
-    rate, _, latency = text.partition(":")
-    try:
-        gb_per_s, latency_us = float(rate), float(latency or 5)
-    except ValueError:
-        gb_per_s = latency_us = -1.0
-    if not 0 < gb_per_s < float("inf") or not 0 <= latency_us < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected GB/s or GB/s:us such as 50:5, found {text!r}")
-    return Link(latency_us * 1e3, 1 / gb_per_s)
 
 
 def fabric(args: argparse.Namespace) -> Fabric | None:

@@ -1,30 +1,15 @@
-"""How many FLOPs does a model take, per token and per step?
-
-examples:
-  stepscope predict flops --layers 12 --d-model 1024 --heads 16 --vocab 32768 --seq-len 1024
-  stepscope predict flops --config config.json --seq-len 4096 --tokens-per-step 4194304 --recompute blocks
-
-2 FLOPs per multiply-add, attention in full (not halved for a causal mask), training three times forward.
-"""
+"""`stepscope predict flops`: FLOPs per token and step, as text or JSON."""
 
 import argparse
 import sys
 from typing import Any
 
+from stepscope.cli.arguments.predict.model import RECOMPUTE
 from stepscope.cli.output import write_json
-from stepscope.cli.predict.model import RECOMPUTE, add_model_arguments, model_of
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.predict.model import model_of
 from stepscope.cost.models.flops import forward_flops_per_token, training_flops_per_token
 from stepscope.cost.models.parameters import parameters
 from stepscope.report.text.terminal import console, plain_table
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_model_arguments(parser)
-    parser.add_argument("--seq-len", type=at_least_one, required=True, metavar="N")
-    parser.add_argument("--tokens-per-step", type=at_least_one, metavar="N", help="of the whole job")
-    parser.add_argument("--recompute", choices=RECOMPUTE, default="none", help="what checkpointing computes again")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,22 +1,12 @@
-"""What would a recorded run's step take on more devices?
-
-examples:
-  stepscope predict scale run-folder/ --world-size 64
-  stepscope predict scale run-folder/ --world-size 64 --link 50:5 --node-link 450:3 --per-node 8
-  stepscope predict scale run-folder/ --world-size 4 --calibration calibration.json --json -
-
-Same work per rank (weak scaling). The run's compute and overlap are replayed with the communication of more ranks;
-the curve goes on to 16,384 devices, with a band.
-"""
+"""`stepscope predict scale`: the recorded step at other world sizes, as text or JSON."""
 
 import argparse
 import sys
 from typing import Any
 
-from stepscope.cli.given_run import account_from, add_run_arguments, warn_incomplete
+from stepscope.cli.given_run import account_from, warn_incomplete
 from stepscope.cli.output import write_json
-from stepscope.cli.predict.collective import add_fabric_arguments, fabric
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.predict.collective import fabric
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric
@@ -26,21 +16,6 @@ from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms
 
 LARGEST = 16384
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments."""
-    add_run_arguments(parser)
-    parser.add_argument("--world-size", type=at_least_one, nargs="+", action="extend", metavar="N", help="asked for")
-    parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
-    add_fabric_arguments(parser)
-    parser.add_argument(
-        "--compute-factor",
-        type=above_zero,
-        default=1.0,
-        metavar="X",
-        help="what compute takes longer where more ranks share a device or its cores (default 1)",
-    )
 
 
 def run(args: argparse.Namespace) -> int:

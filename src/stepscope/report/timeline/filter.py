@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.report.timeline.limit import MOST_SLICES
 from stepscope.run.collectives.gloo import span_rows
 from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.quality import rank_ranges
@@ -18,7 +19,6 @@ from stepscope.run.steps import PROFILER_STEP
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.units import NS_PER_US
 
-MOST_SLICES = 1_000_000
 _SHORTEST_US = (5, 20, 100, 500)
 _ON_DEVICE = (*DEVICE_KINDS, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC)
 

@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
-from stepscope.report.timeline.filter import MOST_SLICES, Filter, collective_rows, fitted, shown_rows
+from stepscope.report.timeline.filter import Filter, collective_rows, fitted, shown_rows
 from stepscope.report.timeline.lanes import lanes
+from stepscope.report.timeline.limit import MOST_SLICES
 from stepscope.report.timeline.tracks import track_of_row
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.load import Progress

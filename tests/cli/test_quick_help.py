@@ -1,0 +1,53 @@
+"""Help is quick because it imports little: no table library, no analysis, and few modules. Counted, not timed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from stepscope.cli.arguments.bench import WHAT as BENCHMARKS
+from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
+from stepscope.cli.main import COMMANDS
+
+MAX_MODULES = 120
+"""beyond those of a bare Python; most are the standard library's (argparse, dataclasses, pathlib)"""
+HEAVY = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb", "torch"}
+HEAVY_ROOMS = {"trace", "run", "analyze", "diagnose", "document", "compare", "investigate", "analysis"}
+CODE = """
+import sys
+before = set(sys.modules)
+from stepscope.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    import json
+    print(json.dumps([ended.code, sorted(set(sys.modules) - before)]), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        *COMMANDS,
+        *(f"bench {what}" for what in BENCHMARKS),
+        *(f"predict {what}" for what in PREDICTIONS),
+    ],
+)
+def test_help_imports_little(command: str) -> None:
+    words = [sys.executable, "-c", CODE, *command.split(), "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    code, imported = json.loads(done.stderr)
+    assert code == 0
+    assert done.stdout.startswith(f"usage: stepscope {command}".rstrip())
+    assert not HEAVY & {name.partition(".")[0] for name in imported}
+    assert not HEAVY_ROOMS & {name.split(".")[1] for name in imported if name.startswith("stepscope.")}
+    assert len(imported) <= MAX_MODULES, f"{len(imported)}: {', '.join(imported)}"
+
+
+def test_only_the_kind_asked_for_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, "bench", "ddp", "--help"], capture_output=True, text=True)
+    _, imported = json.loads(done.stderr)
+    assert "stepscope.cli.arguments.bench.ddp" in imported
+    assert not {"stepscope.cli.arguments.bench.sweeps", "stepscope.cli.bench"} & set(imported)
