@@ -12,7 +12,7 @@ from stepscope.record.helper.scratch import MARKER, hold_scratch, make_scratch, 
 
 OWNER = """
 import sys, time
-from stepscope.record.scratch import make_scratch
+from stepscope.record.helper.scratch import make_scratch
 print(make_scratch(sys.argv[1]), flush=True)
 time.sleep(600)
 """
