@@ -1,6 +1,7 @@
 """The five steps on a run with a planted straggler, and a fix held against its prediction."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
@@ -14,7 +15,7 @@ from stepscope.investigate.validation import CAME_TRUE, LESS, MORE, NO_PREDICTIO
 US = 1000
 
 
-def measured(folder: Path, *, late_us: float, **given: float) -> Measurement:
+def measured(folder: Path, *, late_us: float, **given: Any) -> Measurement:
     account = account_of(late_run(folder, late_us=late_us, loading=True), **given)
     return Measurement(account, diagnose(account))
 
