@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 DOCS   := .venv-docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
-.PHONY: demo test check lint format types browser all-tests unit scanner scanner-check docs clean
+.PHONY: demo test check lint format types js browser all-tests unit scanner scanner-check docs clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -16,7 +16,7 @@ demo: $(VENV)/.demo  ## record, analyse and report a small real two-rank job on 
 
 test: check all-tests  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
 
-check: lint types scanner-check docs
+check: lint types js scanner-check docs
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -28,6 +28,9 @@ format: $(VENV)/.dev  ## format the code
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+js:  ## lint and type-check the JavaScript of the pages, where npm is there
+	@tools/js/check.sh
 
 browser:
 	@tools/install_browser.sh
@@ -67,4 +70,4 @@ $(DOCS)/.ready: requirements/docs.txt pyproject.toml
 	@touch $@
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) $(DOCS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) tools/js/node_modules build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,7 @@ drawn, in blocks, from the steps of a recorded run.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     for kind in ("normal", "skewed", "spikes"):
         for r in (0.0, 0.3, 0.5):
-            row(f"{kind}, r = {r}", lambda n, k=kind, r=r: step_times(rng, n, kind=k, r=r), args)
+            row(f"{kind}, r = {r}", partial(step_times, rng, kind=kind, r=r), args)
     for runs in (2, 4):
         row(
             f"{runs} runs a side that differ by 0.5 %",

@@ -63,11 +63,11 @@ class GPT(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits, or the next stage's input."""
-        if self.embed is not None:
+        if self.embed is not None and self.position is not None:
             x = self.embed(x) + self.position(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x)) if self.head is not None else x
+        return self.head(self.norm(x)) if self.head is not None and self.norm is not None else x
 
 
 def main() -> None:

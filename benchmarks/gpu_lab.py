@@ -14,6 +14,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def main() -> int:
             begin = time.monotonic()
             for limits in (LIMIT_S, SWEEP_LIMIT_S):
                 limits[part] = min(limits.get(part, 0), max(args.deadline_s - (begin - began), 1))
-            found = guarded(lambda p=part: one_part(p, Path(scratch) / p, out, args))
+            found = guarded(partial(one_part, part, Path(scratch) / part, out, args))
             failed += "error" in found
             found |= {"sharing": sharing, "took_s": round(time.monotonic() - begin, 1)}
             (out / f"{part}.json").write_text(json.dumps(found))

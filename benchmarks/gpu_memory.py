@@ -70,7 +70,7 @@ def rank_main(rank: int, folder: str, device: str) -> None:
     if on_gpu:
         torch.cuda.set_device(0)
     dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
-    peaks = {}
+    peaks: dict[str, int | str] = {}
     for case in CASES:
         try:
             peaks[case.name] = peak_bytes(case, device)
@@ -144,7 +144,7 @@ def model_shape(device: str) -> tuple[Any, int]:
     from stepscope.bench.simulate.model import Shape
 
     given = SHAPE if device == "cuda" else TINY
-    numbers = {name.replace("-", "_"): value for name, value in given.items()}
+    numbers: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
     return Shape(**numbers, mlp_width=4 * given["d-model"]), MICRO_BATCH if device == "cuda" else 2
 
 

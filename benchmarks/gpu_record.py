@@ -26,7 +26,8 @@ import tarfile
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -53,7 +54,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch, shared_device(args.device) as sharing:
         results: dict = {"sharing": sharing, "ranks": args.ranks, "jobs": {}}
         for strategy in args.strategies.split(","):
-            results["jobs"][strategy] = guarded(lambda s=strategy: one_job(s, Path(scratch), out, args))
+            results["jobs"][strategy] = guarded(partial(one_job, strategy, Path(scratch), out, args))
             save(results, out)
         left_s = DEADLINE_S - (time.monotonic() - began)
         results["light"] = guarded(lambda: light_overhead(args, left_s)) if left_s > 40 else {"error": "no time left"}
@@ -84,7 +85,7 @@ def quiet(args: argparse.Namespace, out: Path) -> int:
     return 0
 
 
-def guarded(act: object) -> dict:
+def guarded(act: Callable[[], dict]) -> dict:
     """Return what `act` finds, or its error: one job that fails must not take the others with it."""
     try:
         return act()

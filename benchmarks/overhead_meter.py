@@ -3,7 +3,7 @@
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -18,7 +18,7 @@ class Meter:
         self.steps: dict[bool, list[dict[str, int]]] = {False: [], True: []}
         self._now: dict[str, int] = {}
 
-    def around(self, name: str, call: object, *, sign: int = 1) -> object:
+    def around(self, name: str, call: Callable[..., object], *, sign: int = 1) -> object:
         """Return `call` with its time added to `name`, or taken off it."""
 
         def timed(*args: object, **kwargs: object) -> object:

@@ -9,10 +9,10 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
@@ -85,7 +85,7 @@ class Job:
 
         self.batch = batch
         self._data = torch.randint(VOCABULARY, (batch,))
-        self._batches = iter(())
+        self._batches: Iterator[Any] = iter(())
 
     def step(self) -> None:
         """One training step as people write it."""
@@ -162,9 +162,9 @@ class Light:
         from stepscope.record.session import Recorder
 
         self.recorder = Recorder.start(RecordConfig(out=str(Path(folder) / "run"), light=True))
-        self.hooks = None
+        self.hooks: Any = None
 
-    def turn(self, on: bool, model: object) -> None:
+    def turn(self, on: bool, model: Any) -> None:
         """Put every hook in, or take every one out."""
         from stepscope.record.collectives.live import LiveCollectives
         from stepscope.record.hooks.install import install
@@ -183,7 +183,8 @@ class Light:
 
     def helper_cpu_s(self) -> float:
         """CPU seconds of the helper process so far."""
-        fields = Path(f"/proc/{self.recorder._run.outbox.helper_pid}/stat").read_text().rsplit(")", 1)[1].split()
+        run: Any = self.recorder._run
+        fields = Path(f"/proc/{run.outbox.helper_pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
@@ -275,7 +276,8 @@ def calls_of_ours(job: Job, steps: int) -> list[int]:
     """
     import stepscope
 
-    package, count, counts = str(Path(stepscope.__file__).parent) + os.sep, 0, []
+    package, count = str(Path(stepscope.__file__).parent) + os.sep, 0
+    counts: list[int] = []
 
     def counting(frame: FrameType, event: str, _: object) -> None:
         nonlocal count

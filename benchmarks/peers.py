@@ -264,7 +264,8 @@ def tracelens() -> Tool:
     from TraceLens import NcclAnalyser, TreePerfAnalyzer
 
     def run(files: list[str]) -> Result:
-        ranks, tops = [], {}
+        ranks = []
+        tops: dict[str, float] = {}
         for file in files:
             analyser = TreePerfAnalyzer.from_file(file)
             time_of = dict(zip(*(analyser.get_df_gpu_timeline()[c] for c in ("type", "time ms")), strict=True))
@@ -290,7 +291,7 @@ def tracelens() -> Tool:
             "wait_ms": [] if late.empty else [t / 1e3 for t in late.sort_values("rank")["total_wait_time_us"]],
             "collectives": len(rows),
             "busbw": None if rows.empty else float(rows["bus bw (GB/s)"].mean()),
-            "top_kernel": list(max(((n, t / 1e3) for n, t in tops.items()), key=lambda pair: pair[1])),
+            "top_kernel": [(top := max(tops, key=lambda name: tops[name])), tops[top] / 1e3],
             "late_rank": None if late.empty else int(late["rank"].iloc[0]),
         }
 
@@ -341,8 +342,8 @@ def agreement_table(results: list[Result]) -> str:
 
 
 def _over_ranks(ranks: list[Result] | None, name: str) -> str:
-    values = [rank.get(name) for rank in ranks or []]
-    if not values or any(v is None for v in values):
+    values = [rank[name] for rank in ranks or [] if rank.get(name) is not None]
+    if not values or len(values) < len(ranks or []):
         return "-"
     return f"{sum(values) / len(values):.2f}" if name.endswith("%") else f"{sum(values):.2f}"
 

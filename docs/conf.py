@@ -40,8 +40,8 @@ def _menu_from_lists(app: Any, name: str, source: list[str]) -> None:
     folder = name.removesuffix("README")
     sections = re.split(r"^## +(.+)$", source[0], flags=re.MULTILINE)
     for title, text in zip(["", *sections[1::2]], sections[::2], strict=True):
-        pages = dict.fromkeys(re.findall(r"\]\(([\w/.-]+)\.md\)", text))
-        pages = [page for page in pages if not page.startswith("..") and f"{folder}{page}" != name]
+        found = dict.fromkeys(re.findall(r"\]\(([\w/.-]+)\.md\)", text))
+        pages = [page for page in found if not page.startswith("..") and f"{folder}{page}" != name]
         if pages:
             caption = f":caption: {title}\n" if title and not folder else ""
             source[0] += "\n\n```{toctree}\n:hidden:\n" + caption + "\n" + "\n".join(pages) + "\n```\n"

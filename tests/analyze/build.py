@@ -13,7 +13,7 @@ rank's own clock is ahead. `at` is when the host launched something, `start` and
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class RankTrace:
         drift_ppm: float = 0,
         backend: str = "nccl",
         device: str = "NVIDIA H200",
-        groups: dict[str, Sequence[int]] | None = None,
+        groups: Mapping[str, Sequence[int]] | None = None,
         descriptions: dict[str, str] | None = None,
     ) -> None:
         self.rank = rank

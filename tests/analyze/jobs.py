@@ -9,6 +9,7 @@ and lasts 4000 microseconds; the device runs everything 200 microseconds after t
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace, built_run
 
@@ -59,7 +60,7 @@ def collective(
     out_elements: int | None = None,
     group: str = "0",
     thread: int = MAIN,
-    **args: object,
+    **args: Any,
 ) -> None:
     """Add a collective that the device runs `LAG` after the host asked for it."""
     r.collective(

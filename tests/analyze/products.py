@@ -11,7 +11,7 @@ FP8_KERNEL = "nvjet_sm90_qqtst_128x256_128x4_2x1_v_bz_TNT"
 REDUCE_KERNEL = "void splitKreduce_kernel<32, 16, int, float>"
 ADD_KERNEL = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
 
-FORWARD = {"Sequence number": 7, "Fwd thread id": 0}
+FORWARD: dict[str, Any] = {"Sequence number": 7, "Fwd thread id": 0}
 """what the profiler writes on operators that run with gradients on"""
 
 
@@ -48,6 +48,6 @@ def add(r: RankTrace, at: float, *, elements: int, start: float, end: float) -> 
 
 def node(r: RankTrace, name: str, start: float, end: float) -> None:
     """Add an autograd node's evaluation; operators inside its span are backward's."""
-    args = {"Sequence number": 7, "Fwd thread id": 1}
+    args: dict[str, Any] = {"Sequence number": 7, "Fwd thread id": 1}
     r.ran(f"autograd::engine::evaluate_function: {name}", start, end, thread=AUTOGRAD, **args)
     r.ran(name, start + 0.5, end - 0.5, thread=AUTOGRAD, **args)

@@ -133,8 +133,11 @@ def test_load_of_experts_is_on_the_uneven_side(tmp_path: Path) -> None:
     received = {0: 13_000, 1: 1_000, 2: 1_000, 3: 1_000}
 
     def experts(r: RankTrace, at: float) -> None:
-        amounts = {"In split size": [3250, 250, 250, 250], "Out split size": [received[r.rank] // 4] * 4}
-        back = {"In split size": [received[r.rank] // 4] * 4, "Out split size": [3250, 250, 250, 250]}
+        amounts: dict[str, Any] = {
+            "In split size": [3250, 250, 250, 250],
+            "Out split size": [received[r.rank] // 4] * 4,
+        }
+        back: dict[str, Any] = {"In split size": [received[r.rank] // 4] * 4, "Out split size": [3250, 250, 250, 250]}
         collective(r, "all_to_allv", at + 100, elements=sent, out_elements=received[r.rank], **amounts)
         collective(r, "all_to_allv", at + 600, elements=received[r.rank], out_elements=sent, **back)
 

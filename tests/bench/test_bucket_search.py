@@ -1,6 +1,7 @@
 """The search for the best bucket size against known truth."""
 
 import random
+from collections.abc import Sequence
 
 from stepscope.bench.data_parallel.bucket_finalists import finalists
 from stepscope.bench.data_parallel.bucket_search import SIZES_MB, search
@@ -15,7 +16,7 @@ def test_search_finds_a_size_within_5_percent_of_the_best_whatever_the_shape() -
     for latency in (0.01, 0.1, 0.5, 2.0):
         for overlap in (0.0, 0.05, 0.3, 2.0):
             truth = [cost(size, latency=latency, overlap=overlap) for size in SIZES_MB]
-            found = search(len(truth), lambda places, t=truth: [t[p] for p in places])
+            found = search(len(truth), lambda places, t=truth: [t[p] for p in places])  # type: ignore[misc]
             assert truth[found.best] <= 1.05 * min(truth), (latency, overlap)
             assert len(found.tried) < len(truth)
 
@@ -25,7 +26,7 @@ def test_search_stays_near_the_best_under_noise() -> None:
     for seed in range(40):
         noise = random.Random(seed)
         truth = [cost(size, latency=0.5, overlap=0.3) for size in SIZES_MB]
-        found = search(len(truth), lambda places, t=truth, n=noise: [t[p] * n.gauss(1, 0.01) for p in places])
+        found = search(len(truth), lambda places, t=truth, n=noise: [t[p] * n.gauss(1, 0.01) for p in places])  # type: ignore[misc]
         misses += truth[found.best] > 1.05 * min(truth)
     assert misses == 0
 
@@ -33,7 +34,7 @@ def test_search_stays_near_the_best_under_noise() -> None:
 def test_machine_that_slows_down_between_rounds_does_not_mislead() -> None:
     truth, rounds = [cost(size, latency=0.5, overlap=0.3) for size in SIZES_MB], [0]
 
-    def times(places: list[int]) -> list[float]:
+    def times(places: Sequence[int]) -> list[float]:
         rounds[0] += 1
         return [truth[p] * rounds[0] for p in places]
 

@@ -22,6 +22,7 @@ def test_output_is_the_weighted_sum_of_each_tokens_experts() -> None:
             for token, es, ws in zip(x.flatten(0, 1), chosen, weights, strict=True)
         ]
     )
+    assert layer.shared is not None
     assert torch.allclose(layer(x), expected.view_as(x) + layer.shared(x), atol=1e-6)
 
 

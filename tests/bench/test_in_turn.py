@@ -1,5 +1,7 @@
 """Collectives start in one order on every rank, whatever the order of the gradients."""
 
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,7 +29,7 @@ def test_every_step_begins_anew() -> None:
     assert turns.ready(0) == [0, 1]
 
 
-def parameters(*sizes_mb: float, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
+def parameters(*sizes_mb: float, dtype: Any = torch.float32) -> list[nn.Parameter]:
     size = torch.empty(0, dtype=dtype).element_size()
     return [nn.Parameter(torch.empty(int(mb * 2**20) // size, dtype=dtype)) for mb in sizes_mb]
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -31,7 +32,7 @@ from stepscope.bench.workloads.workload import WorkloadSpec  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
 CPU = torch.device("cpu")
-SPEC = {"name": "gpt", "d_model": 16, "num_layers": 1, "num_heads": 2, "seq_len": 8, "vocab_size": 32,
+SPEC: dict[str, Any] = {"name": "gpt", "d_model": 16, "num_layers": 1, "num_heads": 2, "seq_len": 8, "vocab_size": 32,
         "batch_size": 4, "precision": "fp32", "seed": 0, "options": {}}  # fmt: skip
 QUICK = {"accumulation": 1, "warmup_steps": 1, "steps": 2, "item_limit_s": 60, "reference": "first"}
 

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,14 @@ from stepscope.bench.workloads.build import workload  # noqa: E402
 from stepscope.bench.workloads.workload import Workload, WorkloadSpec, counted_flops  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
 
-SMALL = {"d_model": 32, "num_layers": 2, "num_heads": 4, "seq_len": 16, "vocab_size": 64, "batch_size": 2}
+SMALL: dict[str, Any] = {
+    "d_model": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "seq_len": 16,
+    "vocab_size": 64,
+    "batch_size": 2,
+}
 KINDS = [
     ("gpt", {}),
     ("gpt", {"kv_heads": 2, "attention": "unfused"}),
@@ -25,7 +33,7 @@ def built(name: str = "gpt", *, seed: int = 0, **options: object) -> Workload:
     return workload(WorkloadSpec(name, **SMALL, seed=seed, options=options), "cpu")
 
 
-def gradients(work: Workload) -> list[torch.Tensor]:
+def gradients(work: Workload) -> list[Any]:
     work.loss(work.model, next(work.batches())).backward()
     return [p.grad for p in work.model.parameters()]
 

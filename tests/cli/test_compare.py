@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def compared(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, object]]:
+def compared(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     code = main(["compare", *words, "--json", "-"])
     return code, json.loads(capsys.readouterr().out)
 
@@ -90,7 +91,7 @@ def test_sets_of_runs_by_name_or_by_folder(folders: dict[str, str], capsys: pyte
     code, found = compared(capsys, *words)
     assert code == 0 and found["verdict"] == "slower"
     assert isinstance(found["a"], dict) and [r["name"] for r in found["a"]["runs"]] == ["fast", "again"]
-    assert not [note for note in found["notes"] if "one run on a side" in note]  # type: ignore[attr-defined]
+    assert not [note for note in found["notes"] if "one run on a side" in note]
     root = str(Path(folders["fast"]).parent)
     _, same = compared(capsys, root, root)
     assert same["verdict"] == "no difference found"

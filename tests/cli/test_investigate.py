@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.diagnose.late import late_run
@@ -71,11 +72,11 @@ def test_a_folder_that_vanished_is_told(
 ) -> None:
     import stepscope.cli.investigate as command
 
-    printed = command.print_step
+    printed = command.print_step  # type: ignore[attr-defined]
 
-    def gone(step: object, out: object) -> None:
+    def gone(step: Any, out: Any) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        printed(step, out)  # type: ignore[arg-type]
+        printed(step, out)
 
     monkeypatch.setattr(command, "print_step", gone)
     assert main(["investigate", str(folder)]) == 0

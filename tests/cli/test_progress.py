@@ -1,15 +1,27 @@
 """A bar only where somebody watches and has waited for a second."""
 
 import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
 
-from stepscope.cli.progress import reading_progress
+from stepscope.cli.progress import BYTES, rate_text, reading_progress, work_progress
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+    def shown(self) -> str:
+        """Return the last line drawn, without what steers the terminal."""
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.getvalue())
+        return [line for line in re.split(r"[\r\n]", text) if line.strip()][-1]
+
+
+Watch = Callable[[], Terminal]
 
 
 class Clock:
@@ -27,37 +39,88 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return found
 
 
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """Return what puts a terminal in place of standard error; pytest swaps its own in between fixture and test."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def put() -> Terminal:
+        found = Terminal()
+        monkeypatch.setattr("sys.stderr", found)
+        return found
+
+    return put
+
+
 def test_no_bar_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with reading_progress() as progress:
         assert progress is None
 
 
-def test_bar_after_a_second_that_wipes_itself(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+def test_bar_after_a_second_with_rate_and_remaining_time(watch: Watch, clock: Clock) -> None:
+    terminal = watch()
     with reading_progress() as progress:
         assert progress is not None
-        progress(10, 100)
+        progress(10_000_000, 100_000_000)
         assert terminal.getvalue() == ""
+        clock.now_s += 2
+        progress(50_000_000, 100_000_000)
+        assert terminal.shown().startswith("reading ")
+        assert terminal.shown().rstrip().endswith("50 % 20.0 MB/s, 0:03 left")
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K"), "the bar wipes itself"
+
+
+def test_counts_have_a_rate_of_their_unit(watch: Watch, clock: Clock) -> None:
+    terminal = watch()
+    with work_progress("measuring", unit="runs") as progress:
+        assert progress is not None
+        progress(1, 4)
+        clock.now_s += 30
+        progress(2, 4)
+        assert terminal.shown().rstrip().endswith("50 % 2.0 runs/min, 1:00 left")
+
+
+def test_more_than_all_and_nothing_at_all_are_no_errors(watch: Watch, clock: Clock) -> None:
+    terminal = watch()
+    with reading_progress() as progress:
+        assert progress is not None
         clock.now_s += 1.5
-        progress(50, 100)
-        assert terminal.getvalue() == f"\rreading [{'#' * 15}{'.' * 15}]  50 %"
-        progress(51, 100)
-        assert terminal.getvalue().count("\r") == 1, "at most ten times a second"
-        clock.now_s += 0.2
         progress(500, 100)
-        assert terminal.getvalue().endswith("100 %")
-        clock.now_s += 0.2
+        assert "100 %" in terminal.shown()
         progress(5, 0)
-        assert terminal.getvalue().endswith("  0 %")
-    assert terminal.getvalue().endswith("\r" + " " * 60 + "\r")
 
 
-def test_quick_work_shows_nothing(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
+def test_quick_work_shows_nothing(watch: Watch, clock: Clock) -> None:
+    terminal = watch()
     with reading_progress() as progress:
         assert progress is not None
         progress(100, 100)
     assert terminal.getvalue() == ""
+
+
+def test_what_is_printed_meanwhile_goes_where_it_belongs(
+    watch: Watch, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = watch()
+    with reading_progress() as progress:
+        assert progress is not None
+        clock.now_s += 2
+        progress(1, 2)
+        print("the answer")
+    assert capsys.readouterr().out == "the answer\n"
+    assert "the answer" not in terminal.getvalue()
+
+
+def test_unknown_rate_is_no_text() -> None:
+    assert rate_text(None, None, BYTES) == ""
+
+
+def test_rich_is_not_imported_where_nobody_watches() -> None:
+    code = (
+        "import sys; from stepscope.cli.progress import reading_progress\n"
+        "with reading_progress() as p: assert p is None\n"
+        "sys.exit('rich' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE).returncode == 0

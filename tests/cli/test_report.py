@@ -32,7 +32,7 @@ def report(*arguments: str, capsys: pytest.CaptureFixture[str], code: int = 0) -
     assert main(["report", *arguments, "--json", "-", "--no-cache"]) == code
     said = capsys.readouterr()
     assert said.err == ""
-    return json.loads(said.out)  # type: ignore[no-any-return]
+    return json.loads(said.out)
 
 
 def test_json_has_the_fields_of_the_contract(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Two constructed runs whose difference is known: one rank's host is late, or it is not."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStep:
 
 def test_rows_that_appear_vanish_and_slow_down_are_told_from_chance() -> None:
     rng = np.random.default_rng(2)
-    equal = {f"kernel{i}": 1.0 for i in range(60)}
+    equal: dict[str, Any] = {f"kernel{i}": 1.0 for i in range(60)}
     a = table(rng, **equal, slow=1.0, old=0.5)
     b = table(rng, **equal, slow=1.2, new=0.7)
     rows = {row.name: row for row in rows_of([a], [b])}

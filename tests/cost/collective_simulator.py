@@ -6,6 +6,7 @@ most one message per round. Ranks hold, per block, the set of ranks whose contri
 
 from collections import defaultdict
 from math import ceil, log2
+from typing import Any
 
 Message = tuple[int, int, tuple[int, ...]]
 Rounds = list[list[Message]]
@@ -74,7 +75,8 @@ def double_tree_all_reduce_ns(p, size_bytes, chunks, link):
     what is ready, the oldest chunk first.
     """
     piece_ns = size_bytes / 2 / chunks * link.ns_per_byte
-    waiting, done_at = _transfers(p, chunks), {}
+    waiting = _transfers(p, chunks)
+    done_at: dict[Any, Any] = {}
     out_free, in_free = [0.0] * p, [0.0] * p
     while waiting:
         ready = []

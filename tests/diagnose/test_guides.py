@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
@@ -12,7 +13,7 @@ from stepscope.analyze.kernels.efficiency import Given
 from stepscope.diagnose.guides import Guide, guides_of
 from stepscope.run.step_log import step_log_of
 
-MATMUL = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
+MATMUL: dict[str, Any] = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["float", "float"]}
 MB = 10**6
 
 
@@ -81,7 +82,7 @@ def test_slow_communication_points_at_the_straggler_first(tmp_path: Path) -> Non
 
 def test_loss_scaling_shows_the_guide_on_mixed_precision(tmp_path: Path) -> None:
     r = RankTrace()
-    half = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::Half", "c10::Half"]}
+    half: dict[str, Any] = {"Input Dims": [[1024, 1024], [1024, 1024]], "Input type": ["c10::Half", "c10::Half"]}
     for n in range(3):
         at = n * 1000
         r.step(n, at, at + 1000)

@@ -4,7 +4,7 @@
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -211,7 +211,7 @@ def test_few_micro_batches_leave_a_bubble(tmp_path: Path) -> None:
 
 def test_group_on_a_slow_link_is_named(tmp_path: Path) -> None:
     """Three pairs of ranks exchange the same bytes; the pair 2, 3 takes three times as long."""
-    groups: dict[str, Sequence[int]] = {"a": [0, 1], "b": [2, 3], "c": [4, 5], "0": list(range(6))}
+    groups: Mapping[str, Sequence[int]] = {"a": [0, 1], "b": [2, 3], "c": [4, 5], "0": list(range(6))}
     ranks = []
     for rank in range(6):
         name = "abc"[rank // 2]

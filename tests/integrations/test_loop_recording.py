@@ -16,11 +16,11 @@ from stepscope.integrations.deepspeed import recorded as engine_recorded
 from stepscope.integrations.loop_recording import LoopRecording
 from stepscope.integrations.torchrun import recorded
 
-WINDOW = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
+WINDOW: dict[str, Any] = {"wait": 2, "warmup": 1, "active": 2, "others_grace_s": 20.0}
 STEPS = 7
 
 
-class Net(nn.Module):  # type: ignore[misc]
+class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
         StepscopeKwargs(schedule_option={"first": 1}).build()
 
 
-class Engine(nn.Module):  # type: ignore[misc]
+class Engine(nn.Module):
     """What of a DeepSpeed engine a loop uses: backward with its own reduction, a step every second micro-batch."""
 
     def __init__(self) -> None:

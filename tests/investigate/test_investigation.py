@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
@@ -15,7 +16,7 @@ from stepscope.investigate.validation import CAME_TRUE, LESS, MORE, NO_PREDICTIO
 US = 1000
 
 
-def measured(folder: Path, *, late_us: float, **given: float) -> Measurement:
+def measured(folder: Path, *, late_us: float, **given: Any) -> Measurement:
     account = account_of(late_run(folder, late_us=late_us, loading=True), **given)
     return Measurement(account, diagnose(account))
 

@@ -23,6 +23,7 @@ def even(tmp_path_factory: pytest.TempPathFactory) -> Account:
 
 def test_the_recorded_world_size_gives_the_recorded_step(even: Account) -> None:
     found = scaled(even, [4]).curve[0]
+    assert even.step is not None
     assert found.step_ns == pytest.approx(even.step.step_ns)
     assert found.weak_efficiency == pytest.approx(1) and found.straggler_ns == 0
 
@@ -74,6 +75,7 @@ def test_more_ranks_wait_for_a_later_last_one() -> None:
 
 def test_compute_that_shares_its_cores_takes_longer(even: Account) -> None:
     once, twice = (scaled(even, [4], compute_factor=f).curve[0] for f in (1.0, 2.0))
+    assert even.step is not None
     assert twice.step_ns - once.step_ns == pytest.approx(even.step.step_ns - once.comm_ns, rel=0.1)
 
 

@@ -135,6 +135,13 @@ def loaded(scenario: dict[str, Any]) -> Any:
     return iter(DataLoader(data, batch_size=BATCH, num_workers=2, multiprocessing_context="fork"))
 
 
+def open_run() -> Any:
+    """Return the run that is being recorded, whatever it holds inside."""
+    recorder = session.current()
+    assert recorder is not None
+    return recorder._run
+
+
 class Faults:
     """What goes wrong in this rank, and when."""
 
@@ -187,9 +194,9 @@ class Faults:
         torch.profiler._KinetoProfile.export_chrome_trace = failing("export")
 
     def remove_scratch(self) -> None:
-        for path in session.current()._run.scratch.iterdir():
+        for path in open_run().scratch.iterdir():
             path.unlink()
-        session.current()._run.scratch.rmdir()
+        open_run().scratch.rmdir()
 
     def fill_disk(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
@@ -198,7 +205,7 @@ class Faults:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def stop_helper(self) -> None:
-        self.notes["helper"] = session.current()._run.outbox.helper_pid
+        self.notes["helper"] = open_run().outbox.helper_pid
         os.kill(self.notes["helper"], signal.SIGSTOP)
 
     def resume_helper(self) -> None:

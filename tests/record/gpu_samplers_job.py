@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 RANKS, STEPS, WIDTH = 2, 24, 1024
 
@@ -44,7 +45,7 @@ def train(folder: Path) -> None:
     ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=8)
     optimizer = torch.optim.AdamW(ddp.parameters())
     part, whole = torch.ones(WIDTH, device="cuda"), torch.ones(RANKS * WIDTH, device="cuda")
-    settings = {"wait": 8, "warmup": 2, "active": 3, "memory": True, "nccl_log": True}
+    settings: dict[str, Any] = {"wait": 8, "warmup": 2, "active": 3, "memory": True, "nccl_log": True}
     with stepscope.profile(out=folder / "run", **settings) as recording, stepscope.annotate_modules(model):
         for _ in range(STEPS):
             with recording.region("forward_pass"):

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-STEPS, WIDTH = (int(word) for word in (*sys.argv[2:4], 24, 512)[:2])
+STEPS, WIDTH = (int(word) for word in (*sys.argv[2:4], "24", "512")[:2])
 SAMPLE_S = float(sys.argv[4]) / 1000 if len(sys.argv) > 4 else 0.004
 BATCH = 8
 INSIDE: dict[str, list[int]] = {}
@@ -71,7 +71,7 @@ class Model(nn.Module):
 def main() -> None:
     torch.set_num_threads(1)
     if len(sys.argv) > 2:
-        sys.modules["stepscope.record.hooks.loop.loop"].SHORT_STEP_NS = 1 << 60
+        setattr(sys.modules["stepscope.record.hooks.loop.loop"], "SHORT_STEP_NS", 1 << 60)  # noqa: B010
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(Model())

@@ -93,7 +93,7 @@ def recording(mode: str, out: Path, asked: dict[str, Any]) -> Any:
         return nullcontext()
     import stepscope
 
-    window = {"wait": 30, "warmup": 5, "active": 5}
+    window: dict[str, Any] = {"wait": 30, "warmup": 5, "active": 5}
     return stepscope.profile(out=out, **window, **asked.get("profile", {}), light=mode == "light")
 
 

@@ -1,6 +1,7 @@
 """Models spread over four gloo ranks in every usual way; rank 0 prints what the recorder makes of each."""
 
 import json
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ def tensor_parallel(net: torch.nn.Module, mesh: object) -> torch.nn.Module:
 
 def main(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=4)
-    found = {"plain": strategy_of(model(), None)}
+    found: dict[str, Any] = {"plain": strategy_of(model(), None)}
     ddp = DistributedDataParallel(model())
     found["ddp"] = strategy_of(ddp, torch.optim.SGD(ddp.parameters()))
     found["compiled"] = strategy_of(torch.compile(ddp), None)

@@ -33,7 +33,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room_bytes: int | None = None
         self._write, self._fsync = os.write, os.fsync
-        monkeypatch.setattr(growing_log.os, "write", self.write)
+        monkeypatch.setattr("stepscope.record.helper.growing_log.os.write", self.write)
         monkeypatch.setattr(os, "fsync", self.fsync)
 
     def write(self, fd: int, data: bytes) -> int:

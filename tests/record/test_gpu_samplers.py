@@ -130,6 +130,7 @@ def test_snapshot_sees_what_is_held():
     before = memory_snapshot("before")
     held = torch.ones(64 << 20, dtype=torch.uint8, device="cuda")
     after = memory_snapshot("after")
+    assert after.allocated_bytes and after.device_total_bytes and after.reserved_bytes
     assert after.allocated_bytes - (before.allocated_bytes or 0) == held.nbytes
     assert after.device_total_bytes > after.reserved_bytes >= after.allocated_bytes
 

@@ -14,7 +14,9 @@ RANK = Path(__file__).parents[2] / "benchmarks" / "overhead_rank.py"
 
 @pytest.mark.job
 def test_T26_light_mode_costs_less_than_a_step_that_does_next_to_nothing(tmp_path):
-    packages = Path(importlib.util.find_spec("torch").origin).parents[1]
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    packages = Path(spec.origin).parents[1]
     (tmp_path / "stepscope").symlink_to(packages)  # as in a checkout of that name: torch's calls are not ours
     command = [sys.executable, "-W", "ignore", str(RANK), "warm", "--folder", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "stepscope")}

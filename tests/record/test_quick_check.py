@@ -17,7 +17,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0
-        monkeypatch.setattr(module.time, "perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr("stepscope.record.quick_check.time.perf_counter_ns", lambda: self.now)
 
     def pass_ms(self, ms):
         self.now += round(ms * 1e6)

@@ -1,6 +1,7 @@
 """Steps that are only timed: what is taken, what ends the routine, and the regions that come out."""
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,12 +28,13 @@ class Heard:
             ("end", "optimizer_step"),
         ]
         tokens = [LOAD, LOADED, STEP, STEPPED]
-        events = [
-            Event(t, e, lambda at_ns, t=t: self.followed.append((t, at_ns))) for t, e in zip(tokens, edges, strict=True)
-        ]  # type: ignore[misc]
+        events = [Event(t, e, self._follow(t)) for t, e in zip(tokens, edges, strict=True)]
         self.pattern = Pattern(events)
         self.routine = Routine(whole_steps=self._whole, open_step=self._open)
         self.routine.begin(self.pattern, steps=steps, mark=lambda: f"end at {self.now_ns}", nvtx=nvtx)
+
+    def _follow(self, token: Any) -> Callable[[int], None]:
+        return lambda at_ns: self.followed.append((token, at_ns))
 
     def _whole(self, pattern: Pattern, times: list[int], ends: list[Any]) -> None:
         count = len(pattern.tokens)

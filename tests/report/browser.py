@@ -1,14 +1,16 @@
-"""Chromium without a window, driven over the plain HTTP of its driver, so that no package is needed for it."""
+"""Chromium without a window, driven by selenium through the driver that is installed; nothing is downloaded."""
 
-import base64
 import json
+import os
 import shutil
-import subprocess
 import time
-import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from unittest.mock import patch
+
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
 
 ARGUMENTS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
@@ -29,51 +31,42 @@ class Browser:
         self._profile = profile
 
     def __enter__(self) -> "Browser":
-        self._driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
-        self._port = self._announced_port()
-        options = {
-            "binary": shutil.which("chromium"),
-            "args": [*ARGUMENTS, f"--user-data-dir={self._profile}"],
-        }
-        wanted = {
-            "goog:chromeOptions": options,
-            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-        }
-        self._session = ""
-        started = self._call("POST", "/session", {"capabilities": {"alwaysMatch": wanted}})
-        self._session = f"/session/{started['sessionId']}"
+        options = ChromeOptions()
+        options.binary_location = str(shutil.which("chromium"))
+        for argument in (*ARGUMENTS, f"--user-data-dir={self._profile}"):
+            options.add_argument(argument)
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+        # With both paths given selenium neither looks for a browser nor downloads one.
+        service = Service(executable_path=shutil.which("chromedriver"))
+        with patch.dict(os.environ, {"no_proxy": "localhost,127.0.0.1"}):
+            self._driver = Chrome(options=options, service=service)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        try:
-            if self._session:
-                self._call("DELETE", "")
-        finally:
-            self._driver.terminate()
-            self._driver.wait(10)
+        self._driver.quit()
 
     def go(self, url: str) -> None:
         """Open an address."""
-        self._call("POST", "/url", {"url": url})
+        self._driver.get(url)
 
     def windows(self) -> list[str]:
         """Return the windows and tabs that are open."""
-        return list(self._call("GET", "/window/handles"))
+        return list(self._driver.window_handles)
 
     def switch(self, window: str) -> None:
         """Look at another window."""
-        self._call("POST", "/window", {"handle": window})
+        self._driver.switch_to.window(window)
 
     def picture(self) -> bytes:
         """Return what the window shows as PNG."""
-        return base64.b64decode(self._call("GET", "/screenshot"))
+        return self._driver.get_screenshot_as_png()
 
     def size(self, width: int, height: int) -> None:
         """Make the page as wide and as high as that, in CSS pixels."""
         params = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self._call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setDeviceMetricsOverride", "params": params})
+        self._driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", params)
 
     def open(self, path: Path, *, within_s: float = 240) -> None:
         """Open a report and wait until it has drawn itself."""
@@ -86,11 +79,11 @@ class Browser:
     def prefer(self, scheme: str) -> None:
         """Let the system prefer `light` or `dark`."""
         features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-        self._call("POST", "/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": features})
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
 
     def run(self, script: str) -> Any:
         """Return what a script in the page returns."""
-        return self._call("POST", "/execute/sync", {"script": script, "args": []})
+        return self._driver.execute_script(script)
 
     def zoom(self) -> float:
         """Zoom into the timeline by key and return how many milliseconds drawing it took."""
@@ -110,29 +103,11 @@ class Browser:
 
     def console(self) -> list[str]:
         """Return what the page has written to its console since the last call, violations of its policy included."""
-        return [entry["message"] for entry in self._call("POST", "/se/log", {"type": "browser"})]
+        return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
         """Return the addresses that were asked for since the last call, but for the browser's own pages."""
-        entries = self._call("POST", "/se/log", {"type": "performance"})
+        entries = self._driver.get_log("performance")
         messages = [json.loads(entry["message"])["message"] for entry in entries]
         sent = [m["params"] for m in messages if m["method"] == "Network.requestWillBeSent"]
         return [s["request"]["url"] for s in sent if not s["documentURL"].startswith("chrome:")]
-
-    def _announced_port(self) -> int:
-        assert self._driver.stdout is not None
-        for line in self._driver.stdout:
-            if "on port" in line and "successfully" in line:
-                return int(line.rsplit("port", 1)[1].strip(" .\n"))
-        raise AssertionError("chromedriver ended without saying its port")
-
-    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}{self._session}{path}",
-            data=None if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            method=method,
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=120) as answer:
-            return json.loads(answer.read())["value"]

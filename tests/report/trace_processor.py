@@ -7,7 +7,8 @@ import importlib.util
 import shutil
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,10 @@ def fields(data: bytes) -> Iterator[tuple[int, Any]]:
             at += size
 
 
+def _next_signed(numbers: Iterator[int]) -> int:
+    return _signed(next(numbers))
+
+
 def _rows(result: bytes) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a query's result: cells by kind, in batches."""
     got = list(fields(result))
@@ -81,8 +86,12 @@ def _rows(result: bytes) -> Iterator[tuple[Any, ...]]:
         kinds, numbers = list(_packed(parts.get(1, b""))), _packed(parts.get(2, b""))
         reals = iter(struct.unpack(f"<{len(parts.get(3, b'')) // 8}d", parts.get(3, b"")))
         texts = iter(parts.get(5, b"").decode().split("\0"))
-        read = {1: lambda: None, 2: lambda n=numbers: _signed(next(n)), 3: lambda r=reals: next(r),
-                4: lambda t=texts: next(t)}  # fmt: skip
+        read: dict[int, Callable[[], Any]] = {
+            1: lambda: None,
+            2: partial(_next_signed, numbers),
+            3: partial(next, reals),
+            4: partial(next, texts),
+        }
         cells = [read[kind]() for kind in kinds]
         yield from zip(*[iter(cells)] * len(names), strict=True)
 

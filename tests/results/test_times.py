@@ -1,5 +1,7 @@
 """How sure a benchmark's time is, against series with known truth."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -62,7 +64,7 @@ def test_interval_holds_the_truth_as_often_as_it_says(kind: str, apart: float | 
     held = 0
     for _ in range(TRIALS):
         levels = 20 * (1 + (apart or 0.0) * rng.standard_normal(1 if apart is None else 3))
-        found = bench_times([noisy(rng, kind, median_ms=level) for level in levels])
+        found = bench_times([noisy(rng, kind, median_ms=level).tolist() for level in levels])
         assert found is not None
         held += found.low_ms <= 20 <= found.high_ms
     assert held >= LEAST_HELD
@@ -78,7 +80,8 @@ def test_interval_of_the_ratio_holds_the_truth_as_often_as_it_says(kind: str, ap
     for _ in range(TRIALS):
         drift = 1 + 0.1 * rng.standard_normal(3)
         sides = [
-            [noisy(rng, kind, median_ms=ms * d * (1 + apart * rng.standard_normal())) for d in drift] for ms in (24, 20)
+            [noisy(rng, kind, median_ms=ms * d * (1 + apart * rng.standard_normal())).tolist() for d in drift]
+            for ms in (24, 20)
         ]
         _, low, high = ratio(*sides)
         held += low <= 1.2 <= high
@@ -140,7 +143,7 @@ def test_drift_of_whole_runs_cancels_in_the_ratio() -> None:
     assert middle == pytest.approx(1.2, rel=0.03) and high - low < 0.1
 
 
-def row(mode: str, ranks: int, ms: float) -> dict[str, object]:
+def row(mode: str, ranks: int, ms: float) -> dict[str, Any]:
     return {"config": {"mode": mode, "world_size": ranks}, "samples_ms": runs(ms)}
 
 

@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,12 @@ def step(number: int, start: float, end: float) -> Event:
     return event("user_annotation", f"ProfilerStep#{number}", start, end - start)
 
 
-def launch(at: float, correlation: int, name: str = "cudaLaunchKernel", tid: int = 1, **args: int) -> Event:
+def launch(at: float, correlation: int, name: str = "cudaLaunchKernel", tid: int = 1, **args: Any) -> Event:
     return event("cuda_runtime", name, at, 2, tid=tid, correlation=correlation, **args)
 
 
-def kernel(start: float, correlation: int | None, name: str = "gemm", dur: float = 5, **args: int) -> Event:
-    linked = {} if correlation is None else {"correlation": correlation}
+def kernel(start: float, correlation: int | None, name: str = "gemm", dur: float = 5, **args: Any) -> Event:
+    linked: dict[str, Any] = {} if correlation is None else {"correlation": correlation}
     return event("kernel", name, start, dur, tid=7, **linked, **args)
 
 
@@ -74,12 +75,12 @@ def test_operator_by_external_id_or_else_by_the_call_stack(tmp_path: Path) -> No
     rank = rank_of(
         tmp_path,
         [
-            event("cpu_op", "outer", 0, 100, **{"External id": 1}),
-            event("cpu_op", "inner", 10, 50, **{"External id": 2}),
-            launch(20, 1, **{"External id": 2}),
-            launch(30, 2, **{"External id": 999}),  # names nothing
+            event("cpu_op", "outer", 0, 100, **{"External id": 1}),  # type: ignore[arg-type]
+            event("cpu_op", "inner", 10, 50, **{"External id": 2}),  # type: ignore[arg-type]
+            launch(20, 1, **{"External id": 2}),  # type: ignore[arg-type]
+            launch(30, 2, **{"External id": 999}),  # type: ignore[arg-type]  # names nothing
             launch(70, 3),
-            launch(80, 4, **{"External id": 2}),  # names an operator that has already returned
+            launch(80, 4, **{"External id": 2}),  # type: ignore[arg-type]  # names an operator that has already returned
             launch(200, 5),
             event("cpu_op", "elsewhere", 0, 500, tid=2),
             *(kernel(300 + 10 * k, k) for k in range(1, 6)),

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,7 +114,7 @@ def test_rank_in_a_file_name(name: str, rank: int | None) -> None:
 
 @pytest.mark.parametrize("info", [{}, {"distributedInfo": 3}, {"distributedInfo": {}}])
 @pytest.mark.parametrize("rank", ["0", -1, True, 2.0, None, 2**40])
-def test_header_that_gives_no_rank(info: dict[str, object], rank: object) -> None:
+def test_header_that_gives_no_rank(info: dict[str, Any], rank: object) -> None:
     assert rank_in_header(info) is None
     assert rank_in_header({"distributedInfo": {"rank": rank}}) is None
 

@@ -1,6 +1,7 @@
 """Steps are found under their names, and moments belong to the right one."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from stepscope.trace.classify import event_kinds
 AUTOGRAD = 2
 
 
-def steps_of(folder: Path, events: list[Event], *, cut: bool = False, **header: object) -> Steps:
+def steps_of(folder: Path, events: list[Event], *, cut: bool = False, **header: Any) -> Steps:
     trace = trace_of(folder, events, cut=cut, **header)
     return recorded_steps(trace, event_kinds(trace))
 
@@ -33,7 +34,7 @@ def test_profiler_steps_by_start_each_once(tmp_path: Path) -> None:
 def test_moments_belong_to_the_step_they_lie_in_or_follow() -> None:
     steps = Steps(np.array([3, 4]), np.array([10, 30]), np.array([20, 40]))
     assert steps.of(np.array([9, 10, 19, 25, 30, 39, 40, 99])).tolist() == [-1, 0, 0, 0, 1, 1, -1, -1]
-    assert Steps(*(np.empty(0, np.int64) for _ in range(3))).of(np.array([5])).tolist() == [-1]
+    assert Steps(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)).of(np.array([5])).tolist() == [-1]
 
 
 @pytest.mark.parametrize(

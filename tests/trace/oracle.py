@@ -16,6 +16,8 @@ _COLUMN = {key: column for column in ARGS for key in column.keys}
 class _Number(Decimal):
     """A number that remembers its spelling."""
 
+    raw: str
+
     def __new__(cls, text: str) -> "_Number":
         number = super().__new__(cls, text)
         number.raw = text
@@ -58,7 +60,8 @@ def rows(text: str) -> tuple[list[dict[str, Any]], dict[str, int]]:
 def located_events(text: str) -> list[tuple[dict[str, Any], int]]:
     """Return every event with the byte where it starts."""
     at = _events_start(text)
-    found, offset, before = [], 0, 0
+    found: list[Any] = []
+    offset = before = 0
     while True:
         while text[at] in " \t\r\n,":
             at += 1
@@ -109,7 +112,7 @@ def _row(event: dict[str, Any], offset: int, base: int, counts: dict[str, int]) 
         "ts_ns": ts if ts == NONE_NS else ts + base,
         "dur_ns": dur,
         "offset": offset,
-        "args": _args(args, counts) if isinstance(args, dict) else {},
+        "args": _args(args, counts) if isinstance(args, _Object) else {},
     }
 
 
@@ -227,8 +230,8 @@ def assert_same(trace: Trace, expected: list[dict[str, Any]]) -> None:
     for column in ("pid", "tid"):
         found = [trace.strings[i - STRING_ID_BASE] if i < STRING_ID_BASE // 2 else i for i in trace[column].tolist()]
         assert all(row[column] == f for row, f in zip(expected, found, strict=True)), column
-    for column in ARGS:
-        _assert_same_arg(trace, column.name, column.kind, expected)
+    for arg in ARGS:
+        _assert_same_arg(trace, arg.name, arg.kind, expected)
 
 
 def _assert_same_arg(trace: Trace, name: str, kind: ArgKind, expected: list[dict[str, Any]]) -> None:

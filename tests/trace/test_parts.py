@@ -33,7 +33,7 @@ def contents(trace: Trace) -> list[dict[str, Any]]:
     """Return every row with ids resolved to what they stand for."""
     rows = []
     for i in range(trace.num_events):
-        row = {"cat": trace.text(int(trace["cat"][i])), "name": trace.text(int(trace["name"][i]))}
+        row: dict[str, Any] = {"cat": trace.text(int(trace["cat"][i])), "name": trace.text(int(trace["name"][i]))}
         row |= {name: trace.id_text(int(trace[name][i])) for name in ("pid", "tid")}
         row |= {name: int(trace[name][i]) for name in ("ts_ns", "dur_ns", "ph")}
         rows.append(row)

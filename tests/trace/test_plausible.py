@@ -116,7 +116,7 @@ def test_base_time_that_is_none_is_said(tmp_path: Path, base: Any) -> None:
 def test_argument_out_of_range_is_unknown_and_its_field_named(
     tmp_path: Path, key: str, column: str, value: int
 ) -> None:
-    events = [event("cpu_op", "a", 0, **{key: 1}), event("cpu_op", "b", 2, **{key: value})]
+    events = [event("cpu_op", "a", 0, **{key: 1}), event("cpu_op", "b", 2, **{key: value})]  # type: ignore[arg-type]
     trace = trace_of(tmp_path, events)
     assert trace.arg(column).at(np.array([0, 1]), missing=-7).tolist() == [1, -7]
     assert trace.quality.bad_args == 1
@@ -124,7 +124,10 @@ def test_argument_out_of_range_is_unknown_and_its_field_named(
 
 
 def test_numbers_of_the_header_that_fit_nothing_are_unknown(tmp_path: Path) -> None:
-    header = {"distributedInfo": {"rank": 10**400, "world_size": 2}, "deviceProperties": [{"totalGlobalMem": 1e999}]}
+    header: dict[str, Any] = {
+        "distributedInfo": {"rank": 10**400, "world_size": 2},
+        "deviceProperties": [{"totalGlobalMem": 1e999}],
+    }
     trace = trace_of(tmp_path, window(), **header)
     assert trace.header["distributedInfo"] == {"rank": None, "world_size": 2}
     assert trace.header["deviceProperties"] == [{"totalGlobalMem": None}]

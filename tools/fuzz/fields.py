@@ -56,9 +56,9 @@ def field_paths(name: str) -> list[list[Any]]:
     known = [key for column in ARGS for key in column.keys] + list(_MEMORY_KEYS)
     for number in islice(kinds.values(), _MOST_KINDS):
         args = document["traceEvents"][number].get("args")
-        keys = {*known, *args} if isinstance(args, dict) else set()
+        wanted = {*known, *args} if isinstance(args, dict) else set()
         paths += [["traceEvents", number, key] for key in _EVENT_KEYS]
-        paths += [["traceEvents", number, "args", key] for key in sorted(keys)]
+        paths += [["traceEvents", number, "args", key] for key in sorted(wanted)]
         paths.append(["traceEvents", number])
     return paths
 

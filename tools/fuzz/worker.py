@@ -12,8 +12,9 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tools.fuzz.case import Case, make_files
 from tools.fuzz.oracle import MOST_SECONDS, STARTS_NO_JOBS, UNFORESEEN, Outcome, place_of
@@ -117,12 +118,12 @@ def _at_home(folder: Path) -> Iterator[None]:
     os.chdir(folder / "work")
     os.environ.update(_environ(folder))
     tempfile.tempdir = None
-    for number, name in enumerate(("/dev/null", folder / "stdout", folder / "stderr")):
+    for number, name in enumerate((Path("/dev/null"), folder / "stdout", folder / "stderr")):
         opened = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin, sys.stdout, sys.stderr = (open(n, m, closefd=False) for n, m in ((0, "r"), (1, "w"), (2, "w")))  # noqa: SIM115
-    sys.stderr.reconfigure(errors="backslashreplace")
+    cast(TextIOWrapper, sys.stderr).reconfigure(errors="backslashreplace")
     try:
         yield
     finally:

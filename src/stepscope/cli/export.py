@@ -67,7 +67,7 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
 def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
     folder = made_folder(getattr(args, form))
     size = rows = 0
-    with work_progress(f"writing tables as {form}") as progress:
+    with work_progress(f"writing tables as {form}", unit="tables") as progress:
         for i, name in enumerate(args.tables):
             if progress:
                 progress(i, len(args.tables))
@@ -86,9 +86,9 @@ def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form
 
 
 def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
-    with work_progress("laying out slices") as progress:
+    with work_progress("laying out slices", unit="slices") as progress:
         timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None, progress=progress)
-    with work_progress("writing the timeline") as progress:
+    with work_progress("writing the timeline", unit="slices") as progress:
         size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto, progress), force=args.force)
     return {
         "what": "timeline",
@@ -105,7 +105,7 @@ def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace
     folder = made_folder(args.tensorboard)
     files, notes = tensorboard_files(account)
     size = 0
-    with work_progress("writing for TensorBoard") as progress:
+    with work_progress("writing for TensorBoard", unit="files") as progress:
         for i, (name, pieces) in enumerate(files):
             if progress:
                 progress(i, len(files))

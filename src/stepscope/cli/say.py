@@ -23,8 +23,3 @@ def say_aside(line: str) -> None:
 def warn(line: str) -> None:
     """Print one line on standard error about what the answer lacks."""
     say_aside(f"warning: {printable(line, width=MAX_WARNING)}")
-
-
-def draw(text: str) -> None:
-    """Write a piece of a progress bar on standard error: our own letters and numbers, no names."""
-    print(text, end="", file=sys.stderr, flush=True)

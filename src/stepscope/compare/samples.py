@@ -67,7 +67,7 @@ class StepSamples(ArrayRecord):
     profiled_ms: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunSamples(StepSamples):
     """One run for a comparison."""
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
 from stepscope.trace.scanner import Buffer, Counts, Flags, Parsed, Rows, Scanner
@@ -24,8 +25,8 @@ _AHEAD = 2
 """blocks in flight beyond one per thread"""
 
 
-@dataclass
-class Events:
+@dataclass(eq=False, repr=False)
+class Events(ArrayRecord):
     """What the events of a file gave so far, before the strings are joined."""
 
     top_array: bool

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.schema import ARGS, NONE_NS, ArgKind
 from stepscope.trace.table import Int64s, Sparse
 
@@ -36,8 +37,8 @@ Columns = dict[str, npt.NDArray[Any]]
 Bools = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
-class Plausible:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plausible(ArrayRecord):
     """The columns without what cannot be true, and how much that was."""
 
     columns: Columns

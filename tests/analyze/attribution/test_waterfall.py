@@ -7,6 +7,7 @@ backward runs again (100), an addition (150), a copy (50), and 400 idle.
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,7 +178,7 @@ def test_a_rank_without_a_device_has_its_products_on_the_host(tmp_path: Path) ->
     for n in range(3):
         t = 1000.0 * n
         r.step(n, t, t + 1000)
-        shapes = {"Input Dims": [[1000, 500], [500, 1000]], "Input type": ["float", "float"]}
+        shapes: dict[str, Any] = {"Input Dims": [[1000, 500], [500, 1000]], "Input type": ["float", "float"]}
         r.ran("aten::mm", t + 100, t + 500, **shapes)
         r.ran("aten::add", t + 500, t + 700)
     _, found = analysed(built_run(tmp_path, [r]), chip=None, given=Given(peak_tflops=10))

@@ -58,14 +58,14 @@ def test_ranks_that_were_not_recorded_are_taken_as_the_mean_and_said_so(tmp_path
 
 def test_products_on_the_host_are_no_work_of_the_device(tmp_path: Path) -> None:
     r = trained()
-    r.ran("aten::mm", 300, 310, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})
+    r.ran("aten::mm", 300, 310, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})  # type: ignore[arg-type]
     assert flops_of(built_run(tmp_path, [r])).model == 6 * MM
 
 
 def test_on_a_rank_without_a_device_the_hosts_products_count(tmp_path: Path) -> None:
     r = RankTrace(backend="gloo")
     r.step(0, 0, 100)
-    r.ran("aten::mm", 10, 20, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})
+    r.ran("aten::mm", 10, 20, **{"Input Dims": [[64, 64], [64, 64]], "Input type": ["float", "float"]})  # type: ignore[arg-type]
     found = flops_of(built_run(tmp_path, [r]))
     assert (found.model, found.coverage) == (2 * 64**3, None)
 

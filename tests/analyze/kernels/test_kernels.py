@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
@@ -94,7 +95,7 @@ def test_a_name_that_does_not_tell_is_explained_by_its_operator(tmp_path: Path) 
     r = RankTrace()
     name = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
     r.kernel(name, at=None, start=0, end=50)
-    query = {"Input Dims": [[1, 8, 64, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
+    query: dict[str, Any] = {"Input Dims": [[1, 8, 64, 64]] * 3, "Input type": ["c10::BFloat16"] * 3}
     with r.op("aten::_scaled_dot_product_cudnn_attention", 0, 50, **query):
         r.kernel(name, at=10, start=100, end=150)
     kernel = only(tmp_path, r)
@@ -120,8 +121,8 @@ def test_counts_times_and_shares(tmp_path: Path) -> None:
 
 def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     r = RankTrace()
-    r.kernel("a", at=10, start=100, end=130, **{"est. achieved occupancy %": 80})
-    r.kernel("a", at=20, start=200, end=210, **{"est. achieved occupancy %": 40})
+    r.kernel("a", at=10, start=100, end=130, **{"est. achieved occupancy %": 80})  # type: ignore[arg-type]
+    r.kernel("a", at=20, start=200, end=210, **{"est. achieved occupancy %": 40})  # type: ignore[arg-type]
     assert only(tmp_path, r).occupancy_pct == pytest.approx(70)
 
 

@@ -16,12 +16,12 @@ def two_threads(rank: int = 0, *, world_size: int = 1, mm_kernel_us: float = 100
     r = RankTrace(rank, world_size=world_size, clock_offset_us=rank * 250)
     r.step(0, 0, 1000)
     with (
-        r.op("aten::linear", 0, 100, **{"Input Dims": [[8, 4], [2, 4]]}),
-        r.op("aten::mm", 20, 60, **{"Input Dims": [[8, 4], [4, 2]]}),
+        r.op("aten::linear", 0, 100, **{"Input Dims": [[8, 4], [2, 4]]}),  # type: ignore[arg-type]
+        r.op("aten::mm", 20, 60, **{"Input Dims": [[8, 4], [4, 2]]}),  # type: ignore[arg-type]
     ):
         r.kernel("gemm", at=30, start=100, end=100 + mm_kernel_us)
         r.memory(4096, at=25)
-    with r.op("aten::mm", 110, 140, **{"Input Dims": [[2, 2], [2, 2]]}):
+    with r.op("aten::mm", 110, 140, **{"Input Dims": [[2, 2], [2, 2]]}):  # type: ignore[arg-type]
         r.kernel("gemm", at=120, start=300, end=310)
         r.memory(-1024, at=125)
         r.memory(64, at=126, on_device=False)

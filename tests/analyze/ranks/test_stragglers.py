@@ -28,7 +28,7 @@ def job(slow: dict[int, Slow], *, ranks: int = 4, steps: int = STEPS, offset_us:
         for trace in traces:
             host, device = slow.get(trace.rank, lambda *_: (0.0, 0.0))(trace, begin)
             launch = begin + 1 * MS + host
-            with trace.op("aten::mm", launch - 5, launch + 5, **{"Input Dims": [[64, 64]]}):
+            with trace.op("aten::mm", launch - 5, launch + 5, **{"Input Dims": [[64, 64]]}):  # type: ignore[arg-type]
                 trace.kernel("gemm", at=launch, start=launch + 5, end=launch + 5 + 6 * MS + device)
             ready.append(launch + 5 + 6 * MS + device)
             ends.append(launch)

@@ -85,7 +85,7 @@ def test_cpu_rank_has_the_hosts_spans(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("lengths", [[10, 10, 10, 400, 11, 10, 9, 10], [10, 12], [7]])
 def test_typical_steps_are_near_the_median(lengths: list[int]) -> None:
-    end = np.cumsum(lengths)
+    end = np.cumsum(lengths, dtype=np.int64)
     p = StepPeriods(np.arange(len(end)), end - lengths, end, np.ones(len(end), bool))
     assert len(p.typical) >= len(lengths) / 2
     assert abs(p.dur_ns[p.typical] - p.median_ns).max() <= 1
@@ -93,7 +93,7 @@ def test_typical_steps_are_near_the_median(lengths: list[int]) -> None:
 
 def test_long_steps_that_recur_are_typical_too() -> None:
     lengths = np.array([10, 10, 40, 10, 10, 40])
-    end = np.cumsum(lengths)
+    end = np.cumsum(lengths, dtype=np.int64)
     p = StepPeriods(np.arange(6), end - lengths, end, np.ones(6, bool))
     assert p.uneven and p.typical.tolist() == list(range(6))
     assert (p.median_ns, p.mean_ns) == (10, 20)

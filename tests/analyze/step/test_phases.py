@@ -1,5 +1,6 @@
 """The phase of a moment follows from autograd nodes and optimizer ranges alone."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def accumulating_step(r: RankTrace, *, engine_thread: int = AUTOGRAD) -> None:
     r.ran("aten::_foreach_add_", 710, 790)
 
 
-def phases_at(tmp_path: Path, r: RankTrace, moments: list[float], *, thread: int = MAIN) -> list[int]:
+def phases_at(tmp_path: Path, r: RankTrace, moments: Sequence[float], *, thread: int = MAIN) -> list[int]:
     found = passes(built_run(tmp_path, [r]).ranks[0])
     at = np.array([true_ns(m) for m in moments])
     return found.at(at, np.full(len(at), thread)).tolist()

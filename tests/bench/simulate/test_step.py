@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def by_formula(job):
 
 
 def counted(rows):
-    found = Counter()
+    found: Counter[Any] = Counter()
     for op, group, when, size, count in rows:
         found[op, group, when, size] += count
     return found
@@ -80,7 +81,7 @@ def test_collectives_and_bytes_equal_those_of_a_real_job_on_four_ranks(tmp_path)
         asked = [e for e in events if e.get("cat") == "cpu_op" and e["name"].startswith("c10d::")]
         real = Counter((op_name(e["name"]), largest_bytes(e["args"]["Input Dims"])) for e in asked)
         job = Job(SHAPE, name.partition("-")[0], data=data, tensor=tensor, micro_batch=2)
-        found = Counter()
+        found: Counter[Any] = Counter()
         for c in simulated(job)["collectives"]:
             found[c["op"], c["bytes"]] += c["count"]
         assert found == real, name

@@ -71,7 +71,9 @@ def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
     for size in sorted({p.size_bytes for p in four_ranks})[1:-1:2]:
         rest = calibrate([p for p in four_ranks if p.size_bytes != size])
         e, inside, m = errors(rest, [p for p in four_ranks if p.size_bytes == size])
-        kept.append(inside), error.append(e), main.append(m)
+        kept.append(inside)
+        error.append(e)
+        main.append(m)
     assert np.concatenate(kept).mean() >= 0.85
     assert np.concatenate(error)[np.concatenate(main)].mean() < 0.18  # 16 times between neighbours: harder than in use
 

@@ -1,6 +1,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_matrix_products_by_hand():
 
 def test_eight_bit_product_writes_sixteen_bits_unless_its_output_type_is_recorded():
     fp8 = "c10::Float8_e4m3fn"
-    inputs = (([16, 32], fp8), ([32, 8], fp8), ([], FLOAT), ([], FLOAT), None, None, None)
+    inputs: Any = (([16, 32], fp8), ([32, 8], fp8), ([], FLOAT), ([], FLOAT), None, None, None)
     assert work(cost("aten::_scaled_mm", *inputs)) == (Family.GEMM, 8192, 768, 256)
     recorded = ["", "", "", "", "", "", "6"]
     assert cost("aten::_scaled_mm", *inputs, concrete=recorded).write_bytes == 512
@@ -128,7 +129,7 @@ def test_traffic_of_operators_without_products():
 
 
 def test_lists_are_unknown_until_the_caller_tells_what_was_not_recorded():
-    lists = [([], "TensorList")] * 6
+    lists: Any = [([], "TensorList")] * 6
     assert cost("aten::_fused_adamw_", *lists) is None
     found = cost("aten::_fused_adamw_", *lists, list_elements=1000, list_element_bytes=4)
     assert work(found) == (Family.OPTIMIZER, 0, 16_000, 12_000)

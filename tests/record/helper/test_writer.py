@@ -66,7 +66,12 @@ def test_log_grows_while_training_runs(tmp_path: Path) -> None:
 def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> None:
     box, folder = open_box(tmp_path)
     os.kill(box.helper_pid, signal.SIGKILL)
-    wait_until(lambda: box.put_step(line(1)) or box.dropped)
+
+    def dropped() -> int:
+        box.put_step(line(1))
+        return box.dropped
+
+    wait_until(dropped)
     box.finish(own_wait_s=5, grace_s=5)
     assert not (folder / "run.json").exists()
 

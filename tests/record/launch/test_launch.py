@@ -127,7 +127,7 @@ def test_region_times_agree_with_timers_placed_by_hand(tmp_path: Path) -> None:
 
 
 def test_region_times_of_steps_that_are_only_timed_agree_too(tmp_path: Path) -> None:
-    job = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "64", "0.1"]
+    job: list[str | Path] = [*TORCHRUN, HERE / "hand_timed_job.py", tmp_path, "150", "64", "0.1"]
     done = record("--light", "--out", "run", "--", *job, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for rank in range(2):

@@ -9,7 +9,7 @@ from stepscope.record.samplers.nccl_log import NcclLog, debug_environment, log_o
 
 
 def test_nccl_writes_one_file_per_process_which_becomes_the_ranks_log(tmp_path):
-    environ = {}
+    environ: dict[str, str] = {}
     log = NcclLog(environ=environ)
     assert environ["NCCL_DEBUG"] == "INFO"
     assert "COLL" in environ["NCCL_DEBUG_SUBSYS"].split(",")
@@ -39,7 +39,7 @@ def test_what_the_user_set_is_kept_and_said(tmp_path, capsys):
 
 
 def test_a_job_without_nccl_leaves_no_log_and_says_so(tmp_path, capsys):
-    environ = {}
+    environ: dict[str, str] = {}
     log = NcclLog(environ=environ)
     log.on_close(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []

@@ -18,7 +18,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
     monkeypatch.setattr(budget_module, "anonymous_bytes", lambda: world.held_bytes)
-    monkeypatch.setattr(budget_module.time, "monotonic", lambda: world.now_s)
+    monkeypatch.setattr("stepscope.record.window.budget.time.monotonic", lambda: world.now_s)
     return world
 
 

@@ -26,7 +26,7 @@ def summary(run: Run, *, out: Console | None = None, unprofiled_ms: float | None
     account: Account = account_of(run, unprofiled_ms=unprofiled_ms)
     where = out or Console(file=io.StringIO(), width=120, highlight=False)
     print_summary(account, diagnose(account), where)
-    return where.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+    return where.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

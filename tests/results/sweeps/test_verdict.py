@@ -217,7 +217,8 @@ def test_twice_the_memory_is_not_taken_for_one_percent_of_speed() -> None:
 def test_smallest_batch_that_is_as_good_as_the_best_is_chosen() -> None:
     rows = [row(str(n), ms, samples=n, noise=0.01) for n, ms in ((32, 100), (64, 110), (128, 200), (256, 401))]
     found = verdict(*rows, name="batch-size", reference="halves")
-    assert found.chosen in ("128", "256") and found.variants[0].agreement.agrees
+    agreement = found.variants[0].agreement
+    assert found.chosen in ("128", "256") and agreement is not None and agreement.agrees
     rows = [row(str(n), ms, samples=n, noise=0.001) for n, ms in ((32, 100), (64, 200.1), (128, 400.2))]
     assert verdict(*rows, name="batch-size", reference="halves").chosen == "32"
 

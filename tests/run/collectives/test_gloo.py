@@ -1,6 +1,7 @@
 """Collectives of CPU ranks: what was asked for joined to when it ran (recorded runs and constructed ones)."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.analyze.build import MAIN, RankTrace, built_run
 from tests.run.traces import Event, event, rank_of
@@ -14,16 +15,16 @@ RUNLOOP = 301
 
 
 def asked(op: str, at: float, *shapes: list[int], values: list[str] | None = None) -> Event:
-    concrete = {"Concrete Inputs": values} if values else {}
-    return event("cpu_op", f"c10d::{op}_", at, 5, **{"Input Dims": list(shapes), "Input type": ["float"]}, **concrete)
+    concrete: dict[str, Any] = {"Concrete Inputs": values} if values else {}
+    return event("cpu_op", f"c10d::{op}_", at, 5, **{"Input Dims": list(shapes), "Input type": ["float"]}, **concrete)  # type: ignore[arg-type]
 
 
 def ran(op: str, start: float, end: float, elements: int, tid: int = RUNLOOP) -> Event:
-    shape = {"Input Dims": [[elements]], "Input type": ["float"]}
+    shape: dict[str, Any] = {"Input Dims": [[elements]], "Input type": ["float"]}
     return event("user_annotation", f"gloo:{op}", start, end - start, tid=tid, **shape)
 
 
-def world(size: int) -> dict[str, object]:
+def world(size: int) -> dict[str, Any]:
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": size, "ranks": list(range(size))}
     return {"distributedInfo": {"rank": 0, "world_size": size, "pg_config": [group]}}
 
@@ -114,7 +115,11 @@ def test_sends_and_receives_meet_through_their_peers(tmp_path: Path) -> None:
         other = "1" if op == "send" else "0"  # counted in the group
         for k in range(3):
             call = f"c10d::{op}" + ("_" if op == "recv" else "")
-            shape = {"Input Dims": [[[100]]], "Input type": ["TensorList"], "Concrete Inputs": ["", "", other, "0"]}
+            shape: dict[str, Any] = {
+                "Input Dims": [[[100]]],
+                "Input type": ["TensorList"],
+                "Concrete Inputs": ["", "", other, "0"],
+            }
             trace.ran(call, 100 * k, 100 * k + 5, **shape)
             late = 20 if op == "send" else 0
             own = {"Input Dims": [[100]], "Input type": ["float"]}
@@ -131,8 +136,8 @@ def test_sends_and_receives_meet_through_their_peers(tmp_path: Path) -> None:
 
 def test_group_is_unknown_where_there_are_several(tmp_path: Path) -> None:
     header = world(2)
-    listed = header["distributedInfo"]["pg_config"]  # type: ignore[index]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]  # type: ignore[index]
+    listed = header["distributedInfo"]["pg_config"]
+    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
     sent = asked("send", 20, [10], values=["", "", "1", "0"]) | {"name": "c10d::send"}
     events = [asked("allreduce", 0, [10]), ran("all_reduce", 5, 9, 10), sent, ran("send", 22, 30, 10)]
     c = rank_of(tmp_path, events, **header).collectives
@@ -142,7 +147,7 @@ def test_group_is_unknown_where_there_are_several(tmp_path: Path) -> None:
 
 def test_hostile_peers_are_unknown(tmp_path: Path) -> None:
     for values in (["", "", "99"], ["", "", "-1"], ["", "", "x"], [""], "[[", 7):
-        sent = event("cpu_op", "c10d::send", 1, 2, **{"Concrete Inputs": values})
+        sent = event("cpu_op", "c10d::send", 1, 2, **{"Concrete Inputs": values})  # type: ignore[arg-type]
         c = rank_of(tmp_path, [sent, ran("send", 2, 4, 10)], **world(2)).collectives
         assert c.peer.tolist() == [-1]
 
@@ -150,8 +155,8 @@ def test_hostile_peers_are_unknown(tmp_path: Path) -> None:
 def test_operators_on_one_flat_buffer_say_what_they_receive(tmp_path: Path) -> None:
     """Without the group its size is unknown, but the full buffer is the operator's first input."""
     header = world(4)
-    listed = header["distributedInfo"]["pg_config"]  # type: ignore[index]
-    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]  # type: ignore[index]
+    listed = header["distributedInfo"]["pg_config"]
+    header["distributedInfo"]["pg_config"] = [*listed, {**listed[0], "pg_name": "1"}]
     both = {"Input type": ["float", "float"]}
     events = [
         asked("_allgather_base", 0, [2000], [1000]),

@@ -36,7 +36,7 @@ def test_ranks_that_are_no_list_of_numbers_are_unknown(ranks: Any) -> None:
     assert header_groups(header({"pg_name": "1", "pg_size": "4", "ranks": ranks})) == {"1": Group("1", "", None, None)}
 
 
-RECORD = {"Process Group Name": "7", "Process Group Description": "mesh_dp", "Group size": 3}
+RECORD: dict[str, Any] = {"Process Group Name": "7", "Process Group Description": "mesh_dp", "Group size": 3}
 
 
 def group(folder: Path, *, known: dict[str, Group] | None = None, **args: Any) -> Group:
@@ -47,12 +47,12 @@ def group(folder: Path, *, known: dict[str, Group] | None = None, **args: Any) -
 
 
 def test_group_of_a_record(tmp_path: Path) -> None:
-    assert group(tmp_path, **RECORD, **{"Process Group Ranks": "[0, 4, 8]"}) == Group("7", "mesh_dp", (0, 4, 8), 3)
+    assert group(tmp_path, **RECORD, **{"Process Group Ranks": "[0, 4, 8]"}) == Group("7", "mesh_dp", (0, 4, 8), 3)  # type: ignore[arg-type]
 
 
 def test_shortened_rank_list_comes_from_start_and_stride(tmp_path: Path) -> None:
-    long = {**RECORD, "Group size": 64, "Process Group Ranks": "[0, 8, 16, ..., 504]"}
-    found = group(tmp_path, **long, **{"Global rank start": 0, "Global rank stride": 8})
+    long: dict[str, Any] = {**RECORD, "Group size": 64, "Process Group Ranks": "[0, 8, 16, ..., 504]"}
+    found = group(tmp_path, **long, **{"Global rank start": 0, "Global rank stride": 8})  # type: ignore[arg-type]
     assert found.ranks == tuple(range(0, 512, 8))
     assert found.size == 64
 
@@ -64,7 +64,7 @@ def test_shortened_rank_list_comes_from_the_header(tmp_path: Path) -> None:
 
 
 def test_list_that_disagrees_with_the_size_is_not_believed(tmp_path: Path) -> None:
-    assert group(tmp_path, **RECORD, **{"Process Group Ranks": "[0, 1]"}).ranks is None
+    assert group(tmp_path, **RECORD, **{"Process Group Ranks": "[0, 1]"}).ranks is None  # type: ignore[arg-type]
 
 
 def test_record_that_says_nothing_is_of_the_unknown_group(tmp_path: Path) -> None:
@@ -72,15 +72,15 @@ def test_record_that_says_nothing_is_of_the_unknown_group(tmp_path: Path) -> Non
 
 
 def test_size_follows_from_the_list(tmp_path: Path) -> None:
-    found = group(tmp_path, **{"Process Group Name": "2", "Process Group Ranks": "[1, 2]"})
+    found = group(tmp_path, **{"Process Group Name": "2", "Process Group Ranks": "[1, 2]"})  # type: ignore[arg-type]
     assert (found.ranks, found.size) == ((1, 2), 2)
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "[1e999]", "{}", "not json", "[" + "9" * 5000 + "]"])
 def test_hostile_rank_lists_are_unknown(tmp_path: Path, text: str) -> None:
-    assert group(tmp_path, **RECORD, **{"Process Group Ranks": text}).ranks is None
+    assert group(tmp_path, **RECORD, **{"Process Group Ranks": text}).ranks is None  # type: ignore[arg-type]
 
 
 def test_absurd_group_is_not_written_out(tmp_path: Path) -> None:
-    absurd = {**RECORD, "Group size": 10**15, "Global rank start": 0, "Global rank stride": 1}
+    absurd: dict[str, Any] = {**RECORD, "Group size": 10**15, "Global rank start": 0, "Global rank stride": 1}
     assert group(tmp_path, **absurd).ranks is None

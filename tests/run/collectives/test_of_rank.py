@@ -60,7 +60,7 @@ def test_range_around_the_launch_names_the_operation_and_shapes_give_bytes(tmp_p
     """Versions without arguments: an all-to-all is a kernel of sends and receives."""
     trace = RankTrace(0, world_size=2)
     trace.step(0, 0, 900)
-    shapes = {"Input Dims": [[6144], []], "Input type": ["float", ""]}
+    shapes: dict[str, Any] = {"Input Dims": [[6144], []], "Input type": ["float", ""]}
     with trace.op("record_param_comms", 5, 30, **shapes):
         trace.annotation("nccl:all_to_all", 6, 29)
         trace.kernel("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", at=10, start=40, end=60)
@@ -72,9 +72,9 @@ def test_range_around_the_launch_names_the_operation_and_shapes_give_bytes(tmp_p
 def test_shapes_of_the_range_stand_in_for_those_of_the_record(tmp_path: Path) -> None:
     trace = RankTrace(0, world_size=4)
     trace.step(0, 0, 900)
-    known = {"Process Group Name": "0", "Collective name": "_allgather_base"}
+    known: dict[str, Any] = {"Process Group Name": "0", "Collective name": "_allgather_base"}
     with trace.op("record_param_comms", 5, 30, **known):
-        trace.annotation("nccl:_all_gather_base", 6, 29, **{"Input Dims": [[10]], "Input type": ["float"]})
+        trace.annotation("nccl:_all_gather_base", 6, 29, **{"Input Dims": [[10]], "Input type": ["float"]})  # type: ignore[arg-type]
         trace.kernel(NCCL, at=10, start=40, end=60)
     c = rank(tmp_path, trace).collectives
     assert (c.in_bytes.tolist(), c.out_bytes.tolist()) == ([40], [160])
@@ -82,7 +82,7 @@ def test_shapes_of_the_range_stand_in_for_those_of_the_record(tmp_path: Path) ->
 
 
 def test_arguments_on_the_kernel_itself_are_used(tmp_path: Path) -> None:
-    record = {
+    record: dict[str, Any] = {
         "Collective name": "allreduce",
         "In msg nelems": 8,
         "Out msg nelems": 8,
@@ -99,7 +99,7 @@ def test_arguments_on_the_kernel_itself_are_used(tmp_path: Path) -> None:
 def test_waiting_for_a_collective_is_not_its_record(tmp_path: Path) -> None:
     trace = RankTrace(0, world_size=2)
     trace.step(0, 0, 900)
-    trace.ran("record_param_comms", 1, 3, **{"Collective name": "wait"})
+    trace.ran("record_param_comms", 1, 3, **{"Collective name": "wait"})  # type: ignore[arg-type]
     trace.messages(("send", 1), at=10, start=50, end=90)
     c = rank(tmp_path, trace).collectives
     assert ops(c) == ["send"]

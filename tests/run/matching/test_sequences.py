@@ -1,6 +1,7 @@
 """Sequences laid over each other in flat arrays give what laying them one by one gives."""
 
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -35,7 +36,8 @@ def one_by_one(calls: list[Call]) -> set[tuple[int, tuple[int, ...]]]:
 def columns_of(calls: list[Call], by_member: dict[int, list[int]]) -> list[tuple[int, ...]]:
     signed = {m: [calls[i][3] for i in listed] for m, listed in by_member.items()}
     longest = max(sorted(signed), key=lambda m: len(signed[m]))
-    reference, columns = signed[longest], [[] for _ in signed[longest]]
+    reference = signed[longest]
+    columns: list[list[Any]] = [[] for _ in signed[longest]]
     for member in sorted(signed):
         mine = signed[member]
         fits = [o for o in range(len(reference) - len(mine) + 1) if reference[o : o + len(mine)] == mine]

@@ -91,8 +91,8 @@ def roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases
     return roles
 
 
-@dataclass
-class _Use:
+@dataclass(eq=False, repr=False)
+class _Use(ArrayRecord):
     """The operations of one group, and which of them still have no role."""
 
     c: Collectives

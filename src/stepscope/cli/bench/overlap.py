@@ -18,7 +18,7 @@ def with_overlap(document: dict[str, Any], records: Sequence[Records], folder: P
     The records say which traces: the folder may hold those of an earlier benchmark as well.
     """
     rows = []
-    with work_progress("reading traces") as progress:
+    with work_progress("reading traces", unit="series") as progress:
         for i, row in enumerate(document["series"]):
             found = every(records, what="trace", series=row["name"])
             overlap = overlap_summary(*(folder / trace["path"] for trace in found))

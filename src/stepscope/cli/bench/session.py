@@ -53,7 +53,7 @@ def launched(
         if document and record["what"] == "samples":
             write_results(document([records_of(folder, r) for r in range(world_size)], "still measuring"), folder)
 
-    with work_progress("measuring") as progress:
+    with work_progress("measuring", unit="runs") as progress:
         return launch(
             {**plan, "threads": args.threads, "share_devices": args.share_devices},
             world_size=world_size,

@@ -137,5 +137,5 @@ def _refusals(found: Measured) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress | None]:
-    with work_progress("measuring") as update:
+    with work_progress("measuring", unit="runs") as update:
         yield (lambda done, total, name: update(done, total)) if update else None

@@ -7,7 +7,7 @@ from stepscope.report.html.pack import packed
 from stepscope.report.html.page import assembled
 from stepscope.units import printable
 
-_SCRIPTS = ("unpack", "numbers", "elements", "tables", "summary", "compare_charts", "compare")
+_SCRIPTS = ("unpack", "numbers", "elements", "theme", "tables", "compare_charts", "compare")
 
 
 def render_comparison(document: dict[str, Any]) -> str:

@@ -17,8 +17,9 @@ from stepscope.report.html.pack import packed
 from stepscope.units import printable
 
 _SCRIPTS = (
-    "unpack", "numbers", "elements", "places", "summary", "charts", "memory", "calibration", "heatmap", "tables",
-    "strategy_pictures", "strategy", "trust", "timeline_data", "timeline_draw", "timeline", "timeline_input", "main",
+    "unpack", "numbers", "elements", "theme", "places", "summary", "charts", "memory", "calibration", "heatmap",
+    "tables", "strategy_pictures", "strategy", "trust", "timeline_data", "timeline_draw", "timeline", "timeline_input",
+    "main",
 )  # fmt: skip
 
 

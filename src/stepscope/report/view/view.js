@@ -1,19 +1,22 @@
 "use strict";
 (() => {
   const PAGE = 200;
+  /** @type {(id: string) => any} */
   const byId = (id) => document.getElementById(id);
-  const address = document.body.dataset.perfetto, perfetto = new URL(address).origin;
+  const address = document.body.dataset.perfetto ?? "", perfetto = new URL(address).origin;
   const said = (text) => (byId("said").textContent = text);
+  /** @type {{ table: string | null, offset: number, total: number }} */
   const state = { table: null, offset: 0, total: 0 };
 
   // Tabs: a click, or the arrow keys on the list.
-  const tabs = [...document.querySelectorAll("[role=tab]")];
+  /** @type {HTMLElement[]} */
+  const tabs = Array.from(document.querySelectorAll("[role=tab]"));
   function choose(tab) {
     for (const other of tabs) {
       const on = other === tab;
       other.setAttribute("aria-selected", String(on));
       other.tabIndex = on ? 0 : -1;
-      byId(other.getAttribute("aria-controls")).hidden = !on;
+      byId(String(other.getAttribute("aria-controls"))).hidden = !on;
     }
     if (tab.id === "tab-tables" && state.table === null) listTables().catch(failed);
   }
@@ -45,8 +48,8 @@
     const page = await (await answer(`tables/${encodeURIComponent(name)}.json?offset=${offset}&limit=${PAGE}`)).json();
     Object.assign(state, { table: name, offset: page.offset, total: page.total });
     const head = document.createElement("thead"), body = document.createElement("tbody");
-    row(head, "th", page.columns.map((c) => c.name));
-    page.columns.forEach((c, i) => (head.firstChild.children[i].title = c.unit ? `${c.meaning} (${c.unit})` : c.meaning));
+    const titles = row(head, "th", page.columns.map((c) => c.name));
+    page.columns.forEach((c, i) => (titles.cells[i].title = c.unit ? `${c.meaning} (${c.unit})` : c.meaning));
     page.rows.forEach((values) => row(body, "td", values));
     byId("grid").replaceChildren(head, body);
     const last = Math.min(page.offset + PAGE, page.total);
@@ -54,7 +57,7 @@
     byId("rows").textContent = page.total ? `rows ${count(page.offset + 1)} to ${count(last)} of ${count(page.total)}` : "no rows";
     byId("back").disabled = byId("first").disabled = page.offset === 0;
     byId("on").disabled = last >= page.total;
-    document.querySelector(".scroll").scrollTop = 0;
+    /** @type {HTMLElement} */ (document.querySelector(".scroll")).scrollTop = 0;
   }
   function row(into, tag, values) {
     const line = into.appendChild(document.createElement("tr"));
@@ -62,8 +65,9 @@
       const cell = line.appendChild(document.createElement(tag));
       cell.textContent = value === null ? "–" : String(value);
       if (typeof value === "number") cell.className = "number";
-      if (tag === "th") cell.scope = "col";
+      if (tag === "th") cell.setAttribute("scope", "col");
     }
+    return line;
   }
   byId("table").addEventListener("change", (e) => showTable(e.target.value, 0).catch(failed));
   byId("first").addEventListener("click", () => showTable(state.table, 0).catch(failed));
@@ -80,7 +84,7 @@
       const buffer = await (await answer("timeline")).arrayBuffer();
       said(`Waiting for ${perfetto} …`);
       await ready;
-      const title = document.querySelector("h1").textContent;
+      const title = document.querySelector("h1")?.textContent;
       other.postMessage({ perfetto: { buffer, title, keepApiOpen: false } }, perfetto);
       said(`The timeline is open in ${perfetto}.`);
     } catch (error) {

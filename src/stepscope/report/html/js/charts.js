@@ -3,6 +3,7 @@
 function waterfall(report) {
   const rows = report.waterfall;
   if (!rows.length) return null;
+  /** @type {[string, number, number, string, any][]} */
   const bars = [["peak", 100, 0, "bar-total", null]];
   let left = 100;
   for (const row of rows) {
@@ -89,7 +90,10 @@ function stepTimes(grid, steadiness) {
   chart.addEventListener("mousemove", (e) => {
     const box = chart.getBoundingClientRect();
     const s = Math.floor((((e.clientX - box.left) / box.width) * width - from) / wide);
-    if (s < 0 || s >= num) return tip.hide();
+    if (s < 0 || s >= num) {
+      tip.hide();
+      return;
+    }
     const parts = GROUPS.filter((g) => means[g][s] > 0);
     tip.show(e, `step ${grid.steps[s]}: ${timeText(totals[s])}`, parts.map((g) => `${GROUP_TEXT[g]} ${timeText(means[g][s])}`));
   });

@@ -129,10 +129,10 @@ function noteRows(report) {
 }
 
 async function showComparison() {
-  const root = document.getElementById("report");
-  const { report } = await unpack(document.getElementById("data").textContent);
-  document.getElementById("top").append(...compareHeader(report));
-  document.querySelector("a.skip").textContent = "Skip to what changed";
+  const root = byId("report");
+  const { report } = await unpack(byId("data").textContent);
+  byId("top").append(...compareHeader(report));
+  /** @type {HTMLElement} */ (document.querySelector("a.skip")).textContent = "Skip to what changed";
   const dots = report.basis === "bench" ? null : stepDots(report);
   const parts = report.basis === "bench"
     ? [seriesChart(report), gateRows(report), metricRows(report), noteRows(report)]
@@ -145,6 +145,6 @@ async function showComparison() {
 }
 
 showComparison().catch((error) => {
-  document.getElementById("report").append(el("p", { role: "alert", class: "warning" }, `This page could not be drawn: ${error.message}`));
+  byId("report").append(el("p", { role: "alert", class: "warning" }, `This page could not be drawn: ${error.message}`));
   throw error;
 });

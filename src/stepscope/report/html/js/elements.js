@@ -15,8 +15,14 @@ function fill(node, attributes, children) {
   return node;
 }
 
+/** @type {(tag: string, attributes?: object | null, ...children: any[]) => any} */
 const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+/** @type {(tag: string, attributes?: object | null, ...children: any[]) => any} */
 const svg = (tag, attributes, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
+
+// An element of the page's template.
+/** @type {(id: string) => HTMLElement} */
+const byId = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 
 function panel(id, title, ...children) {
   return el("section", { id, class: "panel", "aria-labelledby": `${id}-title` },
@@ -62,18 +68,20 @@ function jump(id) {
 }
 
 // A canvas as sharp as the screen; returns its context in CSS pixels and the scale.
+/** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
 function sharp(canvas, width, height) {
   const scale = Math.min(window.devicePixelRatio || 1, 2);
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d");
+  const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   context.setTransform(scale, 0, 0, scale, 0, 0);
   return { context, scale };
 }
 
 // What must be drawn again when the width or the colours change.
+/** @type {(() => void)[]} */
 const redraws = [];
 function redrawn(draw) {
   redraws.push(draw);

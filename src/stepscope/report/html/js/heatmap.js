@@ -9,7 +9,9 @@ const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest fir
 // cividis: even in lightness, and the same for people who do not tell red from green
 const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].map(rgb);
 
+/** @param {Grid} grid @param {any[]} ranks */
 function heatmap(grid, ranks) {
+  /** @type {{ metric: string, order: string, cell: [number, number] | null }} */
   const state = { metric: "own", order: "rank", cell: null };
   const label = "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline";
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });
@@ -44,6 +46,7 @@ function heatmap(grid, ranks) {
       context.strokeRect(frame.left + s * w, frame.top + r * h, Math.max(w, 3), Math.max(h, 3));
     }
   }
+  /** @returns {[number, number] | null} */
   function at(event) {
     const box = canvas.getBoundingClientRect();
     const s = Math.floor(((event.clientX - box.left - frame.left) / frame.width) * num.steps);
@@ -123,7 +126,7 @@ function rangeOf(values) {
 
 function imageOf(values, rows, num, low, high) {
   const image = new OffscreenCanvas(num.steps, num.ranks);
-  const context = image.getContext("2d");
+  const context = /** @type {OffscreenCanvasRenderingContext2D} */ (image.getContext("2d"));
   const data = context.createImageData(num.steps, num.ranks);
   const pixels = new Uint32Array(data.data.buffer);
   const ramp = rampColours();

@@ -14,7 +14,7 @@ const SHORT = {
 // Links to the sections, the one in view marked.
 function contents(root) {
   const links = new Map([...root.querySelectorAll("section.panel")].map((section) =>
-    [section, el("a", { href: `#${section.id}` }, SHORT[section.id] ?? section.querySelector("h2").textContent)]));
+    [section, el("a", { href: `#${section.id}` }, SHORT[section.id] ?? section.querySelector("h2")?.textContent)]));
   const seen = new Set();
   const mark = () => {
     const first = [...links.keys()].find((section) => seen.has(section));
@@ -29,10 +29,10 @@ function contents(root) {
 }
 
 async function main() {
-  const root = document.getElementById("report");
-  const data = await unpack(document.getElementById("data").textContent);
+  const root = byId("report");
+  const data = await unpack(byId("data").textContent);
   const { report, grid, slices } = data;
-  document.getElementById("top").append(...header(report));
+  byId("top").append(...header(report));
   const parts = [
     cards(report), findings(report, grid), budget(report), pair(waterfall(report), grid && stepTimes(grid, report.steadiness)),
     grid && heatmap(grid, report.ranks), slices && timeline(slices), ranks(report), collectives(report),
@@ -41,7 +41,7 @@ async function main() {
   ];
   root.append(...parts.filter(Boolean));
   root.before(contents(root));
-  for (const link of root.querySelectorAll("a.card")) if (!document.getElementById(link.hash.slice(1))) link.removeAttribute("href");
+  for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (root.querySelectorAll("a.card"))) if (!document.getElementById(link.hash.slice(1))) link.removeAttribute("href");
   redraws.forEach((draw) => draw());
   let width = root.clientWidth;
   new ResizeObserver(() => {
@@ -55,6 +55,6 @@ async function main() {
 }
 
 main().catch((error) => {
-  document.getElementById("report").append(el("p", { role: "alert", class: "warning" }, `This page could not be drawn: ${error.message}`));
+  byId("report").append(el("p", { role: "alert", class: "warning" }, `This page could not be drawn: ${error.message}`));
   throw error;
 });

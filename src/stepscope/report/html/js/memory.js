@@ -51,7 +51,7 @@ function memoryChart(rank) {
   });
   if (line.reserved_bytes) chart.append(svg("polyline", { points: points(line.reserved_bytes).join(" "), class: "dashed" }));
   if (limit) chart.append(svg("line", { x1: from, x2: width, y1: y(limit), y2: y(limit), class: "limit" }));
-  [["", 0], ["middle", 0.5], ["end", 1]].forEach(([anchor, part]) => {
+  [{ anchor: "", part: 0 }, { anchor: "middle", part: 0.5 }, { anchor: "end", part: 1 }].forEach(({ anchor, part }) => {
     const text = timeText((last - first) * part);
     chart.append(svg("text", { x: x(first + (last - first) * part), y: base + 18, class: `axis ${anchor}` }, text));
   });

@@ -19,6 +19,7 @@ const LANES = ["compute", "comm", "copy", "host"];
 const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 1];
 const NONE = "–";
 
+/** @template T @param {T} x @returns {x is NonNullable<T>} */
 const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
 const words = (id) => String(id).replaceAll("_", " ");
 
@@ -70,6 +71,7 @@ function titleOf(name) {
 const pageStyle = () => getComputedStyle(document.documentElement);
 const colour = (name) => pageStyle().getPropertyValue(`--${name}`).trim();
 
+/** @type {(text: string) => Rgb} */
 function rgb(text) {
   const n = parseInt(text.slice(1), 16);
   return [(n >> 16) & 255, (n >> 8) & 255, n & 255];

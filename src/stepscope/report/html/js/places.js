@@ -40,15 +40,17 @@ function placesOf(finding, grid) {
 }
 
 // The cell where a metric is largest, among the finding's ranks where it names some.
+/** @param {Grid} grid @param {string} metric @param {number[]} ranks */
 function worstCell(grid, metric, ranks) {
   const values = metricOf(grid, metric), steps = grid.steps.length;
+  /** @type {{ metric: string, rank: number, step: number, ms: number } | null} */
   let best = null;
-  grid.ranks.forEach((rank, r) => {
-    if (ranks.length && !ranks.includes(rank)) return;
+  for (const [r, rank] of grid.ranks.entries()) {
+    if (ranks.length && !ranks.includes(rank)) continue;
     for (let s = 0; s < steps; s++) {
       const ms = values[r * steps + s];
       if (ms > 0 && (best === null || ms > best.ms)) best = { metric, rank, step: grid.steps[s], ms };
     }
-  });
+  }
   return best;
 }

@@ -15,17 +15,6 @@ function header(report) {
   ];
 }
 
-const isDark = () => {
-  const said = document.documentElement.dataset.theme;
-  return said ? said === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-};
-
-function changeTheme() {
-  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-  document.getElementById("theme").setAttribute("aria-pressed", String(isDark()));
-  redraws.forEach((draw) => draw());
-}
-
 // What a part of the step costs is fine below 5 %, and the first thing to look at above 15 %.
 const toneOf = (pct) => (!known(pct) ? "unknown" : pct >= 15 ? "high" : pct >= 5 ? "medium" : "low");
 
@@ -34,6 +23,7 @@ function cards(report) {
   const wait = share("wait", "pipeline_bubble"), transfer = share("exposed_transfer");
   const host = share("launch_gap", "host_sync", "allocator", "host_stall", "data_loading");
   const some = report.step.budget.length > 0;
+  /** @type {(string[] | null | false)[]} */
   const list = [
     ["verdict", "findings", "Verdict", words(report.verdict ?? "unknown"), report.verdict_reason],
     ["plain", "steps", "Step", timeText(report.step.unprofiled_ms ?? report.step.profiled_ms), stepWhy(report)],
@@ -44,7 +34,7 @@ function cards(report) {
     memoryCard(report),
   ];
   return el("section", { class: "cards", "aria-label": "The run in short" },
-    list.filter(Boolean).map(([tone, place, title, value, why]) => el("a", { class: `card ${tone}`, href: `#${place}` },
+    list.filter((card) => card !== null && card !== false).map(([tone, place, title, value, why]) => el("a", { class: `card ${tone}`, href: `#${place}` },
       el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
 }
 

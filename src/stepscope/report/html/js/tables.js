@@ -8,7 +8,7 @@ function plainTable(titles, rows) {
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map((cell, i) => el("td", { class: i ? "number" : null }, cell)))))));
 }
 
-// columns: { title, get(row), show(value, row), number, bar }
+/** @type {(name: string, rows: any[], columns: TableColumn[], options?: TableOptions) => HTMLElement} */
 function sortedTable(name, rows, columns, { filter = null, sort = null, most = SHOWN_ROWS } = {}) {
   const state = { column: sort, down: true, text: "", all: false };
   const body = el("tbody");
@@ -18,7 +18,7 @@ function sortedTable(name, rows, columns, { filter = null, sort = null, most = S
   const largest = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
   function chosen() {
     const text = state.text.toLowerCase();
-    const list = text ? rows.filter((r) => filter(r).toLowerCase().includes(text)) : [...rows];
+    const list = text && filter ? rows.filter((r) => filter(r).toLowerCase().includes(text)) : [...rows];
     if (state.column === null) return list;
     const { get } = columns[state.column];
     const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a ?? "").localeCompare(String(b ?? "")));
@@ -40,6 +40,7 @@ function sortedTable(name, rows, columns, { filter = null, sort = null, most = S
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
 
+/** @type {(column: TableColumn, row: any, most: number) => HTMLElement} */
 function cell(column, row, most) {
   const value = column.get(row);
   const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
@@ -49,6 +50,7 @@ function cell(column, row, most) {
     el("span", { class: column.tone ? column.tone(value) : null }, text));
 }
 
+/** @type {(title: string, key: string, more?: Partial<TableColumn>) => TableColumn} */
 const timeColumn = (title, key, more) => ({ title, get: (r) => r[key], show: timeText, number: true, ...more });
 const textColumn = (title, key, show = words) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? show(v) : NONE) });
 const rateColumn = (title, key) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? digits(v) : NONE), number: true });
@@ -66,9 +68,9 @@ function ranks(report) {
       { title: "rank", get: (r) => r.rank, number: true },
       ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
       ...used.map((key) => timeColumn(titleOf(key.replace("memory_ms", "copies_ms")), key, { bar: key !== "window_ms" })),
-      ...[["overlap", "overlap_pct", (v) => pctText(v)], ["clock", "clock_offset_us", (_, r) => clock(r)]]
-        .filter(([, key]) => report.ranks.some((r) => known(r[key])))
-        .map(([title, key, show]) => ({ title, get: (r) => r[key], show, number: true })),
+      ...[{ title: "overlap", key: "overlap_pct", show: (v) => pctText(v) }, { title: "clock", key: "clock_offset_us", show: (_, r) => clock(r) }]
+        .filter(({ key }) => report.ranks.some((r) => known(r[key])))
+        .map(({ title, key, show }) => ({ title, get: (r) => r[key], show, number: true })),
     ], { filter: (r) => `rank ${r.rank} ${r.host ?? ""}` }));
 }
 
@@ -165,9 +167,10 @@ function checkTable(items) {
 
 // Rows of a table that evidence is about: filtered where the filter leaves any.
 document.addEventListener("show-rows", ({ detail: [id, text] }) => {
-  const section = document.getElementById(id), input = section?.querySelector(".filter input");
-  const filter = (value) => { input.value = value; input.dispatchEvent(new Event("input")); };
-  if (input) {
+  const section = document.getElementById(id);
+  const input = /** @type {HTMLInputElement | null | undefined} */ (section?.querySelector(".filter input"));
+  if (section && input) {
+    const filter = (value) => { input.value = value; input.dispatchEvent(new Event("input")); };
     filter(text);
     if (!section.querySelector("tbody tr")) filter("");
   }

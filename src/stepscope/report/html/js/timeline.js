@@ -3,10 +3,12 @@
 const TALLEST = 620;
 const ZOOM = 1.35;
 
+/** @param {Slices} slices */
 function timeline(slices) {
   const rows = timelineRows(slices);
   const members = membersOf(slices);
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
+  /** @type {View} */
   const view = {
     t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
     marks: null, match: null, cursor: null, rank: null, arrows: false,
@@ -52,7 +54,7 @@ function timeline(slices) {
     if (!lane || !lane.until) return null;
     const t = timeAt(event), slack = (2 * (view.t1 - view.t0)) / view.width;
     let best = null;
-    for (let i = firstVisible(slices, lane, t - slack); i < lane.to && slices.start[i] <= t + slack; i++) {
+    for (let i = firstVisible(lane, t - slack); i < lane.to && slices.start[i] <= t + slack; i++) {
       if (best === null || Math.abs(slices.start[i] + slices.dur[i] / 2 - t) < Math.abs(slices.start[best] + slices.dur[best] / 2 - t)) best = i;
     }
     return best;

@@ -3,7 +3,9 @@
 
 const MOST_TRACKS = 6;
 
+/** @type {(slices: Slices) => Row[]} */
 function timelineRows(slices) {
+  /** @type {Row[]} */
   const rows = slices.ranks.map((rank, index) => ({ rank, index, lanes: LANES.map(() => ({ from: 0, to: 0, series: [] })) }));
   const num = slices.start.length;
   for (let from = 0; from < num; ) {
@@ -79,13 +81,14 @@ function addSeries(series, line, [r, g, b], t0, perPixel, strength) {
 }
 
 // Members of each matched collective, in the order of the ranks.
+/** @type {(slices: Slices) => Map<number, number[]>} */
 function membersOf(slices) {
   const members = new Map();
   for (let i = 0; i < slices.match.length; i++) {
     const m = slices.match[i];
     if (m < 0) continue;
     if (!members.has(m)) members.set(m, []);
-    members.get(m).push(i);
+    members.get(m)?.push(i);
   }
   return members;
 }

@@ -5,7 +5,7 @@ const AXIS = 22;
 const ROW_GAP = 4;
 const DIMMED = 0.25;
 
-// view: { t0, t1, top, laneHeight, width, height, lanes, marks, match, cursor, rank, arrows }
+/** @type {(canvas: HTMLCanvasElement, slices: Slices, rows: Row[], members: Map<number, number[]>, view: View) => void} */
 function drawTimeline(canvas, slices, rows, members, view) {
   const { context, scale } = sharp(canvas, view.width, view.height);
   const palette = KINDS.map((kind) => rgb(colour(kind)));
@@ -25,6 +25,7 @@ function drawTimeline(canvas, slices, rows, members, view) {
   drawAxis(context, view, look);
 }
 
+/** @type {(colour: Rgb) => number} */
 const packedColour = ([r, g, b]) => ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
 const rowHeight = (view) => view.lanes.length * view.laneHeight + ROW_GAP;
 const timeX = (view, t) => GUTTER + ((t - view.t0) / (view.t1 - view.t0)) * (view.width - GUTTER);
@@ -75,7 +76,7 @@ function lineOf(slices, lane, view, look, width, perPixel) {
 // Edges between wide slices, and whatever search or selection highlights.
 function markSlices(out, slices, lane, view, look, perPixel) {
   const strong = packedColour(rgb(look.selected)), edge = packedColour(look.back);
-  for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
+  for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
     const from = (slices.start[i] - view.t0) / perPixel, to = from + slices.dur[i] / perPixel;
     if (isMarked(slices, i, view)) out.fill(strong, Math.max(0, Math.floor(from)), Math.max(1, Math.ceil(to)));
     if (to - from > 5 && to >= 1 && to < out.length) out[Math.floor(to) - 1] = edge;
@@ -85,7 +86,7 @@ function markSlices(out, slices, lane, view, look, perPixel) {
 const isDimming = (view) => view.marks !== null || view.match !== null;
 const isMarked = (slices, i, view) => (view.marks ? view.marks(i) : view.match !== null && slices.match[i] === view.match);
 
-function firstVisible(slices, lane, t0) {
+function firstVisible(lane, t0) {
   return lane.until ? lane.from + lastAtMost(lane.until, t0) + 1 : lane.to;
 }
 
@@ -110,7 +111,7 @@ const NAME_PX = 6.3;
 // Names inside the slices that are wide enough, up to where the next slice begins.
 function drawNames(context, slices, lane, view, look) {
   context.textAlign = "left";
-  for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
+  for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
     const follows = i + 1 < lane.to ? timeX(view, slices.start[i + 1]) : view.width;
     const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
     if (to - from < 30) continue;
@@ -145,6 +146,7 @@ function drawSelected(context, slices, members, view, look, shown) {
   context.globalAlpha = view.match !== null ? 1 : 0.45;
   context.lineWidth = view.match !== null ? 1.5 : 1;
   const high = rowHeight(view), lane = view.lanes.indexOf(1);
+  /** @type {(i: number) => [number, number]} */
   const point = (i) => [timeX(view, slices.start[i]), slices.rank[i] * high - view.top + (lane + 0.5) * view.laneHeight];
   for (const m of chosen) {
     const list = members.get(m);
@@ -171,7 +173,7 @@ function visibleMatches(slices, shown, view) {
   const found = new Set();
   for (const place of shown) {
     for (const lane of place.lanes) {
-      for (let i = firstVisible(slices, lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) if (slices.match[i] >= 0) found.add(slices.match[i]);
+      for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) if (slices.match[i] >= 0) found.add(slices.match[i]);
     }
   }
   return [...found].slice(0, MOST_ARROWS);

@@ -1,6 +1,7 @@
 // What pointer and keys do to the timeline.
 
 function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, view, slices, soon }) {
+  /** @type {{ x: number, t0: number, t1: number, from: number, range: boolean, moved: boolean } | null} */
   let drag = null;
   canvas.addEventListener("wheel", (e) => {
     if (!e.ctrlKey && !e.metaKey) return;
@@ -34,7 +35,7 @@ function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, vie
   box.addEventListener("scroll", soon);
 }
 
-function listenToKeys(canvas, box, find, { zoom, pan, show, choose, reveal, clear, view, slices, rows }) {
+function listenToKeys(canvas, box, find, { zoom, pan, show, reveal, clear, view, slices, rows }) {
   const go = (i) => i !== null && reveal(i);
   const upDown = (by) => (view.cursor === null ? (box.scrollTop += 40 * by) : go(neighbour(slices, rows, view.cursor, by)));
   const next = (by) => go(followingMark(slices, view, by));
@@ -61,7 +62,7 @@ function following(slices, rows, view, by) {
   }
   const row = rows.find((r) => r.rank === view.rank) ?? rows[0];
   const lane = row.lanes.find((l) => l.to > l.from);
-  return lane ? Math.min(lane.to - 1, firstVisible(slices, lane, view.t0)) : null;
+  return lane ? Math.min(lane.to - 1, firstVisible(lane, view.t0)) : null;
 }
 
 // The slice of the next rank that has this lane, at the same time.
@@ -69,7 +70,7 @@ function neighbour(slices, rows, cursor, by) {
   const middle = slices.start[cursor] + slices.dur[cursor] / 2;
   for (let r = slices.rank[cursor] + by; r >= 0 && r < rows.length; r += by) {
     const lane = rows[r].lanes[LANE_OF_KIND[slices.kind[cursor]]];
-    if (lane.to > lane.from) return Math.min(lane.to - 1, firstVisible(slices, lane, middle));
+    if (lane.to > lane.from) return Math.min(lane.to - 1, firstVisible(lane, middle));
   }
   return cursor;
 }

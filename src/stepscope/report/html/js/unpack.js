@@ -8,6 +8,7 @@ function bytesOfBase64(text) {
   return out;
 }
 
+/** @type {(text: string | null) => Promise<PageData>} */
 async function unpack(text) {
   const stream = new Blob([bytesOfBase64(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
   const buffer = await new Response(stream).arrayBuffer();
@@ -54,6 +55,7 @@ function deltas(bytes) {
 }
 
 // Groups of milliseconds by rank and step, NaN where a rank lacks a step; `step` is their sum.
+/** @returns {Grid} */
 function gridOf(head, column) {
   const cells = head.ranks.length * head.steps.length;
   const groups = {};
@@ -72,6 +74,7 @@ function gridOf(head, column) {
 }
 
 // Slices with times in milliseconds.
+/** @returns {Slices} */
 function slicesOf(head, column) {
   const unit = head.unit_ns / 1e6;
   const times = (values) => values.map((v) => v * unit);

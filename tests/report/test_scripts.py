@@ -1,0 +1,23 @@
+"""What the type checker of the pages' scripts looks at is what the pages are made of."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepscope.report.html import compare, page
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"
+
+
+@pytest.mark.parametrize(("project", "scripts"), [("report", page._SCRIPTS), ("compare", compare._SCRIPTS)])
+def test_every_script_of_a_page_is_type_checked_in_its_order(project: str, scripts: tuple[str, ...]) -> None:
+    folder = ROOT / "tools" / "js"
+    files = json.loads((folder / f"{project}.json").read_text())["files"]
+    checked = [(folder / name).resolve() for name in files if name.endswith(".js")]
+    assert checked == [SCRIPTS / f"{name}.js" for name in scripts]
+
+
+def test_every_script_is_on_a_page() -> None:
+    assert {path.stem for path in SCRIPTS.glob("*.js")} == {*page._SCRIPTS, *compare._SCRIPTS}

@@ -1,0 +1,221 @@
+"""What a Python user and a notebook touch: `stepscope.load(path)` and everything that hangs on it."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepscope
+from stepscope.analysis import Analysis, Comparison
+from stepscope.errors import InputError, UsageError
+
+DATA = Path(__file__).parent / "data"
+HOSTILE = "<script>window.ran = 1</script><img src=x onerror=alert(1)>\x1b[31m"
+
+
+@pytest.fixture(scope="module")
+def run() -> Analysis:
+    return stepscope.load(DATA / "gloo-ddp", cache=False)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """A run whose folder is named by somebody who means harm."""
+    run = stepscope.load(DATA / "gloo-ddp", cache=False)
+    return Analysis(replace(run.run, name=HOSTILE))
+
+
+def test_repr_is_one_short_line(run: Analysis) -> None:
+    assert re.fullmatch(r"<Analysis gloo-ddp: 2 ranks, 4 steps, [^\n]+>", repr(run))
+    assert len(repr(run)) < 200
+    assert "straggler" in repr(run)
+
+
+def test_repr_of_everything_it_holds_is_short(run: Analysis) -> None:
+    for held in (run.account, run.run, run.run.ranks[0], run.account.shared, run.table("events")):
+        assert len(repr(held)) < 300
+        assert "\n" not in repr(held)
+
+
+def test_page_in_a_notebook_names_verdict_and_findings(run: Analysis) -> None:
+    page = run._repr_html_()
+    assert str(run.verdict) in page
+    assert "Rank 1" in page
+    assert len(page) < 10_000
+
+
+def test_hostile_names_are_shown_and_never_run(hostile: Analysis) -> None:
+    for text in (hostile._repr_html_(), hostile.compare(hostile)._repr_html_()):
+        assert "&lt;script&gt;" in text
+        assert "<script" not in text and "<img" not in text and "\x1b" not in text
+    assert "\x1b" not in repr(hostile)
+    assert "<script>window.ran" not in hostile.to_html()
+
+
+def test_dir_lists_public_names_only(run: Analysis) -> None:
+    names = dir(run)
+    public = {"account", "compare", "findings", "table", "to_html", "to_json", "to_perfetto", "verdict", "what_if"}
+    assert public <= set(names)
+    assert not [name for name in names if name.startswith("_")]
+    assert {"load", "Analysis"} <= set(dir(stepscope))
+
+
+def test_two_loads_compare_by_identity(run: Analysis) -> None:
+    again = stepscope.load(DATA / "gloo-ddp", cache=False)
+    assert run != again
+    assert run.account != again.account
+    assert run.run.ranks[0] != again.run.ranks[0]
+    assert run == run and run.account == run.account
+    assert len({run, again, run.account}) == 3
+
+
+def test_nothing_is_computed_before_it_is_asked_for_and_nothing_twice() -> None:
+    asked = []
+    found = stepscope.load(DATA / "gloo-ddp", cache=False)
+
+    def make_account(run: Any) -> Any:
+        asked.append(run)
+        return found.account
+
+    lazy = Analysis(found.run, make_account)
+    assert asked == []
+    assert lazy.table("findings") is not None and lazy.findings and lazy.verdict
+    assert asked == [found.run]
+
+
+def test_account_and_diagnosis_agree_with_the_document(run: Analysis) -> None:
+    assert run.account.step is not None
+    assert sum(p["ms_per_step"] for p in run.document["step"]["budget"]) == pytest.approx(
+        run.account.step.step_ns / 1e6
+    )
+    assert [f["id"] for f in run.document["findings"]] == [f.id for f in run.findings]
+    assert run.document["verdict"] == run.verdict
+
+
+@pytest.mark.parametrize("way", ["to_json", "to_html", "to_perfetto"])
+def test_files_are_not_overwritten_unless_told(run: Analysis, tmp_path: Path, way: str) -> None:
+    path = tmp_path / "out"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match=r"out already exists; use force=True to overwrite it"):
+        getattr(run, way)(path)
+    assert path.read_text() == "mine"
+    getattr(run, way)(path, force=True)
+    assert path.stat().st_size > 1000
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_text_is_returned_and_written_alike(run: Analysis, tmp_path: Path) -> None:
+    assert run.to_json(tmp_path / "a.json") == (tmp_path / "a.json").read_text() == run.to_json()
+    assert json.loads(run.to_json())["schema"] == 1
+    assert run.to_html(str(tmp_path / "a.html")) == (tmp_path / "a.html").read_text()
+
+
+def test_comparison_with_itself_finds_nothing(run: Analysis, tmp_path: Path) -> None:
+    same = run.compare(DATA / "gloo-ddp")
+    assert isinstance(same, Comparison)
+    assert same.change_pct == 0
+    assert "no difference found" in repr(same)
+    assert json.loads(same.to_json(tmp_path / "same.json"))["verdict"] == "no difference found"
+    with pytest.raises(UsageError, match="already exists"):
+        same.to_html(tmp_path / "same.json")
+
+
+def test_comparison_of_runs_without_a_step_says_so() -> None:
+    assert repr(Comparison({"step_ms": {"a": None, "b": 1.0, "change_pct": None}})) == (
+        "<Comparison: the step is not known of both runs>"
+    )
+
+
+def test_what_if_answers_and_refuses_in_one_sentence(run: Analysis) -> None:
+    answer = run.what_if("straggler=off")
+    assert answer.prediction.step_ns < answer.prediction.baseline_ns
+    with pytest.raises(UsageError, match="needs a setting"):
+        run.what_if()
+
+
+def test_what_the_files_do_not_say_can_be_given() -> None:
+    found = stepscope.load(DATA / "gloo-ddp", cache=False, unprofiled_step_ms=14.2, tokens_per_step=4096)
+    assert found.document["step"]["unprofiled_ms"] == pytest.approx(14.2)
+    assert found.document["step"]["tokens_per_s"] == pytest.approx(4096 / 0.0142, rel=1e-3)
+
+
+def test_several_files_and_one_that_cannot_be_read(tmp_path: Path) -> None:
+    files = sorted((DATA / "gloo-ddp").glob("*.gz"))
+    assert stepscope.load(files, cache=False).run.world_size == 2
+    shutil.copy(files[0], tmp_path)
+    (tmp_path / "rank1.json").write_text('{"traceEvents": [{"name": "no')
+    partial = stepscope.load(tmp_path, cache=False)
+    assert len(partial.run.ranks) == 1
+    assert any("rank1.json" in line for line in partial.warnings)
+
+
+def test_no_trace_at_all_is_an_input_error(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        stepscope.load(tmp_path, cache=False)
+
+
+class TestTables:
+    def test_every_name_gives_a_table(self, run: Analysis) -> None:
+        for name in run.table_names:
+            assert run.table(name).schema.name == name
+
+    def test_pyarrow_reads_the_stream(self, run: Analysis) -> None:
+        pa = pytest.importorskip("pyarrow")
+        table = run.table("collectives")
+        read = pa.RecordBatchReader.from_stream(table).read_all()
+        assert read.num_rows == len(table)
+        assert tuple(read.column_names) == table.columns
+        assert read["dur_ns"].to_pylist() == table["dur_ns"].tolist()
+        assert read.schema.field("dur_ns").metadata[b"unit"] == b"ns"
+
+    def test_polars_reads_the_stream(self, run: Analysis) -> None:
+        pytest.importorskip("pyarrow")
+        pl = pytest.importorskip("polars")
+        table = run.table("collectives")
+        for frame in (pl.DataFrame(table), table.to_polars()):
+            assert frame.shape == (len(table), len(table.columns))
+            assert frame["op"].to_list() == table["op"].tolist()
+
+    def test_duckdb_reads_the_stream(self, run: Analysis) -> None:
+        pytest.importorskip("pyarrow")
+        duckdb = pytest.importorskip("duckdb")
+        collectives = run.table("collectives")
+        with duckdb.connect() as database:
+            database.register("c", collectives.arrow())
+            found = database.sql("select rank, sum(dur_ns) from c group by rank order by rank").fetchall()
+            by_stream = database.sql("select count(*) from collectives").fetchall()
+        ranks = np.asarray(collectives["rank"])
+        assert found == [(r, int(collectives["dur_ns"][ranks == r].sum())) for r in (0, 1)]
+        assert by_stream == [(len(collectives),)]
+
+    def test_pandas_has_every_row_and_unknown_as_missing(self, run: Analysis) -> None:
+        pytest.importorskip("pyarrow")
+        pytest.importorskip("pandas")
+        table = run.table("collectives")
+        frame = table.to_pandas()
+        assert frame.shape == (len(table), len(table.columns))
+        for name in table.columns:
+            cells = table.cells[name]
+            expected = 0 if cells.missing is None else int(cells.missing.sum())
+            assert int(frame[name].isna().sum()) == expected
+
+    def test_missing_library_is_one_sentence_with_the_remedy(
+        self, run: Analysis, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "pandas", None)
+        with pytest.raises(UsageError, match="pandas is not installed: pip install pandas"):
+            run.table("steps").to_pandas()
+
+    def test_hostile_names_in_a_cell_are_text(self, run: Analysis) -> None:
+        table = run.table("events")
+        cells = table.cells["name"]
+        assert cells.texts is not None
+        renamed = replace(cells, texts=(HOSTILE,) * len(cells.texts))
+        page = replace(table, cells={**table.cells, "name": renamed})._repr_html_()
+        assert "&lt;script&gt;" in page and "<script" not in page and "\x1b" not in page
+        assert "rows more" in page

@@ -1,0 +1,99 @@
+// Shapes that the pages' scripts share. Only the type checker reads this; nothing of it is in a page.
+
+/** Milliseconds by rank and step, row by row; NaN where a rank lacks a step. */
+interface Grid {
+  ranks: number[];
+  steps: number[];
+  groups: Record<string, Float32Array>;
+  step: Float32Array;
+  quantum: number;
+}
+
+/** What ran during one step on all ranks, in columns; times in milliseconds. */
+interface Slices {
+  step: number | null;
+  ranks: number[];
+  span: number;
+  names: string[];
+  notes: string[];
+  rounded: number;
+  rank: Float64Array;
+  kind: Float64Array;
+  start: Float64Array;
+  dur: Float64Array;
+  wait: Float64Array;
+  name: Float64Array;
+  match: Float64Array;
+  matched: { what: string[]; last: Float64Array };
+}
+
+interface PageData {
+  report: any;
+  trust: any;
+  calibration: any;
+  grid: Grid | null;
+  slices: Slices | null;
+}
+
+/** One column of a table that sorts. */
+interface TableColumn {
+  title: string;
+  get(row: any): any;
+  show?(value: any, row: any): string;
+  tone?(value: any): string | undefined;
+  number?: boolean;
+  bar?: boolean;
+  name?: boolean;
+}
+
+interface TableOptions {
+  filter?: ((row: any) => string) | null;
+  sort?: number | null;
+  most?: number;
+}
+
+/** Slices of one kind that do not overlap, with sums of their lengths. */
+interface Series {
+  kind: number;
+  start: number[];
+  end: number[];
+  sum: number[];
+}
+
+interface Lane {
+  from: number;
+  to: number;
+  series: Series[];
+  until?: Float64Array;
+}
+
+interface Row {
+  rank: number;
+  index: number;
+  lanes: Lane[];
+}
+
+/** What the timeline shows. */
+interface View {
+  t0: number;
+  t1: number;
+  top: number;
+  width: number;
+  height: number;
+  lanes: number[];
+  laneHeight: number;
+  marks: ((slice: number) => boolean) | null;
+  match: number | null;
+  cursor: number | null;
+  rank: number | null;
+  arrows: boolean;
+}
+
+type Rgb = [number, number, number];
+
+interface DocumentEventMap {
+  "show-rank": CustomEvent<number>;
+  "show-kinds": CustomEvent<string[]>;
+  "show-rows": CustomEvent<[string, string]>;
+  "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;
+}

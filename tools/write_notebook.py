@@ -1,0 +1,84 @@
+"""Run the example notebook in a Jupyter kernel, keep its outputs, and write them as a page of the documentation.
+
+    .venv/bin/python tools/write_notebook.py
+
+The notebook (`examples/notebook.ipynb`) is the source; `docs/notebook.md` is made from it. A test runs the same and
+compares. Cells whose output another library formats are tagged `other-library`: they must run, their text may change.
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import nbformat
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
+PAGE = ROOT / "docs" / "notebook.md"
+TRACES = Path("tests", "data", "gloo-ddp")
+OTHER_LIBRARY = "other-library"
+_CELL_LIMIT_S = 600
+_START_LIMIT_S = 300
+
+
+def main() -> None:
+    """Write notebook and page."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = executed(nbformat.read(NOTEBOOK, as_version=4), Path(folder))
+    nbformat.write(done, NOTEBOOK)
+    PAGE.write_text(as_markdown(done))
+    print(f"wrote {NOTEBOOK.relative_to(ROOT)} and {PAGE.relative_to(ROOT)}")
+
+
+def executed(notebook: Any, folder: Path) -> Any:
+    """Return the notebook with fresh outputs, run in a copy of what it reads so that nothing else is written to."""
+    (folder / "examples").mkdir()
+    shutil.copytree(ROOT / TRACES, folder / TRACES, ignore=shutil.ignore_patterns(".stepscope"))
+    places = {name: str(folder / "jupyter") for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR")}
+    client = NotebookClient(
+        notebook,
+        timeout=_CELL_LIMIT_S,
+        startup_timeout=_START_LIMIT_S,
+        kernel_name="python3",
+        record_timing=False,
+        resources={"metadata": {"path": str(folder / "examples")}},
+    )
+    with patch.dict(os.environ, places):
+        done = client.execute()
+    done.metadata = {"kernelspec": done.metadata["kernelspec"], "language_info": {"name": "python"}}
+    return done
+
+
+def as_markdown(notebook: Any) -> str:
+    """Return a page: texts as they are, code in fences, outputs below it as the kernel gave them."""
+    parts = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            parts.append(cell.source)
+        else:
+            parts += [f"```python\n{cell.source}\n```", *(_output(output) for output in cell.outputs)]
+    return "\n\n".join(parts) + "\n"
+
+
+def texts(cell: Any) -> list[str]:
+    """Return what a cell printed and returned, as plain text."""
+    found = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.get("outputs", ())]
+    return ["".join(text) for text in found]
+
+
+def _output(output: Any) -> str:
+    page = output.get("data", {}).get("text/html")
+    if page is None:
+        text = output.get("text") or output["data"]["text/plain"]
+        return f"```text\n{text.rstrip()}\n```"
+    # One line is one block of HTML to every reader of Markdown; style sheets belong to the notebook.
+    return re.sub(r"\s*\n\s*", " ", re.sub(r"<style.*?</style>", "", page, flags=re.DOTALL)).strip()
+
+
+if __name__ == "__main__":
+    main()
