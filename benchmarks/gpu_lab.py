@@ -24,8 +24,8 @@ from gpu_record import guarded, shared_device
 
 from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, finalists
 from stepscope.bench.data_parallel.strategies import available
-from stepscope.bench.session.gathered import environment, rows
 from stepscope.bench.session.launch import launch
+from stepscope.bench.session.rank_records import environment, rows
 from stepscope.bench.session.results import results
 
 RANKS = 4

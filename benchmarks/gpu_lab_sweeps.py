@@ -16,9 +16,9 @@ from typing import Any
 
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
 from stepscope.bench.sweeps.choices.sweep import Sweep, sweep_named
-from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
-from stepscope.contract.run_folder import written_whole
+from stepscope.contract.run_folder import atomic_write
 
 LIMIT_S = {
     "precision": 110,
@@ -60,10 +60,10 @@ def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, A
         spec["options"] = {"checkpointing": "none"}
     sweep, notes = prepared(name, spec, method, scratch, cuda=cuda)
 
-    def document(so_far: Measured) -> dict[str, Any]:
+    def document(so_far: SweepMeasurements) -> dict[str, Any]:
         return sweep_document(sweep, so_far, spec=spec, method=method, command=f"bench {name}", **notes)
 
-    def keep(so_far: Measured) -> None:
+    def keep(so_far: SweepMeasurements) -> None:
         written({**document(so_far), "complete": False, "message": "ended from outside while measuring"}, out)
 
     found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said, keep=keep)
@@ -73,7 +73,7 @@ def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, A
 
 def written(document: dict[str, Any], path: Path) -> None:
     """Write a document whole: one killed meanwhile leaves the one before."""
-    with written_whole(path) as f:
+    with atomic_write(path) as f:
         f.write(json.dumps(document).encode())
 
 

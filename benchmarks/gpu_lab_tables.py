@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.cli.bench.overlap import overlap_summary
-from stepscope.results.sweeps.judgement import Judged
+from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.sweeps.verdict import sweep_verdict
 from stepscope.results.times import bench_times, ratio
 
@@ -123,7 +123,7 @@ def sweep(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def sweep_row(judged: Judged, row: dict[str, Any], first: bool) -> str:
+def sweep_row(judged: VariantResult, row: dict[str, Any], first: bool) -> str:
     assert judged.gain and judged.agreement and judged.first_step_ms is not None
     times = [1 / speed for speed in (judged.gain.speedup, judged.gain.high, judged.gain.low)]
     cells = [

@@ -88,7 +88,7 @@ def peak_bytes(case: Case, device: str) -> int:
     from torch.nn.parallel import DistributedDataParallel
 
     from stepscope.bench.simulate.model import Transformer
-    from stepscope.bench.simulate.parallel import parallelized
+    from stepscope.bench.simulate.parallel import parallelize
 
     gc.collect()
     shape, micro_batch = model_shape(device)
@@ -97,7 +97,7 @@ def peak_bytes(case: Case, device: str) -> int:
     if case.strategy == "ddp":
         trained = DistributedDataParallel(model)
     else:
-        parallelized(model, data_mesh(device), case.strategy, mixed=case.precision == "mixed")
+        parallelize(model, data_mesh(device), case.strategy, mixed=case.precision == "mixed")
         trained = model
     optimizer = (
         torch.optim.AdamW(model.parameters(), fused=True)

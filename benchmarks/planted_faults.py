@@ -62,20 +62,20 @@ def line(fault: str, step_ms: float, saved_ms: float, error_ms: float, found: li
 
 def truth(fault: str, runs: int) -> tuple[float, float, float]:
     """Return the faulty step, what mending it saves, and that saving's standard error, in ms."""
-    faulty, mended = [], []
+    faulty, repaired = [], []
     for _ in range(runs):
-        faulty.append(plain(fault, mended=False))
-        mended.append(plain(fault, mended=True))
-    differences = [a - b for a, b in zip(faulty, mended, strict=True)]
+        faulty.append(plain(fault, repaired=False))
+        repaired.append(plain(fault, repaired=True))
+    differences = [a - b for a, b in zip(faulty, repaired, strict=True)]
     error = statistics.stdev(differences) / runs**0.5 if runs > 1 else float("nan")
     return statistics.fmean(faulty), statistics.fmean(differences), error
 
 
-def plain(fault: str, *, mended: bool) -> float:
+def plain(fault: str, *, repaired: bool) -> float:
     """Return the mean step of a run without recording, its outermost tenths left out by blocks of three steps."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder, "times.json")
-        run(job(fault, *(["--mended"] if mended else []), "--times", str(times)))
+        run(job(fault, *(["--mended"] if repaired else []), "--times", str(times)))
         steps = json.loads(times.read_text())[WARMUP:]
     blocks = sorted(statistics.fmean(steps[i : i + 3]) for i in range(0, len(steps) - 2, 3))  # whole periods of faults
     cut = len(blocks) // 10

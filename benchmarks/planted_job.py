@@ -36,8 +36,8 @@ class SlowText(Text):
 class Planted:
     """What a fault changes in the loop; nothing where it is mended, or not this one."""
 
-    def __init__(self, fault: str, *, mended: bool, rank: int) -> None:
-        self.name = "none" if mended else fault
+    def __init__(self, fault: str, *, repaired: bool, rank: int) -> None:
+        self.name = "none" if repaired else fault
         self.kind, self.rank = fault, rank
 
     def loader(self, steps: int) -> DataLoader:
@@ -104,7 +104,7 @@ def main() -> None:
     args = parser.parse_args()
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    planted = Planted(args.fault, mended=args.mended, rank=dist.get_rank())
+    planted = Planted(args.fault, repaired=args.repaired, rank=dist.get_rank())
     model = planted.model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     marks = [time.perf_counter()]

@@ -104,7 +104,7 @@ def test_a_hang_a_crash_and_a_dead_process_are_outcomes_and_the_rest_goes_on(tmp
         return Outcome(0)
 
     monkeypatch.setattr(pool, "run_case", played)
-    monkeypatch.setattr(pool, "MOST_SECONDS", 1)
+    monkeypatch.setattr(pool, "MAX_SECONDS", 1)
     jobs = [(Case((word,)), True) for word in ("hang", "fine", "crash", "fine", "leave", "fine")]
     ended = {(case.argv[0], outcome.ended_by) for case, outcome in pool.outcomes(jobs, tmp_path, workers=2)}
     assert ended == {

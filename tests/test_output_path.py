@@ -7,7 +7,7 @@ import pytest
 
 from stepscope.errors import UsageError
 from stepscope.output_path import OutputRefusedError, refuse_output, why_no_file, why_no_folder, why_no_output
-from stepscope.record.helper.claim import claimed_folder
+from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
 
 STRANGER = 54321
@@ -59,7 +59,7 @@ def test_links_of_others_on_the_way_are_refused(way: str, tmp_path: Path, monkey
     why_not = why_no_output(tmp_path / way / "out.json")
     assert why_not == f"{theirs} is a link that belongs to another user"
     with pytest.raises(UsageError, match="belongs to another user"):
-        claimed_folder(tmp_path / way, run_id="x")
+        claim_folder(tmp_path / way, run_id="x")
     assert "belongs to another user" in str(why_not_writable(str(tmp_path / way)))
     assert list((tmp_path / "real").iterdir()) == []
 

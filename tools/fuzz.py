@@ -31,7 +31,7 @@ GENERATORS = ((32, mutated_traces), (40, changed_fields), (16, side_files), (8, 
 """how many of a hundred inputs come from each"""
 OWN_PROCESS = 0.01
 _STARTS_JOBS = ("bench", "demo", "view", "calibrate", "predict")
-_MOST_SAVED = 2
+_MAX_SAVED = 2
 """inputs of one complaint"""
 
 
@@ -107,7 +107,7 @@ class Tally:
         row["unforeseen"] += bool(outcome.unforeseen)
         for complaint in [*found, *([f"(unforeseen) {outcome.unforeseen}"] if outcome.unforeseen else [])]:
             self.kinds[complaint] += 1
-            if self.out is None or len(self.saved[complaint]) < _MOST_SAVED:
+            if self.out is None or len(self.saved[complaint]) < _MAX_SAVED:
                 self.saved[complaint].append(self._save(case))
 
     def _save(self, case: Case) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 _DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
-def written_or_checked(name: str, text: str, *, description: str) -> int:
+def write_or_check(name: str, text: str, *, description: str) -> int:
     """Return the exit code of a tool that makes docs/`name`: 1 where --check finds another text there."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")

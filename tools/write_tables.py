@@ -2,7 +2,7 @@
 
 import sys
 
-from schema_page import written_or_checked
+from schema_page import write_or_check
 
 from stepscope.tables.schema import TABLES, Column, TableSchema
 
@@ -44,4 +44,4 @@ def _line(column: Column) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(written_or_checked("tables.md", page(), description=__doc__))
+    sys.exit(write_or_check("tables.md", page(), description=__doc__))

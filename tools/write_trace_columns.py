@@ -2,7 +2,7 @@
 
 import sys
 
-from schema_page import written_or_checked
+from schema_page import write_or_check
 
 from stepscope.trace.schema import ARGS, DENSE, ArgColumn, DenseColumn
 
@@ -53,4 +53,4 @@ def _arg_line(column: ArgColumn) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(written_or_checked("trace-columns.md", page(), description=__doc__))
+    sys.exit(write_or_check("trace-columns.md", page(), description=__doc__))

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import Given
+from stepscope.analyze.kernels.efficiency import GivenValues
 from stepscope.compare.sides import compared_run, comparison_document
-from stepscope.contract.run_folder import written_whole
+from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.verdict import Conclusion, conclude
@@ -69,7 +69,7 @@ def load(
         cache_folder=None if cache_folder is None else Path(cache_folder),
         progress=progress,
     )
-    known = Given(
+    known = GivenValues(
         flops_per_step=flops_per_step,
         tokens_per_step=tokens_per_step,
         samples_per_step=samples_per_step,
@@ -217,7 +217,7 @@ def _write(path: PathLike, pieces: Iterable[bytes], *, force: bool) -> int:
     if target.exists() and not force:
         raise UsageError(f"{target} already exists; use force=True to overwrite it")
     try:
-        with written_whole(target) as file:
+        with atomic_write(target) as file:
             return sum(file.write(piece) for piece in pieces)
     except OSError as error:
         raise UsageError(f"cannot write {target}: {error.strerror}; choose another place") from error

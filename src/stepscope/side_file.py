@@ -3,7 +3,7 @@
 Anybody may have put the file there. Only a regular file is read (a pipe would wait for ever, a device never ends), only
 up to a size that files of its kind never reach, and no number comes out of it that 64 bits or a float cannot hold:
 
-    1e999, NaN, Infinity, -Infinity, integers beyond 64 bits  -> None, with the field's name in `Parsed.unusable`
+    1e999, NaN, Infinity, -Infinity, integers beyond 64 bits  -> None, with the field's name in `ParsedJson.unusable`
 
 Standard library only: the job side imports it.
 """
@@ -37,7 +37,7 @@ class RefusedFile(OSError):
     """A file that is not read for what it is: no regular file, or too large."""
 
 
-class Parsed(NamedTuple):
+class ParsedJson(NamedTuple):
     """A JSON text as values, and the names of the fields whose numbers could not be used."""
 
     value: Any
@@ -45,7 +45,7 @@ class Parsed(NamedTuple):
 
 
 @contextmanager
-def opened_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[IO[bytes]]:
+def open_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[IO[bytes]]:
     """Open a regular file of at most `max_bytes` for reading; a `RefusedFile` for anything else, at once."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOCTTY", 0))
     try:
@@ -65,7 +65,7 @@ def opened_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES
 
 def read_side_file(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a regular file of at most `max_bytes`; an `OSError` for anything else."""
-    with opened_side_file(path, max_bytes=max_bytes) as f:
+    with open_side_file(path, max_bytes=max_bytes) as f:
         data = f.read(max_bytes + 1)
     if len(data) > max_bytes:  # it grew meanwhile, or its size is not told (/proc)
         raise RefusedFile(errno.EFBIG, f"more than {max_bytes:,} bytes", str(path))
@@ -79,7 +79,7 @@ def read_side_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
 
 def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BYTES) -> Iterator[bytes]:
     """Yield the lines of a regular file, one longer than MAX_LINE_BYTES as an empty one that stands for it."""
-    with opened_side_file(path, max_bytes=max_bytes) as f:
+    with open_side_file(path, max_bytes=max_bytes) as f:
         left = max_bytes
         while left > 0 and (line := f.readline(MAX_LINE_BYTES)):
             left -= len(line)
@@ -95,12 +95,12 @@ OVERLONG = b"..."
 """stands for a line that is too long; it is no JSON, so it counts as damaged"""
 
 
-def read_side_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Parsed:
+def read_side_json(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> ParsedJson:
     """Return the JSON in a regular file; an `OSError` or `ValueError` for anything else."""
     return parsed_json(read_side_file(path, max_bytes=max_bytes))
 
 
-def parsed_json(text: bytes | str) -> Parsed:
+def parsed_json(text: bytes | str) -> ParsedJson:
     """Return a JSON text as values that all fit 64 bits or a float; a `ValueError` where it is none.
 
     >>> parsed_json('{"steps": 7, "flops": 1e999, "ranks": {"0": [1' + 30 * "0" + "]}}")
@@ -109,15 +109,15 @@ def parsed_json(text: bytes | str) -> Parsed:
     data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     try:
         if not _SUSPECT.search(data):
-            return Parsed(json.loads(data), ())
+            return ParsedJson(json.loads(data), ())
         unusable: list[str] = []
         found = json.loads(data, parse_int=_int, parse_float=_float, parse_constant=lambda _: _UNUSABLE)
-        return Parsed(_without_unusable(found, "", unusable), tuple(unusable))
+        return ParsedJson(_without_unusable(found, "", unusable), tuple(unusable))
     except RecursionError as error:
         raise ValueError("values nested too deeply") from error
 
 
-def unusable_fields(parsed: Parsed, name: str) -> list[str]:
+def unusable_fields(parsed: ParsedJson, name: str) -> list[str]:
     """Return the warning that names the fields of a file that could not be used, none where all could."""
     fields = parsed.unusable
     if not fields:
@@ -126,26 +126,26 @@ def unusable_fields(parsed: Parsed, name: str) -> list[str]:
     return [f"{name}: {', '.join(fields[:MAX_NAMED])}{more} out of range or no finite number; taken as unknown"]
 
 
-def usable(value: Any) -> Parsed:
+def usable(value: Any) -> ParsedJson:
     """Return values of parsed JSON with None for each number that 64 bits or a float cannot hold."""
     unusable: list[str] = []
-    return Parsed(_without_unusable(value, "", unusable), tuple(unusable))
+    return ParsedJson(_without_unusable(value, "", unusable), tuple(unusable))
 
 
-class _Unusable:
+class _UnusableNumber:
     """Marks a number while its field's name is still to be found."""
 
 
-_UNUSABLE = _Unusable()
+_UNUSABLE = _UnusableNumber()
 
 
-def _int(text: str) -> int | _Unusable:
+def _int(text: str) -> int | _UnusableNumber:
     # The length first: Python refuses to convert thousands of digits.
     number = int(text) if len(text) <= _MAX_INT_CHARACTERS else None
     return number if number is not None and number in _INT64 else _UNUSABLE
 
 
-def _float(text: str) -> float | _Unusable:
+def _float(text: str) -> float | _UnusableNumber:
     number = float(text)
     return number if math.isfinite(number) else _UNUSABLE
 

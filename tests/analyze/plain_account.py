@@ -1,4 +1,4 @@
-"""An independent, deliberately plain account of one trace: the oracle for the product's own (X27).
+"""An independent, deliberately plain account of one trace: the oracle for the product's own.
 
 Standard library only, sets of integers and sorted lists, no shared code: exact decimals into nanoseconds.
 """

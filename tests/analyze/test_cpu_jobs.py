@@ -1,4 +1,4 @@
-"""CPU ranks: what gloo's threads do side by side, what is waiting, long steps that recur, uneven work (D1, D3, A2)."""
+"""CPU ranks: what gloo's threads do side by side, what is waiting, long steps that recur, uneven work."""
 
 from dataclasses import replace
 from pathlib import Path

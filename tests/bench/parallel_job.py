@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from stepscope.bench.simulate.model import Shape, Transformer
-from stepscope.bench.simulate.parallel import parallel_mesh, parallelized
+from stepscope.bench.simulate.parallel import parallel_mesh, parallelize
 
 SHAPE = Shape(layers=2, d_model=64, heads=4, vocab=12000, seq_len=16, mlp_width=256)
 CASES = {"ddp": (4, 1), "zero3-tp": (2, 2)}
@@ -35,7 +35,7 @@ def rank_main(rank, folder):
         if name == "ddp":
             model = DistributedDataParallel(model)
         else:
-            parallelized(model, mesh, name.partition("-")[0])
+            parallelize(model, mesh, name.partition("-")[0])
         for _ in range(1 + (name == "ddp")):  # DDP fills its final buckets from the second step on
             step(model, mesh)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiler:

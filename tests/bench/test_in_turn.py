@@ -9,13 +9,13 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition  # noqa: E402
-from stepscope.bench.data_parallel.implementations.start_order import InTurn  # noqa: E402
+from stepscope.bench.data_parallel.implementations.start_order import StartOrder  # noqa: E402
 from stepscope.bench.data_parallel.training import PEAK_LR  # noqa: E402
 from stepscope.bench.learning_rate import learning_rate  # noqa: E402
 
 
 def test_things_ready_early_wait_for_their_turn() -> None:
-    turns = InTurn(4)
+    turns = StartOrder(4)
     assert turns.ready(2) == []
     assert turns.ready(0) == [0]
     assert turns.ready(1) == [1, 2]
@@ -23,7 +23,7 @@ def test_things_ready_early_wait_for_their_turn() -> None:
 
 
 def test_every_step_begins_anew() -> None:
-    turns = InTurn(2)
+    turns = StartOrder(2)
     assert turns.ready(0) + turns.rest() == [0, 1]
     assert turns.ready(1) == []
     assert turns.ready(0) == [0, 1]

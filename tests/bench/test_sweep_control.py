@@ -8,7 +8,7 @@ import pytest
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.sweeps import control
 from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
-from stepscope.bench.sweeps.control import Measured, Method, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.errors import UsageError
 
@@ -108,14 +108,14 @@ def _fitting(out: Path, *, start: int = 32) -> Any:
 
 
 def test_rows_keep_the_check_of_every_run_in_their_order() -> None:
-    found = Measured(runs={"a": [sample("a", 1), sample("a", 0)]})
+    found = SweepMeasurements(runs={"a": [sample("a", 1), sample("a", 0)]})
     row = sweep_document(sweep(Variant("a")), found, spec=SPEC, method=Method(), command="bench")["series"][0]
     assert [check["sketch"] for check in row["checks"]] == [[1.0], [2.0]]
 
 
 def test_memory_in_the_pool_of_a_graph_is_unknown_with_a_reason() -> None:
     variants = Variant("eager"), Variant("graph", graph_memory=True)
-    found = Measured(runs={v.name: [sample(v.name)] for v in variants})
+    found = SweepMeasurements(runs={v.name: [sample(v.name)] for v in variants})
     rows = sweep_document(sweep(*variants), found, spec=SPEC, method=Method(), command="bench")["series"]
     eager, graph = (row["summary"] for row in rows)
     assert eager["peak_memory_allocated_gb"] == 2.9 and "memory_reason" not in eager

@@ -24,7 +24,7 @@ from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_
 from stepscope.bench.sweeps.choices.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
 from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
-from stepscope.bench.sweeps.offloaded import HostOptimizer  # noqa: E402
+from stepscope.bench.sweeps.host_offload import HostOptimizer  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
 from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
 from stepscope.bench.workloads.build import workload  # noqa: E402
@@ -103,8 +103,8 @@ def _norm(tensors: list) -> float:
 
 
 def test_accumulated_halves_give_the_gradient_of_the_whole() -> None:
-    whole = child.checked(TrainStep(_work(), {}))
-    halves = child.checked(TrainStep(_work(batch_size=2), {"accumulation": 2}))
+    whole = child.check_first_steps(TrainStep(_work(), {}))
+    halves = child.check_first_steps(TrainStep(_work(batch_size=2), {"accumulation": 2}))
     apart = torch.tensor(whole["sketch"]) - torch.tensor(halves["sketch"])
     assert float(apart.norm()) <= rounding("fp32").gradient * float(torch.tensor(whole["sketch"]).norm())
     assert halves["losses"] == pytest.approx(whole["losses"], rel=1e-5)

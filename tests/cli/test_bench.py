@@ -106,7 +106,7 @@ def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stepscope.bench.session.results.written_whole", full)
+    monkeypatch.setattr("stepscope.bench.session.results.atomic_write", full)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "results.json").write_text("old")
     words = ["bench", "ddp", "--implementations", "ddp", "--out", str(tmp_path / "out"), "--force"]
@@ -126,7 +126,7 @@ def test_json_on_standard_output_is_nothing_but_json(
 
 def test_launcher_reads_nothing_of_an_earlier_launch(tmp_path: Path) -> None:
     (tmp_path / "rank00000.samples.jsonl").write_text('{"what": "old"}\n')
-    launching._written_plan({"job": "x"}, tmp_path)
+    launching._write_plan({"job": "x"}, tmp_path)
     assert launching.records_of(tmp_path, 0) == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_output
+from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_output
 from stepscope.errors import UsageError
 
 
@@ -103,7 +103,7 @@ def test_folder_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: p
 
 def test_folder_is_made_and_one_in_use_is_kept(tmp_path: Path) -> None:
     refuse_used_folder(str(tmp_path / "a" / "b"), force=False)
-    folder = made_folder(str(tmp_path / "a" / "b"))
+    folder = make_folder(str(tmp_path / "a" / "b"))
     refuse_used_folder(str(folder), force=False)
     (folder / "old").write_text("keep")
     with pytest.raises(UsageError, match="expected a new or empty folder"):
@@ -112,7 +112,7 @@ def test_folder_is_made_and_one_in_use_is_kept(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="found a file"):
         refuse_used_folder(str(folder / "old"), force=True)
     with pytest.raises(UsageError, match="cannot write"):
-        made_folder(str(folder / "old" / "below"))
+        make_folder(str(folder / "old" / "below"))
 
 
 def make(kind: str, place: Path) -> None:
@@ -169,7 +169,7 @@ def test_names_that_are_too_long_are_one_line(name: str, tmp_path: Path) -> None
             refused(str(tmp_path / name), force=True)
     with pytest.raises(UsageError, match="cannot write"):
         refuse_used_folder(str(tmp_path / name), force=True)
-        made_folder(str(tmp_path / name))
+        make_folder(str(tmp_path / name))
 
 
 def test_text_for_a_terminal_that_speaks_ascii_only_is_utf_8(monkeypatch: pytest.MonkeyPatch) -> None:

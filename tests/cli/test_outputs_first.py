@@ -1,4 +1,4 @@
-"""Every command that writes results refuses an output that exists before it does any work (Y7)."""
+"""Every command that writes results refuses an output that exists before it does any work."""
 
 from pathlib import Path
 

@@ -15,7 +15,7 @@ from stepscope.cli.main import main
 from stepscope.cli.record import last_words
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch.launch import INJECT, Launched, deaf_option, job_environment
+from stepscope.record.launch.launch import INJECT, LaunchOutcome, deaf_option, job_environment
 
 COMMAND = [sys.executable, "-m", "stepscope.cli.main", "record"]
 COUNTS_SIGNALS = """
@@ -132,7 +132,7 @@ def test_options_without_effect_beside_light_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("exit_code", "how"), [(-9, "signal 9"), (7, "exit code 7")])
 def test_a_job_that_ended_early_is_not_said_to_lack_an_optimizer(exit_code: int, how: str, tmp_path: Path) -> None:
-    launched = Launched(exit_code, folders=(), python_seen=True, torch_seen=True)
+    launched = LaunchOutcome(exit_code, folders=(), python_seen=True, torch_seen=True)
     (said,) = last_words(launched, RecordConfig(out=str(tmp_path)))
     assert said == f"no training step was recorded: the job ended with {how} before its first steps were written"
 
@@ -140,7 +140,7 @@ def test_a_job_that_ended_early_is_not_said_to_lack_an_optimizer(exit_code: int,
 def test_ranks_that_the_job_does_not_have_are_said(tmp_path: Path) -> None:
     steps = [{"rank": 0}, *({"step": i} for i in range(20))]
     (tmp_path / steps_file(0)).write_text("".join(f"{json.dumps(line)}\n" for line in steps))
-    launched = Launched(0, folders=(tmp_path,), python_seen=True, torch_seen=True)
+    launched = LaunchOutcome(0, folders=(tmp_path,), python_seen=True, torch_seen=True)
     said = last_words(launched, RecordConfig(out=str(tmp_path), ranks=(3, 5)))
     assert "no trace: --ranks 3,5 names none of this job's ranks, 0 to 0; give one of them, or all" in said
 

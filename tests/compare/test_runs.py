@@ -11,7 +11,7 @@ from tests.diagnose.late import OWN_US, late_run
 from stepscope.analyze.account import account_of
 from stepscope.compare.rows import changed_rows, rows_of
 from stepscope.compare.runs import Comparison, compare
-from stepscope.compare.samples import PerStep, RunSamples, run_samples
+from stepscope.compare.samples import PerStepTimes, RunSamples, run_samples
 from stepscope.run.load import load
 
 LATE_US = 2000.0
@@ -109,10 +109,10 @@ def test_unprofiled_of_one_side_only_is_not_compared_with_profiled(tmp_path: Pat
     assert any("the step without the profiler is not known of" in note for note in found.notes)
 
 
-def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStep:
+def table(rng: np.random.Generator, steps: int = 40, **means: float) -> PerStepTimes:
     names = tuple(means)
     ms = np.array([means[n] for n in names]) * (1 + 0.05 * rng.standard_normal((steps, len(names))))
-    return PerStep(names, ms, np.ones_like(ms))
+    return PerStepTimes(names, ms, np.ones_like(ms))
 
 
 def test_rows_that_appear_vanish_and_slow_down_are_told_from_chance() -> None:
@@ -135,7 +135,7 @@ def test_rows_of_runs_that_differ_need_more_than_their_steps_say() -> None:
 
 
 def test_nothing_in_common_is_no_error() -> None:
-    empty = PerStep((), np.empty((0, 0)), np.empty((0, 0)))
+    empty = PerStepTimes((), np.empty((0, 0)), np.empty((0, 0)))
     assert rows_of([empty], [empty]) == []
     few = table(np.random.default_rng(0), steps=2, k=1.0)
     assert rows_of([few], [few])[0].p_among_all is None

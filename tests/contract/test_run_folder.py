@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from stepscope.contract.run_folder import (
+    atomic_write,
     json_object,
     json_object_in,
     rank_file,
     rank_of,
     steps_file,
     trace_file,
-    written_whole,
 )
 from stepscope.output_path import OutputRefusedError
 
@@ -35,7 +35,7 @@ def test_other_names_have_no_rank(name: str) -> None:
 
 def test_file_appears_only_when_all_was_written(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    with written_whole(target) as f:
+    with atomic_write(target) as f:
         f.write(b"new")
         assert not target.exists()
     assert target.read_bytes() == b"new"
@@ -45,7 +45,7 @@ def test_file_appears_only_when_all_was_written(tmp_path: Path) -> None:
 def test_old_file_stays_where_writing_fails(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     target.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt), written_whole(target) as f:
+    with pytest.raises(KeyboardInterrupt), atomic_write(target) as f:
         f.write(b"half")
         raise KeyboardInterrupt
     assert target.read_bytes() == b"old"
@@ -57,7 +57,7 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
     elsewhere.write_bytes(b"keep")
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
-    with pytest.raises(OutputRefusedError, match="found a link"), written_whole(link) as f:
+    with pytest.raises(OutputRefusedError, match="found a link"), atomic_write(link) as f:
         f.write(b"new")
     assert elsewhere.read_bytes() == b"keep"
     assert link.is_symlink()
@@ -66,7 +66,7 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
 
 def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    with pytest.raises(OutputRefusedError, match="found a named pipe"), written_whole(target) as f:
+    with pytest.raises(OutputRefusedError, match="found a named pipe"), atomic_write(target) as f:
         f.write(b"new")
         os.mkfifo(target)
     assert target.is_fifo()
@@ -75,7 +75,7 @@ def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) 
 
 def test_names_as_long_as_a_file_system_takes_are_written(tmp_path: Path) -> None:
     for name in ("x" * 255, "\u4e16" * 85):
-        with written_whole(tmp_path / name) as f:
+        with atomic_write(tmp_path / name) as f:
             f.write(b"new")
         assert (tmp_path / name).read_bytes() == b"new"
 
@@ -83,7 +83,7 @@ def test_names_as_long_as_a_file_system_takes_are_written(tmp_path: Path) -> Non
 def test_file_has_the_permissions_of_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
-        with written_whole(tmp_path / "out"):
+        with atomic_write(tmp_path / "out"):
             pass
     finally:
         os.umask(before)

@@ -11,7 +11,7 @@ from tests.diagnose.late import OWN_US, TRANSFER_US, late_run
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.checks import Check, Range, checked, checks_of
-from stepscope.diagnose.measured import Measured
+from stepscope.diagnose.measurements import Measurement
 from stepscope.run.step_log import step_log_of
 
 GB = 10**9
@@ -57,7 +57,7 @@ def filled(folder: Path, size_bytes: int) -> Account:
 def test_only_good_numbers_pass_and_the_reason_tells_bad_from_neither(
     value: float | None, status: str, said: str
 ) -> None:
-    check = checked("x", Measured(value, "so"), good=Range(low=80), bad=Range(high=50))
+    check = checked("x", Measurement(value, "so"), good=Range(low=80), bad=Range(high=50))
     assert (check.value, check.good, check.bad, check.status, check.reason) == (value, "> 80", "< 50", status, said)
 
 

@@ -9,7 +9,7 @@ from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 from tests.diagnose.late import late_run
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import Given
+from stepscope.analyze.kernels.efficiency import GivenValues
 from stepscope.diagnose.guides import Guide, guides_of
 from stepscope.run.step_log import step_log_of
 
@@ -40,7 +40,7 @@ def idle_device(folder: Path, *, tail_us: float = 900) -> Account:
         with r.op("aten::_local_scalar_dense", at + 20, at + 120):
             r.call("cudaStreamSynchronize", at + 25, at + 118)
         r.ran("aten::slow", at + 121, at + 100 + tail_us)
-    return account_of(built_run(folder, [r]), given=Given(peak_tflops=100))
+    return account_of(built_run(folder, [r]), given=GivenValues(peak_tflops=100))
 
 
 def test_a_busy_device_needs_no_guide_on_utilisation(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Each fault, planted in a simulated job, is found first, with the saving that the job without it really has (D1).
+"""Each fault, planted in a simulated job, is found first, with the saving that the job without it really has.
 
 `FAULTS` holds the job with the fault and the job without it; the difference of their simulated steps is the truth.
 """

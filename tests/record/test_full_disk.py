@@ -16,12 +16,12 @@ import pytest
 from stepscope.cli.record import last_words
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper import growing_log, writer
-from stepscope.record.helper.claim import claimed_folder
+from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.growing_log import GrowingLog
-from stepscope.record.helper.patience import Patience, may_pass
+from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.writer import Writer
-from stepscope.record.launch.launch import Launched
+from stepscope.record.launch.launch import LaunchOutcome
 from stepscope.record.launch.outcome import recorded_in
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -108,7 +108,7 @@ def test_T32_helper_goes_on_when_there_is_room_again(disk: Disk, tmp_path: Path)
             about = {"kind": "trace", "window": 0}
             helper.take(message(do="trace", plain=str(plain), name=name, about=about))
             helper.take(message(do="facts", window_complete=True))
-    assert helper.patience.failed_writes > 10
+    assert helper.retries.failed_writes > 10
     threading.Timer(0.5, lambda: setattr(disk, "room_bytes", None)).start()
     helper.finish()
     helper.remove_scratch()
@@ -150,7 +150,7 @@ def test_T5_what_never_found_room_is_counted(disk: Disk, tmp_path: Path, monkeyp
 def test_a_claim_on_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "write_text", lambda *a, **k: (_ for _ in ()).throw(FULL))
     with pytest.raises(Exception, match="No space"):
-        claimed_folder(tmp_path / "run", run_id="a")
+        claim_folder(tmp_path / "run", run_id="a")
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -162,12 +162,12 @@ def test_what_cannot_pass_is_not_tried_again() -> None:
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with pytest.raises(PermissionError):
-        Patience(while_running_s=60).until_done(act)
+        Retries(while_running_s=60).until_done(act)
     assert len(tried) == 1 and may_pass(FULL) and not may_pass(ValueError())
 
 
 def words(folder: Path, exit_code: int = 0, *, said: bool = False) -> str:
-    launched = Launched(exit_code, folders=(folder,), python_seen=True, torch_seen=True, said=said)
+    launched = LaunchOutcome(exit_code, folders=(folder,), python_seen=True, torch_seen=True, said=said)
     return "\n".join(last_words(launched, RecordConfig()))
 
 

@@ -13,8 +13,8 @@ from tests.record.memory_store import MemoryStore
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
-from stepscope.record.helper.agreement import agreed_folder, id_without_store
-from stepscope.record.helper.claim import claimed_folder, folders_of_launch
+from stepscope.record.helper.agreement import agree_on_folder, id_without_store
+from stepscope.record.helper.claim import claim_folder, folders_of_launch
 from stepscope.record.helper.side_channel import SideChannel
 from stepscope.record.rank import Place
 from stepscope.record.window.trace_file import sweep, temporary_for
@@ -22,25 +22,25 @@ from stepscope.record.window.trace_file import sweep, temporary_for
 
 def test_second_run_gets_a_sibling(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "run"
-    assert claimed_folder(out, run_id="a") == out
-    assert claimed_folder(out, run_id="b") == out.with_name("run-2")
-    assert claimed_folder(out, run_id="a") == out  # another rank of the first run
+    assert claim_folder(out, run_id="a") == out
+    assert claim_folder(out, run_id="b") == out.with_name("run-2")
+    assert claim_folder(out, run_id="a") == out  # another rank of the first run
 
 
 def test_folder_of_somebody_else_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rank00000.pt.trace.json.gz").touch()
-    assert claimed_folder(tmp_path / "run", run_id="a").name == "run-2"
+    assert claim_folder(tmp_path / "run", run_id="a").name == "run-2"
 
 
 def test_empty_folder_made_by_the_user_is_used(tmp_path: Path) -> None:
-    assert claimed_folder(tmp_path, run_id="a") == tmp_path
+    assert claim_folder(tmp_path, run_id="a") == tmp_path
 
 
 def test_many_claim_at_once_and_each_gets_one(tmp_path: Path) -> None:
     found: list[Path] = []
     claims = [
-        threading.Thread(target=lambda i=i: found.append(claimed_folder(tmp_path / "run", run_id=str(i // 2))))
+        threading.Thread(target=lambda i=i: found.append(claim_folder(tmp_path / "run", run_id=str(i // 2))))
         for i in range(16)
     ]
     for c in claims:
@@ -53,13 +53,13 @@ def test_many_claim_at_once_and_each_gets_one(tmp_path: Path) -> None:
 def test_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="--out"):
-        claimed_folder(tmp_path / "file" / "run", run_id="a")
+        claim_folder(tmp_path / "file" / "run", run_id="a")
 
 
 def test_launcher_finds_the_runs_it_started(tmp_path: Path) -> None:
-    claimed_folder(tmp_path / "run", run_id="old", launch_id="before")
-    claimed_folder(tmp_path / "run", run_id="a", launch_id="now")
-    claimed_folder(tmp_path / "run", run_id="b", launch_id="now")
+    claim_folder(tmp_path / "run", run_id="old", launch_id="before")
+    claim_folder(tmp_path / "run", run_id="a", launch_id="now")
+    claim_folder(tmp_path / "run", run_id="b", launch_id="now")
     assert [f.name for f in folders_of_launch(tmp_path / "run", "now")] == ["run-2", "run-3"]
 
 
@@ -67,10 +67,10 @@ def agree(
     config: RecordConfig, rank: int, channel: SideChannel | None, *, started_ns: int = 10**18, number: int = 0
 ) -> dict[str, str]:
     def claim(run_id: str) -> dict[str, str]:
-        return {"folder": str(claimed_folder(config.out, run_id=run_id))}
+        return {"folder": str(claim_folder(config.out, run_id=run_id))}
 
     place = Place(rank, 2, None, "test")
-    return agreed_folder(config, place, channel=channel, claim=claim, started_ns=started_ns, number=number)
+    return agree_on_folder(config, place, channel=channel, claim=claim, started_ns=started_ns, number=number)
 
 
 def test_ranks_agree_over_the_store(tmp_path: Path) -> None:

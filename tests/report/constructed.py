@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, Matched, ReportData, Slices
-from stepscope.report.html.one_step import MOST_RANKS, MOST_SLICES
+from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, MatchedCollectives, ReportData, Slices
+from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -29,7 +29,7 @@ def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RAN
     return ReportData(
         report=report(ranks=ranks, steps=steps),
         grid=_grid(noise, ranks, steps),
-        slices=_slices(noise, ranks, min(slices_per_rank, MOST_SLICES // min(ranks, MOST_RANKS))),
+        slices=_slices(noise, ranks, min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))),
         trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
         calibration=_calibration(ranks),
     )
@@ -238,7 +238,7 @@ def _grid(noise: np.random.Generator, ranks: int, steps: int) -> Grid:
 
 def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
     """Return the slices: two in three compute, the rest collectives of all ranks, each waiting for the last."""
-    drawn = min(ranks, MOST_RANKS)
+    drawn = min(ranks, MAX_RANKS)
     num_comm = per_rank // 3
     num = per_rank - num_comm
     lengths = noise.lognormal(0, 0.8, (drawn, num))
@@ -265,5 +265,5 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
         name=each[1],
         match=each[2],
         names=(*KERNELS, *COLLECTIVES),
-        matched=Matched(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
+        matched=MatchedCollectives(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
     )

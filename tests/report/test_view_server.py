@@ -1,4 +1,4 @@
-"""The local server: who may ask, and what comes back (S1-S8)."""
+"""The local server: who may ask, and what comes back."""
 
 import json
 import re
@@ -13,8 +13,8 @@ from tests.limits import HANG_S
 
 from stepscope.errors import InputError, UsageError
 from stepscope.report.view.perfetto_ui import folder_site
-from stepscope.report.view.server import MOST_CONNECTIONS, LocalServer, local_server
-from stepscope.report.view.site import MOST_ROWS, ViewSite, table_page
+from stepscope.report.view.server import MAX_CONNECTIONS, LocalServer, local_server
+from stepscope.report.view.site import MAX_ROWS, ViewSite, table_page
 from stepscope.tables.schema import TABLES, Column, TableSchema
 from stepscope.tables.table import Table, known, table_of, table_of_rows
 
@@ -194,9 +194,7 @@ def dripped(connection: socket.socket) -> bytes:
 
 def test_many_idle_connections_do_not_pile_up(serve: Any) -> None:
     server = serve(within_s=20)
-    idle = [
-        socket.create_connection(("127.0.0.1", server.server_port), timeout=HANG_S) for _ in range(MOST_CONNECTIONS)
-    ]
+    idle = [socket.create_connection(("127.0.0.1", server.server_port), timeout=HANG_S) for _ in range(MAX_CONNECTIONS)]
     with socket.create_connection(("127.0.0.1", server.server_port), timeout=HANG_S) as one_more:
         assert one_more.recv(1) == b""
     for connection in idle:
@@ -243,7 +241,7 @@ def test_tables_come_in_pages(serve: Any) -> None:
     assert [column["name"] for column in found["columns"]] == ["step", "what"]
     assert (found["offset"], found["total"], len(found["rows"])) == (2400, 2500, 100)
     assert found["rows"][:3] == [[2400, None], [2401, HOSTILE], [2402, "a"]]
-    assert len(json.loads(asked(server, f"{page}?limit=99999")[2])["rows"]) == MOST_ROWS
+    assert len(json.loads(asked(server, f"{page}?limit=99999")[2])["rows"]) == MAX_ROWS
     for odd in ("?offset=-1", "?offset=9e9", "?offset=" + "9" * 40, "?limit=x"):
         assert json.loads(asked(server, page + odd)[2])["rows"][0][0] == 0
     assert json.loads(asked(server, f"{page}?offset=99999")[2])["rows"] == []

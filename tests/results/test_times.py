@@ -14,7 +14,7 @@ from stepscope.stats import bootstrap as stats_bootstrap
 
 RANDOM = np.random.default_rng(7)
 TRIALS = 120
-LEAST_HELD = 107
+MIN_HELD = 107
 """95 % of 120 less three standard deviations"""
 
 Floats = npt.NDArray[np.float64]
@@ -67,7 +67,7 @@ def test_interval_holds_the_truth_as_often_as_it_says(kind: str, apart: float | 
         found = bench_times([noisy(rng, kind, median_ms=level).tolist() for level in levels])
         assert found is not None
         held += found.low_ms <= 20 <= found.high_ms
-    assert held >= LEAST_HELD
+    assert held >= MIN_HELD
 
 
 @pytest.mark.slow
@@ -85,7 +85,7 @@ def test_interval_of_the_ratio_holds_the_truth_as_often_as_it_says(kind: str, ap
         ]
         _, low, high = ratio(*sides)
         held += low <= 1.2 <= high
-    assert held >= LEAST_HELD
+    assert held >= MIN_HELD
 
 
 def test_runs_of_two_steps_give_the_range_of_the_steps() -> None:

@@ -1,4 +1,4 @@
-"""Waiting and transfer come apart as they were put in, whatever the clocks (A6, A7)."""
+"""Waiting and transfer come apart as they were put in, whatever the clocks."""
 
 import json
 import random

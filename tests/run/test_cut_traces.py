@@ -1,4 +1,4 @@
-"""A real trace cut anywhere: what was read is used, and no incomplete step passes for a whole one (X1)."""
+"""A real trace cut anywhere: what was read is used, and no incomplete step passes for a whole one."""
 
 import gzip
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Events that no profiler writes: a result or our own error, never anything else (X25)."""
+"""Events that no profiler writes: a result or our own error, never anything else."""
 
 import json
 from pathlib import Path

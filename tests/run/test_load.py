@@ -1,4 +1,4 @@
-"""Files into a run: ranks known, missing, doubled, unreadable; everything lost is said (X19)."""
+"""Files into a run: ranks known, missing, doubled, unreadable; everything lost is said."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""What must not change the result: order of events, clocks, names of files, numbers of ranks (X26)."""
+"""What must not change the result: order of events, clocks, names of files, numbers of ranks."""
 
 import gzip
 import json

@@ -22,7 +22,7 @@ from stepscope.tables.schema import TABLES
 pa = pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
 
-from stepscope.tables.sql import queried  # noqa: E402
+from stepscope.tables.sql import run_query  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
 FORMULAS = ("=1+1", "+cmd", "-2", "@SUM(A1)", "\tx", "\rx")
@@ -106,7 +106,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
         csv.reader(io.StringIO(b"".join(table_csv(RunTables(hostile).table("device_work"))).decode(), newline=""))
     )
     assert [row[3] for row in rows[1:]] == ["'" + name for name in FORMULAS]
-    answer = queried(RunTables(hostile), 'select name as "=n", -1 as minus from device_work order by start_ns')
+    answer = run_query(RunTables(hostile), 'select name as "=n", -1 as minus from device_work order by start_ns')
     rows = list(csv.reader(io.StringIO(answer_csv(answer.columns, answer.rows), newline="")))
     assert rows[0] == ["'=n", "minus"] and [row[0] for row in rows[1:]] == ["'" + name for name in FORMULAS]
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
@@ -116,11 +116,11 @@ def test_every_column_can_be_asked_for_without_quotes(run: Run) -> None:
     tables = RunTables(run)
     for name, schema in TABLES.items():
         columns = tuple(column.name for column in schema.columns)
-        assert queried(tables, f"SELECT {', '.join(columns)} FROM {name} LIMIT 1").columns == columns
+        assert run_query(tables, f"SELECT {', '.join(columns)} FROM {name} LIMIT 1").columns == columns
 
 
 def test_sql_finds_what_numpy_finds(run: Run) -> None:
-    answer = queried(RunTables(run), "SELECT rank, sum(dur_ns) FROM device_work GROUP BY rank ORDER BY rank")
+    answer = run_query(RunTables(run), "SELECT rank, sum(dur_ns) FROM device_work GROUP BY rank ORDER BY rank")
     work = RunTables(run).table("device_work")
     assert list(answer.rows) == [(r, int(work["dur_ns"][work["rank"] == r].sum())) for r in range(4)]
 
@@ -147,14 +147,14 @@ def test_sql_reaches_nothing_but_the_tables(run: Run, query: str, tmp_path: Path
     secret.write_text("a,b\n1,2\n")
     tables = RunTables(run)
     with pytest.raises(UsageError, match="the query failed"):
-        list(queried(tables, query.format(file=secret)).rows)
+        list(run_query(tables, query.format(file=secret)).rows)
     assert list(tmp_path.iterdir()) == [secret]
 
 
 @pytest.mark.parametrize("query", ["SELEC", "SELECT nothing FROM steps", "SELECT * FROM nothing", "", "SELECT '"])
 def test_bad_sql_is_one_line(run: Run, query: str) -> None:
     with pytest.raises(UsageError) as raised:
-        list(queried(RunTables(run), query).rows)
+        list(run_query(RunTables(run), query).rows)
     assert "\n" not in str(raised.value)
 
 

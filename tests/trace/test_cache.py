@@ -17,7 +17,7 @@ from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.trace import cache, schema
 from stepscope.trace.cache import cache_file, read_cached
 from stepscope.trace.read import read
-from stepscope.trace.table import Sparse, Trace
+from stepscope.trace.table import SparseColumn, Trace
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def _set(name: str, value: int) -> Callable[[Trace], Trace]:
 def _rows(change: Callable[[Any], Any]) -> Callable[[Trace], Trace]:
     def forge(trace: Trace) -> Trace:
         arg = trace.args["correlation"]
-        return replace(trace, args=trace.args | {"correlation": Sparse(change(arg.rows), arg.values)})
+        return replace(trace, args=trace.args | {"correlation": SparseColumn(change(arg.rows), arg.values)})
 
     return forge
 

@@ -1,4 +1,4 @@
-"""Bad input of every known kind: a table with a note of what it cost, or one line of error (X1 to X17)."""
+"""Bad input of every known kind: a table with a note of what it cost, or one line of error."""
 
 import gzip
 import json
@@ -155,7 +155,7 @@ def test_bad_text_is_replaced_and_counted(tmp_path: Path) -> None:
         "sound", "a\ufffdb", "lone \ufffd surrogate", "raw\ufffdtab", "bad \\x escape", "cut \\u12 escape",
     ]  # fmt: skip
     assert trace.quality.bad_text == 5
-    assert trace.quality.mended == 1
+    assert trace.quality.repaired == 1
     "".join(trace.strings).encode()
 
 
@@ -168,7 +168,7 @@ def test_bare_quotes_in_names_are_mended(tmp_path: Path) -> None:
     assert names(trace) == ["a", 'void f<"x", 3>(int)', 'say "hello"', "b"]
     assert trace.text(int(trace.arg("kernel").values[0])) == 'g("a", "b")'
     assert trace.arg("stream").values.tolist() == [7]
-    assert trace.quality.mended == 2
+    assert trace.quality.repaired == 2
     assert trace.quality.malformed == 0
 
 

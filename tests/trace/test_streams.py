@@ -1,4 +1,4 @@
-"""Compressed traces: whatever the packing, the same table; bombs are refused while they are unpacked (X2 to X5)."""
+"""Compressed traces: whatever the packing, the same table; bombs are refused while they are unpacked."""
 
 import gzip
 from pathlib import Path

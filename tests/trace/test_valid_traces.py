@@ -13,10 +13,10 @@ from tests.trace.layouts import Layout, Pairs, events, headers, layouts, written
 
 from stepscope.trace import blocks
 from stepscope.trace import read as reading
-from stepscope.trace.plausible import Columns, Plausible
+from stepscope.trace.implausible_values import Columns, PlausibleColumns
 from stepscope.trace.read import read
 from stepscope.trace.schema import NONE_NS
-from stepscope.trace.table import Sparse
+from stepscope.trace.table import SparseColumn
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -26,24 +26,24 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("valid") / "trace.json"
 
 
-def as_parsed(columns: Columns, args: dict[str, Sparse], *, base_ns: int) -> Plausible:
+def as_parsed(columns: Columns, args: dict[str, SparseColumn], *, base_ns: int) -> PlausibleColumns:
     """Return all that was parsed, whether it can be true or not: `test_plausible` has what is left out of that."""
     known = columns["ts_ns"] != NONE_NS
     low, high = (int(f(where=known, initial=0)) for f in (columns["ts_ns"].min, columns["ts_ns"].max))
     if low + base_ns > NONE_NS and high + base_ns < 2**63:
         np.add(columns["ts_ns"], base_ns, out=columns["ts_ns"], where=known)
-    return Plausible(columns, args, 0, 0, ())
+    return PlausibleColumns(columns, args, 0, 0, ())
 
 
 def check(path: Path, text: str, *, threads: int = 1) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(reading, "plausible", as_parsed)
+        patched.setattr(reading, "drop_implausible", as_parsed)
         trace = read(path, threads=threads)
     rows, counts = oracle.rows(text)
     oracle.assert_same(trace, rows)
     quality = trace.quality
     assert {name: getattr(quality, name) for name in counts} == counts
-    assert not (quality.truncated or quality.malformed or quality.mended or quality.bad_text or quality.shortened)
+    assert not (quality.truncated or quality.malformed or quality.repaired or quality.bad_text or quality.shortened)
 
 
 @pytest.mark.slow

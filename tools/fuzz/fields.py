@@ -12,7 +12,7 @@ from tools.fuzz.values import VALUES
 
 from stepscope.trace.schema import ARGS
 
-_MOST_KINDS = 60
+_MAX_KINDS = 60
 _EVENT_KEYS = ("ph", "cat", "name", "pid", "tid", "ts", "dur", "id", "bp", "args")
 _HEADER_KEYS = ("baseTimeNanoseconds", "baseTimeNanosecond", "distributedInfo", "deviceProperties", "traceEvents")
 _MEMORY_KEYS = ("Device Id", "Device Type", "Total Allocated", "Total Reserved", "Bytes", "Addr")
@@ -54,7 +54,7 @@ def field_paths(name: str) -> list[list[Any]]:
             keys = tuple(sorted(args)) if isinstance(args, dict) else ()
             kinds.setdefault((event.get("ph"), event.get("cat"), keys), number)
     known = [key for column in ARGS for key in column.keys] + list(_MEMORY_KEYS)
-    for number in islice(kinds.values(), _MOST_KINDS):
+    for number in islice(kinds.values(), _MAX_KINDS):
         args = document["traceEvents"][number].get("args")
         wanted = {*known, *args} if isinstance(args, dict) else set()
         paths += [["traceEvents", number, key] for key in _EVENT_KEYS]

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.trace import cache, schema
 from stepscope.trace.read import read
-from stepscope.trace.table import Sparse
+from stepscope.trace.table import SparseColumn
 
 _VALUES = (-1, -2, 0, 1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63))
 
@@ -32,7 +32,7 @@ def forge_cache(target: Path, forgery: list[Any]) -> None:
         kept = trace.args[name]
         rows = _changed(kept.rows, *forgery[1:]) if part == "rows" else kept.rows
         values = _changed(kept.values, *forgery[1:]) if part == "values" else kept.values
-        trace = replace(trace, args={**trace.args, name: Sparse(rows, values)})
+        trace = replace(trace, args={**trace.args, name: SparseColumn(rows, values)})
     key = cache._key(path)
     assert key is not None
     cache._store(target, trace, key)

@@ -9,9 +9,9 @@ from typing import Any
 from tools.fuzz.case import Case
 from tools.fuzz.values import MARKUP
 
-MOST_SECONDS = 20
-MOST_PEAK_BYTES = 1_500_000_000
-MOST_INPUT_BYTES = 50_000_000
+MAX_SECONDS = 20
+MAX_PEAK_BYTES = 1_500_000_000
+MAX_INPUT_BYTES = 50_000_000
 _GATED = ("compare", "health", "demo")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\)|^\w*(Error|Exception): ", re.MULTILINE)
 _NAMED = re.compile(r"[\w.]+(Error|Exception|Interrupt|Warning)(:|$)")
@@ -50,7 +50,7 @@ def complaints(case: Case, outcome: Outcome) -> list[str]:
     if outcome.ended_by:
         return [outcome.ended_by]
     found = [*_ending(case, outcome), *(f"file {name}" for name in outcome.changed)]
-    if outcome.peak_bytes > MOST_PEAK_BYTES and outcome.input_bytes < MOST_INPUT_BYTES:
+    if outcome.peak_bytes > MAX_PEAK_BYTES and outcome.input_bytes < MAX_INPUT_BYTES:
         found.append(f"memory {outcome.peak_bytes / 1e9:.1f} GB for {outcome.input_bytes} bytes")
     found += _terminal(case, outcome)
     if outcome.exit_code in (0, 1, 3):

@@ -9,11 +9,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from tools.fuzz.case import Case
-from tools.fuzz.oracle import MOST_SECONDS, Outcome
+from tools.fuzz.oracle import MAX_SECONDS, Outcome
 from tools.fuzz.worker import prepare_process, run_case
 
 _FORK = multiprocessing.get_context("fork")
-_MOST_CASES = 400
+_MAX_CASES = 400
 """of one process: what a command leaves behind in it must not decide over too many others"""
 _KILL_BYTES = 4_000_000_000
 _PATIENCE = 6
@@ -85,8 +85,8 @@ class _Worker:
     def overdue(self) -> Outcome | None:
         """Return an outcome, after killing the process, where the case takes too long or too much memory."""
         took = time.monotonic() - self.since
-        if took > MOST_SECONDS and self._hangs(took):
-            return self._killed(f"hang over {MOST_SECONDS} s", took)
+        if took > MAX_SECONDS and self._hangs(took):
+            return self._killed(f"hang over {MAX_SECONDS} s", took)
         try:
             resident = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * _PAGE
         except (OSError, IndexError):
@@ -97,9 +97,9 @@ class _Worker:
         """Return whether the command is to blame for its time, and not a machine that is busy with others."""
         assert self.job is not None
         if not self.job[1] or self.job[0].stdout != "file":  # a process of its own, which has a limit of its own
-            return took > _PATIENCE * MOST_SECONDS
+            return took > _PATIENCE * MAX_SECONDS
         worked = self._cpu_s() - self.worked_s
-        return worked > MOST_SECONDS or worked < _WAITS_SHARE * took or took > _PATIENCE * MOST_SECONDS
+        return worked > MAX_SECONDS or worked < _WAITS_SHARE * took or took > _PATIENCE * MAX_SECONDS
 
     def _cpu_s(self) -> float:
         try:
@@ -116,7 +116,7 @@ class _Worker:
     def renew(self, *, dead: bool) -> None:
         """Start a new process where this one is dead or has done enough."""
         self.done += 1
-        if dead or self.done >= _MOST_CASES:
+        if dead or self.done >= _MAX_CASES:
             self.end()
             self._start()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tools.fuzz.case import Case, make_files
-from tools.fuzz.oracle import MOST_SECONDS, STARTS_NO_JOBS, UNFORESEEN, Outcome, place_of
+from tools.fuzz.oracle import MAX_SECONDS, STARTS_NO_JOBS, UNFORESEEN, Outcome, place_of
 
 from stepscope.cli.main import main
 from stepscope.errors import StepscopeError
@@ -25,8 +25,8 @@ from stepscope.errors import StepscopeError
 DEBUG = "STEPSCOPE_DEBUG"
 _CANARY = "work/tmp/stepscope-20241115-results/keep.txt"
 """a user's folder that looks like scratch of ours: nobody may touch it"""
-_MOST_READ = 20_000_000
-_MOST_WRITTEN = 2 << 30
+_MAX_READ = 20_000_000
+_MAX_WRITTEN = 2 << 30
 
 
 def prepare_process() -> None:
@@ -90,7 +90,7 @@ def _called(case: Case, folder: Path) -> dict[str, Any]:
     """Return the outcome of `main` in this process."""
     _reset_peak()
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_WRITTEN, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_WRITTEN, most))
     raised, code = "", None
     with _at_home(folder):
         try:
@@ -157,11 +157,11 @@ def _started(case: Case, folder: Path) -> dict[str, Any]:
         child = subprocess.Popen.__new__(subprocess.Popen)
         _START(child, words, cwd=folder / "work", env=environ, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
         try:
-            code = child.wait(MOST_SECONDS * 2)  # the start takes its time where others work
+            code = child.wait(MAX_SECONDS * 2)  # the start takes its time where others work
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            return {"exit_code": None, "ended_by": f"hang over {MOST_SECONDS} s"}
+            return {"exit_code": None, "ended_by": f"hang over {MAX_SECONDS} s"}
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return {
         "exit_code": code if code >= 0 else None,
@@ -192,7 +192,7 @@ def _text(path: Path) -> str:
     if not path.is_file():
         return ""
     with path.open("rb") as f:
-        return f.read(_MOST_READ).decode(errors="replace")
+        return f.read(_MAX_READ).decode(errors="replace")
 
 
 def _fingerprints(folder: Path) -> dict[str, tuple[Any, ...]]:
@@ -205,7 +205,7 @@ def _fingerprints(folder: Path) -> dict[str, tuple[Any, ...]]:
             kind = stat.S_IFMT(status.st_mode)
             content: Any = None
             if stat.S_ISREG(kind):
-                small = status.st_blocks * 512 <= _MOST_READ and status.st_size <= _MOST_READ
+                small = status.st_blocks * 512 <= _MAX_READ and status.st_size <= _MAX_READ
                 content = hashlib.sha256(path.read_bytes()).digest() if small else status.st_size
             elif stat.S_ISLNK(kind):
                 content = path.readlink()

@@ -13,7 +13,7 @@ from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
 from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ms
 from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.kernels.chip import run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
 from stepscope.analyze.kernels.operators import OperatorTable, operator_table
@@ -125,7 +125,7 @@ class Account(ArrayRecord):
 
 
 def account_of(
-    run: Run, *, given: Given | None = None, unprofiled_ms: float | None = None, chips: Sequence[Chip] = ()
+    run: Run, *, given: GivenValues | None = None, unprofiled_ms: float | None = None, chips: Sequence[Chip] = ()
 ) -> Account:
     """Return the account of a run; an `InputError` where no rank holds anything to account for.
 

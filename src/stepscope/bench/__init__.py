@@ -3,5 +3,5 @@
 workload, workloads/    what is trained              data_parallel/  how gradients are exchanged, and the jobs
 measure, trace, machine on one rank                  sweeps/         one choice at a time
 launch, rank            processes and what they say  trainer*, config*  training for users, settings in files
-gathered, results       records of all ranks -> results.json         collectives, simulate*  for `cost`
+rank_records, results   records of all ranks -> results.json         collectives, simulate*  for `cost`
 """

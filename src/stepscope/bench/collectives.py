@@ -25,19 +25,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from stepscope.bench.session.ending import ended
-from stepscope.contract.run_folder import SCHEMA, written_whole
+from stepscope.bench.session.exit_code import run_to_exit_code
+from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
 KIND = "stepscope collective times"
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-SMALLEST_BYTES = 1024
-LARGEST_BYTES = 2**30
+MIN_BYTES = 1024
+MAX_BYTES = 2**30
 _BLOCKS = 5
 _BLOCK_S = 0.02
 """calls of one block take about this long, at least one call"""
-_MOST_CALLS = 50
+_MAX_CALLS = 50
 
 Call = Callable[[], None]
 
@@ -49,7 +49,7 @@ class Settings:
     backend: str
     world_sizes: tuple[int, ...]
     operations: tuple[str, ...] = OPERATIONS
-    largest_bytes: int = LARGEST_BYTES
+    largest_bytes: int = MAX_BYTES
     limit_s: float = 60.0
     """for everything; larger sizes are left out where it runs short"""
 
@@ -66,12 +66,12 @@ class Row:
     max_us: float
 
 
-def measured(settings: Settings) -> list[Row]:
+def measure_collectives(settings: Settings) -> list[Row]:
     """Return the times of all operations and sizes; every rank of the initialised default group has to call it."""
     device, deadline = _device(), time.perf_counter() + settings.limit_s
     groups = {w: dist.new_group(list(range(w))) for w in settings.world_sizes}
     rows: list[Row] = []
-    size = SMALLEST_BYTES
+    size = MIN_BYTES
     while size <= settings.largest_bytes:
         begin = time.perf_counter()
         rows += _all_at(size, settings.operations, groups, device)
@@ -98,7 +98,7 @@ def _row(op: str, world: int, size: int, group: Any, device: torch.device) -> Ro
     call = _operation(op, size, world, group, device)
     call()
     once_s = _slowest(max(_block_s(call, 1, group, device)), group, device)
-    calls = max(1, min(_MOST_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
+    calls = max(1, min(_MAX_CALLS, int(_BLOCK_S / max(once_s, 1e-9))))
     times = [time_s for _ in range(_BLOCKS) for time_s in _block_s(call, calls, group, device)]
     usual = (statistics.median(times), min(times), max(times))
     return Row(op, world, size, *(1e6 * _slowest(value, group, device) for value in usual))
@@ -206,7 +206,7 @@ def write_times(rows: Sequence[Row], settings: Settings, path: str | Path) -> No
         "columns": columns,
         "rows": [[getattr(row, name) for name in columns] for row in rows],
     }
-    with written_whole(path) as f:
+    with atomic_write(path) as f:
         f.write((json_text(document, indent=1) + "\n").encode())
 
 
@@ -216,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--world-size", type=int, action="append", help="several give several; default: all ranks")
     parser.add_argument("--op", choices=OPERATIONS, action="append", help="default: every operation")
-    parser.add_argument("--max-bytes", type=int, default=LARGEST_BYTES)
+    parser.add_argument("--max-bytes", type=int, default=MAX_BYTES)
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--out", required=True)
     args = parser.parse_args(argv)
@@ -241,7 +241,7 @@ def _rank_main(rank: int, settings: Settings, out: str, init_method: str, world_
     os.environ.setdefault("LOCAL_RANK", str(rank))
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=world_size)
     try:
-        rows = measured(settings)
+        rows = measure_collectives(settings)
         if rank == 0:
             write_times(rows, settings, out)
     finally:
@@ -249,4 +249,4 @@ def _rank_main(rank: int, settings: Settings, out: str, init_method: str, world_
 
 
 if __name__ == "__main__":
-    sys.exit(ended("stepscope.bench.collectives", main))
+    sys.exit(run_to_exit_code("stepscope.bench.collectives", main))

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.cli.progress import reading_progress
-from stepscope.cli.say import say_aside
 from stepscope.cost.collectives.calibration import Calibration, calibrate
 from stepscope.cost.collectives.calibration_file import calibration_json
 from stepscope.cost.collectives.points import Point, points_from_bench, points_from_csv, points_from_nccl_tests
@@ -50,7 +50,7 @@ def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
         found = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
         raise UsageError(f"expected one of {options}, found {found}")
     if given == ["backend"]:
-        return measured_points(args)
+        return measure_points(args)
     if given == ["from_run"]:
         with reading_progress() as progress:
             recorded = load(args.from_run, progress=progress)
@@ -73,7 +73,7 @@ def _from_bench(paths: list[str]) -> tuple[list[Point], dict[str, Any]]:
     return points, {"source": ", ".join(Path(path).name for path in paths), **about}
 
 
-def measured_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tuple[list[Point], dict[str, Any]]:
+def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tuple[list[Point], dict[str, Any]]:
     """Return what processes started for the purpose measured, of every operation or of `ops`."""
     given = args.world_size or [2]
     worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
@@ -90,7 +90,7 @@ def measured_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tup
         for op in ops:
             command += ["--op", op]
         if sys.stderr.isatty():
-            say_aside(f"measuring for up to {args.limit_s:.0f} s ...")
+            print_stderr(f"measuring for up to {args.limit_s:.0f} s ...")
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.cli.messages import print_line, print_stderr
 from stepscope.cli.record import shown
-from stepscope.cli.say import say, say_aside
 from stepscope.errors import UsageError
 from stepscope.record.config import WAIT_STEPS, WARMUP_STEPS, RecordConfig
 from stepscope.record.launch.launch import launch, why_not_writable
@@ -32,18 +32,18 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 where the planted fault was found, 3 where it was not, 2 where the job failed."""
     _check(args)
     slow_rank = args.ranks - 1
-    say(f"A small GPT on {args.ranks} CPU ranks with DDP. Rank {slow_rank} sleeps {SLOW_MS:g} ms in every step.")
-    folder = _recorded(args, slow_rank=slow_rank)
+    print_line(f"A small GPT on {args.ranks} CPU ranks with DDP. Rank {slow_rank} sleeps {SLOW_MS:g} ms in every step.")
+    folder = _record_job(args, slow_rank=slow_rank)
     if folder is None:
-        say_aside("stepscope demo: the training job failed, its own lines are above")
+        print_stderr("stepscope demo: the training job failed, its own lines are above")
         return 2
-    say()
-    say(f"$ stepscope report {shown(folder)}")
-    late, exit_code = _reported(folder)
+    print_line()
+    print_line(f"$ stepscope report {shown(folder)}")
+    late, exit_code = _show_report(folder)
     if exit_code:
         return exit_code
     for line in ["", *_conclusion(late, step_logs(folder), slow_rank=slow_rank), *_next(folder)]:
-        say(line)
+        print_line(line)
     return 0 if [finding["ranks"] for finding in late] == [[slow_rank]] else 3
 
 
@@ -59,11 +59,11 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError(f"--out {args.out}: expected a folder that can be made, found that {why_not}; give another")
 
 
-def _recorded(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
+def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:
     """Return the run folder, None where the job failed."""
     words = ["--steps", str(STEPS), "--slow-rank", str(slow_rank), "--slow-ms", f"{SLOW_MS:g}"]
     torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
-    say(
+    print_line(
         f"$ stepscope record --out {args.out} --steps {_window()} -- "
         f"torchrun {' '.join([*torchrun[1:], SCRIPT.name, *words])}"
     )
@@ -82,7 +82,7 @@ def _window() -> str:
     return f"{first}:{first + RECORDED_STEPS}"
 
 
-def _reported(folder: Path) -> tuple[list[dict[str, Any]], int]:
+def _show_report(folder: Path) -> tuple[list[dict[str, Any]], int]:
     """Return the report's findings of late ranks, and its exit code, after it has shown itself."""
     from stepscope.cli.main import main as stepscope
 

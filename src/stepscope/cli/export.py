@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import account_with, run_from
-from stepscope.cli.output import check_outputs, made_folder, refuse_used_folder, write_json, write_pieces
+from stepscope.cli.messages import print_line, warn
+from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
-from stepscope.cli.say import say, warn
+from stepscope.cli.run_arguments import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.report.tensorboard.folder import tensorboard_files
@@ -65,7 +65,7 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
 
 
 def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form: str) -> dict[str, Any]:
-    folder = made_folder(getattr(args, form))
+    folder = make_folder(getattr(args, form))
     size = rows = 0
     with work_progress(f"writing tables as {form}", unit="tables") as progress:
         for i, name in enumerate(args.tables):
@@ -102,7 +102,7 @@ def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> 
 
 
 def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace) -> dict[str, Any]:
-    folder = made_folder(args.tensorboard)
+    folder = make_folder(args.tensorboard)
     files, notes = tensorboard_files(account)
     size = 0
     with work_progress("writing for TensorBoard", unit="files") as progress:
@@ -138,7 +138,7 @@ def _say(written: list[dict[str, Any]], args: argparse.Namespace) -> None:
     write_json(args.json, {"schema": SCHEMA, "written": written}, force=args.force)
     if args.json != "-":
         for one in written:
-            say(_line(one))
+            print_line(_line(one))
     for warning in dict.fromkeys(warning for one in written for warning in one["warnings"]):
         warn(warning)
 

@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import Any
 
-from stepscope.cli.given_run import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.record import steps_from
-from stepscope.cli.recorded_command import check_one_of_both, recorded_command
+from stepscope.cli.recorded_command import check_one_of_both, record_command
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.compare.conditions import GateResult, judge, parse_gate
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 def _record(args: argparse.Namespace) -> bool:
     """Record the command, make its folder the run, and return whether it failed."""
     config = RecordConfig(out=args.out or default_out()).with_steps(*steps_from(args.steps))
-    recorded = recorded_command(args.command, config, keep_stdout=args.json == "-")
+    recorded = record_command(args.command, config, keep_stdout=args.json == "-")
     args.run = [str(recorded.folder)]
     return bool(recorded.exit_code)
 

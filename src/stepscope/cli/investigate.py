@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.given_run import account_from, warn_incomplete
+from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.recorded_command import check_one_of_both, recorded_command
-from stepscope.cli.say import say_aside
-from stepscope.contract.run_folder import SCHEMA, written_whole
+from stepscope.cli.recorded_command import check_one_of_both, record_command
+from stepscope.cli.run_arguments import account_from, warn_incomplete
+from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.errors import UsageError
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     failed = _record_command(args) if args.command else False
     first = account_from(args)
     second = account_from(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None
-    steps = _printed(args, first, second)
+    steps = _print_steps(args, first, second)
     record = investigation_json(
         steps,
         run=first.run.name,
@@ -55,12 +55,12 @@ def run(args: argparse.Namespace) -> int:
 def _record_command(args: argparse.Namespace) -> bool:
     """Record the command, make its folder the run, and return whether it failed."""
     config = RecordConfig(out=args.out or default_out(), record_shapes=True)
-    recorded = recorded_command(args.command, config, keep_stdout=args.json == "-")
+    recorded = record_command(args.command, config, keep_stdout=args.json == "-")
     args.run = [str(recorded.folder)]
     return bool(recorded.exit_code)
 
 
-def _printed(args: argparse.Namespace, first: Account, second: Account | None) -> list[Step]:
+def _print_steps(args: argparse.Namespace, first: Account, second: Account | None) -> list[Step]:
     """Return the steps, each printed as soon as it is done."""
     out, done = console(sys.stdout), []
     fixed = _measured(second) if second else None
@@ -88,9 +88,9 @@ def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
         _write(folder / TEXT, before + text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        say_aside(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
+        print_stderr(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
         return
-    say_aside(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
+    print_stderr(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
 
 
 def _check_run_folder(given: list[str]) -> None:
@@ -114,5 +114,5 @@ def _kept_so_far(path: Path) -> list[Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    with written_whole(path) as f:
+    with atomic_write(path) as f:
         f.write(text.encode())

@@ -5,7 +5,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
-from stepscope.cli.ending import MAX_SENTENCE, ended
+from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
 from stepscope.errors import UsageError
 from stepscope.units import printable
 from stepscope.version import __version__
@@ -48,8 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     """Return the exit code of one command line (the contract lists the codes)."""
     arguments = sys.argv[1:] if argv is None else argv
     if not arguments or arguments[0] not in COMMANDS:
-        return ended("stepscope", lambda: _no_command(_parser(), arguments))
-    return ended(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+        return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
+    return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
 
 
 def _command(name: str, *arguments: str) -> int:

@@ -1,6 +1,6 @@
 """Writing a result where the user asked for it: whole or not at all, never over what exists, never through a link.
 
-Every output of every command goes through here or through `written_whole`, and both ask `output_path`.
+Every output of every command goes through here or through `atomic_write`, and both ask `output_path`.
 """
 
 import io
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.say import warn
-from stepscope.contract.run_folder import written_whole
+from stepscope.cli.messages import warn
+from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import why_no_file, why_no_folder
@@ -66,7 +66,7 @@ def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> i
     refuse_existing(target, force=force)
     written = 0
     try:
-        with written_whole(target) as f:
+        with atomic_write(target) as f:
             for piece in pieces:
                 written += f.write(piece)
     except OSError as error:
@@ -112,7 +112,7 @@ def refuse_used_folder(path: str, *, force: bool) -> None:
         )
 
 
-def made_folder(path: str) -> Path:
+def make_folder(path: str) -> Path:
     """Return the folder `path`, made where it is missing."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)

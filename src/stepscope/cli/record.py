@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepscope.cli.say import say_aside
+from stepscope.cli.messages import print_stderr
 from stepscope.cli.sizes import whole_number
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.hooks.loop.step_unit import unit_from
-from stepscope.record.launch.launch import Launched, deaf_option, launch, why_not_writable
-from stepscope.record.launch.outcome import Recorded, recorded_in
+from stepscope.record.launch.launch import LaunchOutcome, deaf_option, launch, why_not_writable
+from stepscope.record.launch.outcome import RecordedRun, recorded_in
 from stepscope.record.launch.outside_tool import why_not_installed
 from stepscope.record.samplers.nccl_log import debug_environment
 
@@ -89,7 +89,7 @@ def warnings_before(command: list[str], config: RecordConfig) -> list[str]:
     return lines
 
 
-def last_words(launched: Launched, config: RecordConfig) -> list[str]:
+def last_words(launched: LaunchOutcome, config: RecordConfig) -> list[str]:
     """Return what was recorded and the command to go on with, or why nothing was."""
     runs = [r for r in map(recorded_in, launched.folders) if r.steps]
     outputs = _words_about_outputs(launched, config)
@@ -98,7 +98,7 @@ def last_words(launched: Launched, config: RecordConfig) -> list[str]:
     return [*outputs, *(line for r in runs for line in _words_about(r, launched, config))]
 
 
-def _words_about_outputs(launched: Launched, config: RecordConfig) -> list[str]:
+def _words_about_outputs(launched: LaunchOutcome, config: RecordConfig) -> list[str]:
     tool = config.outside_tool
     if tool is None:
         return []
@@ -107,7 +107,7 @@ def _words_about_outputs(launched: Launched, config: RecordConfig) -> list[str]:
     return [f"{tool} wrote {', '.join(shown(path) for path in launched.outputs)}"]
 
 
-def _words_about(recorded: Recorded, launched: Launched, config: RecordConfig) -> list[str]:
+def _words_about(recorded: RecordedRun, launched: LaunchOutcome, config: RecordConfig) -> list[str]:
     what = f"recorded {recorded.steps} steps of {_ranks(len(recorded.ranks))}"
     if recorded.window:
         what += f", profiled steps {recorded.window} of {_ranks(recorded.traces)}"
@@ -128,7 +128,7 @@ def _ranks(number: int) -> str:
     return "1 rank" if number == 1 else f"{number} ranks"
 
 
-def _why_no_window(recorded: Recorded, launched: Launched, config: RecordConfig) -> str:
+def _why_no_window(recorded: RecordedRun, launched: LaunchOutcome, config: RecordConfig) -> str:
     if config.ranks is not None and not set(config.ranks) & set(recorded.ranks):
         wanted, last = ",".join(map(str, config.ranks)), max(recorded.ranks, default=0)
         return f"no trace: --ranks {wanted} names none of this job's ranks, 0 to {last}; give one of them, or all"
@@ -144,7 +144,7 @@ def _why_no_window(recorded: Recorded, launched: Launched, config: RecordConfig)
     return "no trace: no rank left word of what became of the profiled steps"
 
 
-def _why_nothing(launched: Launched, config: RecordConfig) -> str:
+def _why_nothing(launched: LaunchOutcome, config: RecordConfig) -> str:
     why_not = why_not_writable(config.out)
     if why_not:
         return why_not
@@ -189,7 +189,7 @@ def shown(folder: Path) -> str:
 
 
 def _say(line: str) -> None:
-    say_aside(f"stepscope: {line}")
+    print_stderr(f"stepscope: {line}")
 
 
 def _die_of(number: int) -> None:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.cli.messages import print_stderr
 from stepscope.cli.record import last_words, warnings_before
-from stepscope.cli.say import say_aside
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import launch
@@ -35,13 +35,13 @@ def check_one_of_both(args: argparse.Namespace, name: str) -> None:
         )
 
 
-def recorded_command(command: Sequence[str], config: RecordConfig, *, keep_stdout: bool) -> RecordedCommand:
+def record_command(command: Sequence[str], config: RecordConfig, *, keep_stdout: bool) -> RecordedCommand:
     """Return the run folder of a command after recording it; an `InputError` where it left no trace.
 
     With `keep_stdout` the job's standard output goes to standard error, so that ours holds the result alone.
     """
     for line in warnings_before(list(command), config):
-        say_aside(f"stepscope: {line}")
+        print_stderr(f"stepscope: {line}")
     with _stdout_as_stderr() if keep_stdout else _as_it_is():
         launched = launch(command, config)
     with_trace = [folder for folder in launched.folders if recorded_in(folder).traces]
@@ -50,7 +50,7 @@ def recorded_command(command: Sequence[str], config: RecordConfig, *, keep_stdou
         why = "; ".join(line for line in last_words(launched, config) if not line.startswith("next:"))
         raise InputError(f"{ended}expected a trace to look at, found none: {why}")
     if launched.exit_code:
-        say_aside(f"stepscope: the command ended with exit code {launched.exit_code}")
+        print_stderr(f"stepscope: the command ended with exit code {launched.exit_code}")
     return RecordedCommand(with_trace[-1], launched.exit_code)
 
 

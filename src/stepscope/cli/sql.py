@@ -4,14 +4,14 @@ import argparse
 import sys
 from functools import partial
 
-from stepscope.cli.given_run import account_with, run_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json, write_output
+from stepscope.cli.run_arguments import account_with, run_from, warn_incomplete
 from stepscope.errors import UsageError
 from stepscope.report.text.tables import answer_json, print_answer
 from stepscope.report.text.terminal import console
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.csv import answer_csv
-from stepscope.tables.sql import queried, require_duckdb
+from stepscope.tables.sql import require_duckdb, run_query
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     require_duckdb()
     recorded = run_from(args)
     tables = RunTables(recorded, account=partial(account_with, args, unprofiled_ms=args.unprofiled_step_ms))
-    answer = queried(tables, args.query)
+    answer = run_query(tables, args.query)
     if args.csv:
         write_output(args.csv, answer_csv(answer.columns, answer.rows), force=args.force)
     elif args.json:

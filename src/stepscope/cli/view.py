@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stepscope.cli.given_run import account_from, calibration_for
-from stepscope.cli.say import say
+from stepscope.cli.messages import print_line
+from stepscope.cli.run_arguments import account_from, calibration_for
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
 from stepscope.report.timeline.perfetto import perfetto_trace
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     diagnosis = diagnose(account)
     with ExitStack() as open_servers:
         ui = perfetto_folder()
-        offline = _served(open_servers, local_server(folder_site(ui))) if ui else None
+        offline = _serve(open_servers, local_server(folder_site(ui))) if ui else None
         site = ViewSite(
             name=account.run.name,
             report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
@@ -35,16 +35,16 @@ def run(args: argparse.Namespace) -> int:
             timeline=lambda: b"".join(perfetto_trace(timeline_of(account.shared))),
             perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
         )
-        server = _served(open_servers, local_server(site, port=args.port))
-        say(f"{printable(account.run.name)} is at {server.url}")
-        say("Ctrl-C ends it.")
+        server = _serve(open_servers, local_server(site, port=args.port))
+        print_line(f"{printable(account.run.name)} is at {server.url}")
+        print_line("Ctrl-C ends it.")
         if not args.no_browser:
             _open_browser(server.url, open_servers)
         _until_stopped()
     return 3 if account.run.unreadable else 0
 
 
-def _served(open_servers: ExitStack, server: LocalServer) -> LocalServer:
+def _serve(open_servers: ExitStack, server: LocalServer) -> LocalServer:
     open_servers.callback(server.server_close)
     open_servers.callback(server.shutdown)
     server.start()
@@ -63,4 +63,4 @@ def _until_stopped() -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        say()
+        print_line()

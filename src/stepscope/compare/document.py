@@ -5,7 +5,7 @@ from typing import Any
 
 from stepscope.compare.benchmarks import BenchComparison, SeriesChange
 from stepscope.compare.conditions import GateResult
-from stepscope.compare.reports import Compared, FindingChange, LossChange, Metric
+from stepscope.compare.reports import FindingChange, FullComparison, LossChange, Metric
 from stepscope.compare.rows import Row
 from stepscope.compare.runs import Comparison
 from stepscope.compare.samples import RunSamples
@@ -13,14 +13,14 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.report import plain
 from stepscope.stats.bootstrap import CONFIDENCE, Difference
 
-_MOST_ROWS = 100
-_MOST_TIMES = 2000
+_MAX_ROWS = 100
+_MAX_TIMES = 2000
 NO_DIFFERENCE = "no difference found"
 CANNOT_TELL = "cannot be told: too few steps"
 
 
 def compare_json(
-    compared: Compared,
+    compared: FullComparison,
     a: Sequence[RunSamples],
     b: Sequence[RunSamples],
     *,
@@ -37,9 +37,9 @@ def compare_json(
             "step_ms": difference_json(found.step),
             "budget": [{"part": row.name, **_row(row)} for row in found.budget],
             "waterfall": [_loss(row) for row in compared.waterfall],
-            "kernels": [_called(row) for row in found.kernels[:_MOST_ROWS]],
+            "kernels": [_called(row) for row in found.kernels[:_MAX_ROWS]],
             "kernels_changed": len(found.kernels),
-            "operators": [_called(row) for row in found.operators[:_MOST_ROWS]],
+            "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
             "findings": [_finding(f) for f in compared.findings],
             "metrics": [_metric(m) for m in compared.metrics],
@@ -119,7 +119,7 @@ def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, A
         "source": times.source if times else None,
         "num_steps": len(times.ms) if times else 0,
         "warm_up_steps": times.warm_up_steps if times else 0,
-        "step_times_ms": [round(float(t), 4) for t in times.ms[:_MOST_TIMES]] if times else [],
+        "step_times_ms": [round(float(t), 4) for t in times.ms[:_MAX_TIMES]] if times else [],
     }
 
 

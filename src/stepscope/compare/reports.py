@@ -116,7 +116,7 @@ def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class FullComparison:
     """Two sides in full: what their samples and what their reports say."""
 
     found: Comparison
@@ -126,9 +126,9 @@ class Compared:
     notes: tuple[str, ...]
 
 
-def compared(found: Comparison, a: Reports, b: Reports) -> Compared:
+def compared(found: Comparison, a: Reports, b: Reports) -> FullComparison:
     """Return everything that differs, from the comparison of the samples and the reports of both sides."""
-    return Compared(
+    return FullComparison(
         found=found,
         metrics=metrics_of(a, b, found),
         waterfall=waterfall_changes(a, b),

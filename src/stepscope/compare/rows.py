@@ -10,7 +10,7 @@ from math import nan
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.compare.samples import PerStep
+from stepscope.compare.samples import PerStepTimes
 from stepscope.records import ArrayRecord
 from stepscope.stats.bootstrap import CONFIDENCE, Difference, holm, mean_errors, same
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
@@ -46,13 +46,13 @@ class Row:
         return "slower" if self.difference.change > 0 else "faster"
 
 
-def changed_rows(a: Sequence[PerStep], b: Sequence[PerStep]) -> tuple[Row, ...]:
+def changed_rows(a: Sequence[PerStepTimes], b: Sequence[PerStepTimes]) -> tuple[Row, ...]:
     """Return the rows that changed at all, the largest changes first."""
     rows = [row for row in rows_of(a, b) if not same(row.difference.a, row.difference.b)]
     return tuple(sorted(rows, key=lambda row: -abs(row.difference.change)))
 
 
-def rows_of(a: Sequence[PerStep], b: Sequence[PerStep]) -> list[Row]:
+def rows_of(a: Sequence[PerStepTimes], b: Sequence[PerStepTimes]) -> list[Row]:
     """Return every name of either side with its difference."""
     names = tuple(dict.fromkeys(name for table in (*a, *b) for name in table.names))
     if not names:
@@ -88,7 +88,7 @@ class _Means(ArrayRecord):
     df: Floats
 
     @staticmethod
-    def of(table: PerStep, names: Sequence[str]) -> "_Means":
+    def of(table: PerStepTimes, names: Sequence[str]) -> "_Means":
         at = {name: i for i, name in enumerate(table.names)}
         pick = np.array([at.get(name, len(at)) for name in names])
         steps = len(table.ms)

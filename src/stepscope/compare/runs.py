@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.analyze.step.parts import PARTS
 from stepscope.compare.rows import Row, changed_rows, recentred, rows_of
 from stepscope.compare.samples import RunSamples, StepSamples, StepTimes
-from stepscope.stats.bootstrap import LEAST_SAMPLES, Difference, difference
+from stepscope.stats.bootstrap import MIN_SAMPLES, Difference, difference
 
 Floats = npt.NDArray[np.float64]
 UNPROFILED, PROFILED = "unprofiled", "profiled"
@@ -67,7 +67,7 @@ def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
 def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepDifference:
     """Return the difference of the step: without the profiler where that is known of all runs, else with it."""
     runs = [*a, *b]
-    if all(r.logged is not None and len(r.logged.ms) >= LEAST_SAMPLES for r in runs):
+    if all(r.logged is not None and len(r.logged.ms) >= MIN_SAMPLES for r in runs):
         return StepDifference(difference(_series(a, "logged"), _series(b, "logged")), UNPROFILED, True)
     measured = difference(_series(a, "periods"), _series(b, "periods"))
     values = [[r.unprofiled_ms for r in side if r.unprofiled_ms is not None] for side in (a, b)]
@@ -154,7 +154,7 @@ def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDiffere
             yield "efficiency, waterfall and findings hold the profiler's cost on one side only: see each run's report"
     times = [r.logged if step.logged else r.periods for r in runs]
     few = min(0 if t is None else len(t.ms) for t in times)
-    if LEAST_SAMPLES <= few < _FEW:
+    if MIN_SAMPLES <= few < _FEW:
         yield f"only {few} steps of a run: whether a slow moment lasts several steps cannot be told from so few"
     if min(len(a), len(b)) == 1:
         yield "one run on a side: how much runs differ is not in the intervals; give several with --a and --b"

@@ -42,7 +42,7 @@ class StepTimes(ArrayRecord):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PerStep(ArrayRecord):
+class PerStepTimes(ArrayRecord):
     """Times by name, mean over ranks: one row per step, one column per name."""
 
     names: tuple[str, ...]
@@ -75,10 +75,10 @@ class RunSamples(StepSamples):
     """the budget as the report gives it, by `PARTS`: sums to the unprofiled step where known"""
     profiled_part_ms: Floats | None
     """the same with the profiler's cost in it: sums to the profiled step"""
-    parts: PerStep
-    causes: PerStep
-    kernels: PerStep
-    operators: PerStep
+    parts: PerStepTimes
+    causes: PerStepTimes
+    kernels: PerStepTimes
+    operators: PerStepTimes
     """time on the device where there is one, else on the host, without what other operators took"""
 
 
@@ -149,7 +149,7 @@ def _common_steps(ranks: Sequence[Rank]) -> Int64s:
 
 def _budget_columns(
     ranks: Sequence[Rank], budgets: Sequence[RankBudget], names: Sequence[str], of: Callable[[RankBudget], Int64s]
-) -> PerStep:
+) -> PerStepTimes:
     """Return a budget's columns, mean over the ranks that have each complete step."""
     sums: dict[int, tuple[Floats, int]] = {}
     for rank, budget in zip(ranks, budgets, strict=True):
@@ -159,7 +159,7 @@ def _budget_columns(
             sums[int(number[i])] = before + of(budget)[i], count + 1
     rows = [total / count for _, (total, count) in sorted(sums.items())]
     table = np.array(rows).reshape(-1, len(names)) / NS_PER_MS
-    return PerStep(tuple(names), table, np.ones_like(table))
+    return PerStepTimes(tuple(names), table, np.ones_like(table))
 
 
 _Calls = tuple[Int64s, npt.NDArray[np.int32], Floats]
@@ -183,7 +183,7 @@ def _device_calls(rank: Rank) -> _Calls:
     return rank.steps.of(calls.start_ns).astype(np.int64), calls.name, time
 
 
-def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], _Calls]) -> PerStep:
+def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], _Calls]) -> PerStepTimes:
     """Return the calls of the steps that all ranks have, by name and step."""
     columns: dict[str, Floats] = {}
     for rank in ranks:
@@ -191,7 +191,7 @@ def _by_name(ranks: Sequence[Rank], numbers: Int64s, calls_of: Callable[[Rank], 
             columns[name] = columns.get(name, 0.0) + column
     names = tuple(columns)
     table = np.array([columns[n] for n in names]).reshape(len(names), 2, len(numbers)) / max(len(ranks), 1)
-    return PerStep(names, table[:, 0].T / NS_PER_MS, table[:, 1].T)
+    return PerStepTimes(names, table[:, 0].T / NS_PER_MS, table[:, 1].T)
 
 
 def _columns(rank: Rank, numbers: Int64s, calls: _Calls) -> Iterator[tuple[str, Floats]]:

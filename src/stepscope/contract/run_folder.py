@@ -67,7 +67,7 @@ def json_object_in(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def written_whole(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator[IO[bytes]]:
+def atomic_write(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` and move it there once all was written; nothing is left on failure.
 
     What is no regular file, or lies behind a link of another user, is refused (`refuse_output`). After a crash there is

@@ -1,4 +1,4 @@
-"""The check lists of the field as live checks (D4): every item measured and marked pass, fail or not measured.
+"""The check lists of the field as live checks: every item measured and marked pass, fail or not measured.
 
     id                          good      bad        of
     device_utilisation_pct      > 80      < 50       the step
@@ -19,8 +19,8 @@ A number that is not known is `None` and the check `not measured`.
 from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
-from stepscope.diagnose.measured import (
-    Measured,
+from stepscope.diagnose.measurements import (
+    Measurement,
     data_loading,
     device_share,
     device_utilisation,
@@ -91,7 +91,7 @@ def checks_of(account: Account) -> list[Check]:
     ]
 
 
-def checked(name: str, found: Measured, *, good: Range, bad: Range | None = None) -> Check:
+def checked(name: str, found: Measurement, *, good: Range, bad: Range | None = None) -> Check:
     """Return a number held against what is good and what is bad."""
     if found.value is None:
         return Check(name, None, str(good), str(bad) if bad else None, NOT_MEASURED, found.how)

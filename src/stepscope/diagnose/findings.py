@@ -16,9 +16,9 @@ from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
 
-LEAST_SHARE = 0.02
+MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
-_LEAST_ALONE = 0.01
+_MIN_SAVING_ALONE = 0.01
 _ABOUT_THE_SAME = 0.9
 _FAR_OFF = 0.85
 """of the replay is the step: then the replay is of another job than the one without the profiler"""
@@ -103,13 +103,13 @@ class _Chosen:
         """Take the candidates in the order of what each still saves, as far as that is worth a line."""
         step_ns = self._replays.step_ns
         alone = [self._replays.saving_ns(self._replays.recorded, c) for c in candidates]
-        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _LEAST_ALONE * step_ns]
+        open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _MIN_SAVING_ALONE * step_ns]
         while open_:
             fresh = self._fixed is self._replays.recorded
             still = {i: alone[i] if fresh else self._replays.saving_ns(self._fixed, candidates[i]) for i in open_}
             best = _first(open_, still, candidates)
             open_.remove(best)
-            if candidates[best].always or still[best] >= LEAST_SHARE * step_ns:
+            if candidates[best].always or still[best] >= MIN_SAVING_SHARE * step_ns:
                 self.candidates.append(candidates[best])
                 if self._fixed is not None:
                     self._fixed = self._replays.applied(self._fixed, candidates[best])

@@ -1,4 +1,4 @@
-"""Guides (D5): what to look at when MFU is low, communication slow, memory short, the device idle, mixed precision
+"""Guides: what to look at when MFU is low, communication slow, memory short, the device idle, mixed precision
 dear or the batch small. Each item is measured and marked pass, fail or not measured, with what to do where it fails.
 
 A guide is shown when its subject applies to the run; a subject that cannot be judged does not apply.
@@ -10,8 +10,8 @@ from stepscope.analyze.account import Account
 from stepscope.diagnose import guide_measures as of
 from stepscope.diagnose import guide_remedies as remedies
 from stepscope.diagnose.checks import Check, Range, checked
-from stepscope.diagnose.measured import (
-    Measured,
+from stepscope.diagnose.measurements import (
+    Measurement,
     data_loading,
     device_share,
     device_utilisation,
@@ -63,7 +63,7 @@ def guides_of(account: Account) -> list[Guide]:
     return found
 
 
-def _item(name: str, found: Measured, good: Range, remedy: str) -> Item:
+def _item(name: str, found: Measurement, good: Range, remedy: str) -> Item:
     return Item(checked(name, found, good=good), remedy)
 
 
@@ -144,7 +144,7 @@ def _memory_pressure(account: Account) -> str | None:
     full = memory_of_limit(account.memory)
     if full.value is not None and full.value >= _FULL_PCT:
         return f"{full.value:.0f} % of the device's memory is in use: {full.how}"
-    calls = of.most_of_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
+    calls = of.max_over_ranks(account.memory, lambda r: r.allocator_calls, "calls per step")
     if calls.value is not None and calls.value > 1:
         return f"the device's allocator is called {calls.value:g} times per step"
     grown = of.leak(account.memory, lambda r: r.growth, "allocated memory")
@@ -152,16 +152,16 @@ def _memory_pressure(account: Account) -> str | None:
 
 
 def _memory_items(account: Account) -> list[Item]:
-    calls = of.most_of_ranks(
+    calls = of.max_over_ranks(
         account.memory, lambda r: r.allocator_calls, "calls per step that get or return device memory"
     )
-    retries = of.most_of_ranks(
+    retries = of.max_over_ranks(
         account.memory, lambda r: r.allocator_retries, "times the cache was emptied", reason="allocator_retries"
     )
-    cached = of.most_of_ranks(account.memory, of.cache_pct, "of what is reserved at the peak")
+    cached = of.max_over_ranks(account.memory, of.cache_pct, "of what is reserved at the peak")
     grown = of.leak(account.memory, lambda r: r.growth, "allocated memory")
     host = of.leak(account.memory, lambda r: r.host_growth, "the host's memory")
-    fragments = Measured(None, "totals do not tell how free memory is cut up; a memory snapshot does")
+    fragments = Measurement(None, "totals do not tell how free memory is cut up; a memory snapshot does")
     return [
         _item(
             "memory_pct_of_limit",
@@ -230,11 +230,11 @@ def _mixed_precision_items(account: Account) -> list[Item]:
     ]
 
 
-def _casts(account: Account) -> Measured:
+def _casts(account: Account) -> Measurement:
     return of.operators_share(account, lambda name: name == "aten::_to_copy", "casts and copies (aten::_to_copy)")
 
 
-def _scaler(account: Account) -> Measured:
+def _scaler(account: Account) -> Measurement:
     return of.operators_share(account, lambda name: "_amp_" in name, "gradient-scaler operators")
 
 

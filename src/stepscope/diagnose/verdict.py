@@ -1,4 +1,4 @@
-"""What bounds the run, in one word and one reason (D2)?
+"""What bounds the run, in one word and one reason?
 
     1. a finding is worth 10 % of the step alone     the category of the first finding, and what it costs
     2. none is                                       the largest category of the budget, where the replay agrees that
@@ -29,7 +29,7 @@ from stepscope.diagnose.scope.applied import applied
 WORTH_NAMING_PCT = 10.0
 """of the step: a fix that saves as much alone decides the verdict"""
 _BALANCED = 1.2
-_MOST_OF_COMPUTE = 0.5
+_MIN_MEMORY_BOUND_SHARE = 0.5
 _AGREES = 0.25
 """of a category's time has to go when it is taken out of the replay: else something else bounds the step"""
 _WHY_UNKNOWN = {
@@ -110,7 +110,7 @@ def _why_unknown(account: Account) -> str:
 def _refined(account: Account, category: str) -> str:
     """Return `memory-bound` for compute of which over half is memory-bound kernels."""
     share = account.kernels.memory_bound_share or 0.0
-    return MEMORY if category == "compute-bound" and share > _MOST_OF_COMPUTE else category
+    return MEMORY if category == "compute-bound" and share > _MIN_MEMORY_BOUND_SHARE else category
 
 
 def _balanced(account: Account) -> bool:

@@ -21,8 +21,8 @@ from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
 from stepscope.units import ms, us
 
-_MOST_ROWS = 50
-_MOST_EXAMPLES = 20
+_MAX_ROWS = 50
+_MAX_EXAMPLES = 20
 
 
 def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -37,8 +37,8 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "waterfall": _waterfall(account),
         "collectives": [_collective(row, account.run.beside) for row in account.collectives],
         **beside_json(account),
-        "operators": [plain(o) for o in account.operators.top(_MOST_ROWS)],
-        "kernels": [plain(k) for k in account.kernels.kernels[:_MOST_ROWS]],
+        "operators": [plain(o) for o in account.operators.top(_MAX_ROWS)],
+        "kernels": [plain(k) for k in account.kernels.kernels[:_MAX_ROWS]],
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
         if account.step
         else [],

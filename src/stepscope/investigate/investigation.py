@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stepscope.diagnose.checks import FAIL, checks_of
 from stepscope.diagnose.finding import Evidence, Finding
 from stepscope.diagnose.guides import guides_of
-from stepscope.diagnose.measured import step_time_spread
+from stepscope.diagnose.measurements import step_time_spread
 from stepscope.diagnose.scope.examined import by_need
 from stepscope.diagnose.verdict import conclude
 from stepscope.investigate.detail import detail_facts
@@ -17,7 +17,7 @@ from stepscope.investigate.validation import NO_PREDICTION, Measurement, Validat
 from stepscope.units import NS_PER_MS
 
 _WORTH_TELLING_PCT = 1.0
-_MOST_FINDINGS = 5
+_MAX_FINDINGS = 5
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _detail(run: Measurement) -> Step:
 
 def _root_cause(run: Measurement) -> Step:
     question = "What causes it, and what would fixing it save?"
-    worth = run.diagnosis.worth[:_MOST_FINDINGS]
+    worth = run.diagnosis.worth[:_MAX_FINDINGS]
     if not worth:
         none = "No fault was found whose repair saves anything worth the name."
         return Step(4, "Root cause", question, f"{none}{_unseen(run)}")

@@ -27,7 +27,7 @@ MODEL_ERROR = 0.05
 """of the step: what a replay is wrong by, about, however good its inputs"""
 _SPREAD_DOUBT = 0.5
 """of the waiting that more ranks add: a few steps tell their spread roughly"""
-_LARGEST = 2**20
+_MAX_WORLD_SIZE = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class _Job(ArrayRecord):
 
 def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]:
     for world in world_sizes:
-        if not 1 < world <= _LARGEST:
-            raise UsageError(f"expected world sizes from 2 to {_LARGEST:,}, found {world}")
+        if not 1 < world <= _MAX_WORLD_SIZE:
+            raise UsageError(f"expected world sizes from 2 to {_MAX_WORLD_SIZE:,}, found {world}")
     recorded = account.run.world_size
     if account.replay is None or recorded is None or recorded < 2:
         raise InputError(

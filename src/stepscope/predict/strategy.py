@@ -19,7 +19,7 @@ from stepscope.units import readable_bytes
 
 CLOSE = 1.1
 """candidates within this factor of the fastest are too close to call: test them"""
-_MOST_CLOSE = 3
+_MAX_CLOSE_CANDIDATES = 3
 _TENSOR = (1, 2, 4, 8)
 _PIPELINE = (1, 2, 4, 8, 16)
 
@@ -83,7 +83,7 @@ def advise(question: Question, *, times: CollectiveTimes) -> Advice:
     rule = _by_rule(fitting)
     best = fitting[0]
     close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= CLOSE * best.time.total_ns)[
-        :_MOST_CLOSE
+        :_MAX_CLOSE_CANDIDATES
     ]
     return Advice(best, close, rule, tuple(fitting), tuple(failing), _reason(best, rule, fitting, failing))
 

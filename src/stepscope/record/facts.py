@@ -33,7 +33,7 @@ _PREFIXES = (
 )
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LD_PRELOAD")
 _SECRET = ("TOKEN", "KEY", "SECRET", "PASSW", "CREDENTIAL")
-_LONGEST_VALUE = 500
+_MAX_VALUE_LENGTH = 500
 
 
 def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def versions() -> dict[str, Any]:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that matter for performance, without any that could hold a secret."""
     return {
-        name: value[:_LONGEST_VALUE]
+        name: value[:_MAX_VALUE_LENGTH]
         for name, value in sorted(environ.items())
         if (name.startswith(_PREFIXES) or name in _NAMES) and not any(word in name for word in _SECRET)
     }

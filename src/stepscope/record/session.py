@@ -22,7 +22,13 @@ import torch
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
-from stepscope.record.helper.handover import Known, hand_over_collectives, hand_over_files, hand_over_window, introduce
+from stepscope.record.helper.handover import (
+    JobFacts,
+    hand_over_collectives,
+    hand_over_files,
+    hand_over_window,
+    introduce,
+)
 from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers.samplers import Samplers
@@ -31,7 +37,7 @@ from stepscope.record.steps.device_timer import device_timer
 from stepscope.record.steps.log import PastStep, StepLog
 from stepscope.record.steps.regions import EVALUATION, OF_TRAINING, Regions, RegionTimes, summed
 from stepscope.record.steps.statistics import FIRST_STEPS
-from stepscope.record.window.budget import UsualStep, anonymous_bytes
+from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
@@ -68,7 +74,7 @@ class Recorder:
         self._begun = False
         self._last_ns = 0  # how long the last step took
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
-        self._known = Known()
+        self._known = JobFacts()
         self._guard = ProfilerGuard()
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
         self._first_bytes: int | None = None  # of memory, after the first steps
@@ -359,12 +365,12 @@ class Recorder:
             self._busy_step = self.step + 1
         return paused
 
-    def _usual_step(self) -> UsualStep:
+    def _usual_step(self) -> TypicalStep:
         """Return what the steps before the window were like."""
         now_bytes, steps = anonymous_bytes(), self.step - FIRST_STEPS
         grew = now_bytes - self._first_bytes if now_bytes is not None and self._first_bytes is not None else 0
         per_step = max(0, grew) // steps if steps > 0 else 0
-        return UsualStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
+        return TypicalStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
 
     def _end_census(self) -> bool:
         if self._census is None:

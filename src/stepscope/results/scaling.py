@@ -14,7 +14,7 @@ from stepscope.results.times import bench_times, ratio
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScalingPoint:
     """One world size of one mode."""
 
     mode: str
@@ -28,7 +28,7 @@ class Scaled:
     """95 % interval of the efficiency"""
 
 
-def scaling(rows: Sequence[dict[str, Any]]) -> list[Scaled]:
+def scaling(rows: Sequence[dict[str, Any]]) -> list[ScalingPoint]:
     """Return the efficiency of each row, against the smallest world size of its mode (1, where it was measured)."""
     found = []
     for mode in dict.fromkeys(row["config"]["mode"] for row in rows):
@@ -37,13 +37,13 @@ def scaling(rows: Sequence[dict[str, Any]]) -> list[Scaled]:
     return found
 
 
-def _scaled(row: dict[str, Any], first: dict[str, Any]) -> Scaled:
+def _scaled(row: dict[str, Any], first: dict[str, Any]) -> ScalingPoint:
     mode, ranks = row["config"]["mode"], int(row["config"]["world_size"])
     more = ranks / int(first["config"]["world_size"])
     over, low, high = ratio(row["samples_ms"], first["samples_ms"])
     share = more if mode == "strong" else 1.0
     times = bench_times(row["samples_ms"])
-    return Scaled(
+    return ScalingPoint(
         mode=mode,
         world_size=ranks,
         median_ms=times.median_ms if times else float(np.nan),

@@ -17,7 +17,7 @@ _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
 _INTERVAL_PCT = 5.0
 _OUTLIER = 2.0
-_FEW_STEPS = 20
+_MIN_STEPS_TO_JUDGE = 20
 
 Floats = npt.NDArray[np.float64]
 
@@ -120,7 +120,7 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
     apart_pct = 100 * (max(middles) / min(middles) - 1)
     half_pct = 50 * (found.high_ms - found.low_ms) / found.median_ms
     doubts = []
-    if len(every) < _FEW_STEPS:
+    if len(every) < _MIN_STEPS_TO_JUDGE:
         doubts.append(Doubt(f"only {len(every)} steps were measured", "measure more steps or runs"))
     if found.slow_steps:
         more = warmup_steps + 2 * found.slow_steps

@@ -22,7 +22,7 @@ from stepscope.trace.device_processes import labels
 from stepscope.trace.table import Trace
 
 CPU = "CPU"
-_MOST_NAMES = 20_000
+_MAX_NAMES = 20_000
 _NO_NAME = re.compile(r"^(GPU|CPU|python|pt_)", re.IGNORECASE)
 """labels of processes that say nothing of the chip"""
 
@@ -91,7 +91,7 @@ def _by_kernels(trace: Trace, work: DeviceWork) -> str | None:
     """Return the architecture that most kernels with one in their name were built for."""
     ids, count = np.unique(work.name[work.name >= 0], return_counts=True)
     found: dict[str, int] = {}
-    for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:_MOST_NAMES]:
+    for i, n in list(zip(ids.tolist(), count.tolist(), strict=True))[:_MAX_NAMES]:
         said = _architecture(trace.strings[i])
         if said:
             found[said] = found.get(said, 0) + n

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from stepscope.run.rank import Rank
 
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
     (lambda r: r.trace.quality.malformed, "events that are no valid JSON are lost"),
@@ -14,7 +14,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
         lambda r: r.trace.quality.far_times,
         "events left out for a time that overflows or lies far outside the window of all others",
     ),
-    (lambda r: r.trace.quality.mended, "events with bad JSON were mended"),
+    (lambda r: r.trace.quality.repaired, "events with bad JSON were mended"),
     (lambda r: r.trace.quality.bad_text, "names with invalid characters, replaced"),
     (lambda r: r.trace.quality.shortened, "names longer than the limit, shortened"),
     (lambda r: r.trace.quality.bad_args, "argument values of the wrong type or out of range, left out"),
@@ -72,5 +72,5 @@ def _where(counts: list[tuple[int, int]]) -> str:
     if len(counts) == 1:
         return ""
     worst = sorted((c for c in counts if c[0]), reverse=True)
-    named = ", ".join(f"rank {rank}: {n:,}" for n, rank in worst[:_MOST_NAMED])
-    return f" ({named}{', ...' if len(worst) > _MOST_NAMED else ''})"
+    named = ", ".join(f"rank {rank}: {n:,}" for n, rank in worst[:_MAX_NAMED])
+    return f" ({named}{', ...' if len(worst) > _MAX_NAMED else ''})"

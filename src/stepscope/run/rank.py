@@ -15,7 +15,7 @@ from stepscope.run.steps import Steps, recorded_steps
 from stepscope.trace.classify import Kinds, event_kinds
 from stepscope.trace.table import Trace
 
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 """a world said to be larger is not believed"""
 
 
@@ -73,7 +73,7 @@ class Rank(ArrayRecord):
 
 def believable_world(said: object) -> int | None:
     """Return a number of ranks that was read somewhere, None where it is none."""
-    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MOST_RANKS else None
+    return said if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= _MAX_RANKS else None
 
 
 def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Path | None = None) -> Rank:

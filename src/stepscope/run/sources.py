@@ -23,8 +23,8 @@ _NO_TRACE = re.compile(
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 # May be the rank and may be a revision: believed only where it tells the files apart.
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
-_MOST_RANKS = 1 << 30
-_MOST_NAMED = 3
+_MAX_RANKS = 1 << 30
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def _below(given: Sequence[str | Path]) -> str:
         runs = []
     if not runs:
         return "; give the folder that holds them"
-    return f"; there are runs below: give one of {_shown(runs[:_MOST_NAMED])}"
+    return f"; there are runs below: give one of {_shown(runs[:_MAX_NAMED])}"
 
 
 def _shown(given: Sequence[str | Path]) -> str:
@@ -125,7 +125,7 @@ def rank_in_header(header: dict[str, Any]) -> int | None:
     """Return `distributedInfo.rank`."""
     info = header.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
-    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= _MOST_RANKS else None
+    return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank <= _MAX_RANKS else None
 
 
 def rank_in_name(name: str) -> int | None:
@@ -160,7 +160,7 @@ def assign_ranks(named: Sequence[tuple[str, int | None]]) -> list[tuple[int, str
 def _number(pattern: re.Pattern[str], name: str) -> int | None:
     found = pattern.search(name)
     number = int(found.group(1)[:12]) if found else None
-    return number if number is not None and number <= _MOST_RANKS else None
+    return number if number is not None and number <= _MAX_RANKS else None
 
 
 def _expand(given: str) -> list[Source]:

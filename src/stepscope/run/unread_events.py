@@ -9,7 +9,7 @@ from stepscope.trace.schema import NO_STRING
 
 _HARMLESS = {"trace", "trace_root", "external_correlation"}
 """spans around the whole recording, and joins that the other events carry as well"""
-_MOST_NAMED = 4
+_MAX_NAMED = 4
 
 
 def unread_lines(ranks: tuple[Rank, ...]) -> list[str]:
@@ -19,10 +19,10 @@ def unread_lines(ranks: tuple[Rank, ...]) -> list[str]:
         for what, count in _unread(rank).items():
             total[what] = total.get(what, 0) + count
     most = sorted(total.items(), key=lambda item: -item[1])
-    lines = [f"{count:,} events {what} are not understood and in no number here" for what, count in most[:_MOST_NAMED]]
-    if len(most) > _MOST_NAMED:
-        rest = sum(count for _, count in most[_MOST_NAMED:])
-        lines.append(f"{rest:,} events of {len(most) - _MOST_NAMED} more categories are not understood either")
+    lines = [f"{count:,} events {what} are not understood and in no number here" for what, count in most[:_MAX_NAMED]]
+    if len(most) > _MAX_NAMED:
+        rest = sum(count for _, count in most[_MAX_NAMED:])
+        lines.append(f"{rest:,} events of {len(most) - _MAX_NAMED} more categories are not understood either")
     return lines
 
 

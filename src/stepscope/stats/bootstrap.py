@@ -26,15 +26,15 @@ Floats = npt.NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
 """one number for each row"""
 
-LEAST_SAMPLES = 3
+MIN_SAMPLES = 3
 """fewer say nothing of how they vary"""
 CONFIDENCE = 0.95
 _TRIM = 0.25
 _DRAWS = 1999
-_LEAST_DRAWS = 199
-_MOST_DRAWN = 2_000_000
-_MOST_STEPS = 10_000
-_MOST_LAG = 0.95
+_MIN_DRAWS = 199
+_MAX_DRAWN = 2_000_000
+_MAX_STEPS = 10_000
+_MAX_LAG = 0.95
 _INDEPENDENT = 4
 _STRETCHES = 10
 _ROUNDS = 8
@@ -130,7 +130,7 @@ def mean_errors(columns: Floats, *, trim: float = 0.0) -> tuple[Floats, Floats]:
     Rows are consecutive samples. With `trim` it is the error of the mean of what lies between (winsorised variance).
     """
     n = len(columns)
-    if n < LEAST_SAMPLES:
+    if n < MIN_SAMPLES:
         return np.full(columns.shape[1:], nan), np.full(columns.shape[1:], nan)
     cut = _cut(n, trim)
     ordered = np.sort(columns, axis=0)
@@ -198,7 +198,7 @@ def welch(variances: Sequence[float], df: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Drawn(ArrayRecord):
+class _BootstrapRun(ArrayRecord):
     """One run: its value, what it might have been, and how well it is known."""
 
     value: float
@@ -207,35 +207,35 @@ class _Drawn(ArrayRecord):
     df: float
 
 
-def _side(runs: Sequence[npt.ArrayLike], statistic: Statistic, rng: np.random.Generator) -> list[_Drawn]:
+def _side(runs: Sequence[npt.ArrayLike], statistic: Statistic, rng: np.random.Generator) -> list[_BootstrapRun]:
     return [_drawn(np.asarray(run, float), statistic, rng) for run in runs]
 
 
-def _mean(side: Sequence[_Drawn]) -> float:
+def _mean(side: Sequence[_BootstrapRun]) -> float:
     return float(np.mean([run.value for run in side]))
 
 
-def _unknown(side: Sequence[_Drawn]) -> bool:
+def _unknown(side: Sequence[_BootstrapRun]) -> bool:
     return any(np.isnan(run.se) for run in side)
 
 
-def _subtracted(b: _Drawn, a: _Drawn) -> _Drawn:
+def _subtracted(b: _BootstrapRun, a: _BootstrapRun) -> _BootstrapRun:
     """Return b - a as one run."""
     count = min(len(a.draws), len(b.draws))
     variances = [a.se**2, b.se**2]
     df = welch(variances, [a.df, b.df])
-    return _Drawn(b.value - a.value, b.draws[:count] - a.draws[:count], float(np.sqrt(sum(variances))), df)
+    return _BootstrapRun(b.value - a.value, b.draws[:count] - a.draws[:count], float(np.sqrt(sum(variances))), df)
 
 
 def _centred(draws: Floats) -> Floats:
     return np.sort(draws - np.median(draws))
 
 
-def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _Drawn:
+def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _BootstrapRun:
     value = float(statistic(series)) if len(series) else nan
     n = len(series)
-    if n < LEAST_SAMPLES:
-        return _Drawn(value, np.empty(0), nan, nan)
+    if n < MIN_SAMPLES:
+        return _BootstrapRun(value, np.empty(0), nan, nan)
     low, high = np.quantile(series, (_TRIM, 1 - _TRIM))
     length = block_length(np.clip(series, low, high))
     drawn = series[_blocks(n, length, rng)]
@@ -243,22 +243,22 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _D
     middle = draws if statistic is typical else typical(drawn)
     errors, df = mean_errors(series[:, None], trim=_TRIM)
     # Blocks cannot show what the whole series shares; fewer steps than there are vary more than all of them.
-    missed = np.sqrt(n / max(n - length, 1) * min(n, _MOST_STEPS) / n)
+    missed = np.sqrt(n / max(n - length, 1) * min(n, _MAX_STEPS) / n)
     # Other statistics have no formula: their draws are widened as much as those of the middle half need to be.
     seen = float(middle.std()) * missed
     widened = max(1.0, float(errors[0]) / seen) if seen else 1.0
-    return _Drawn(value, draws, float(draws.std()) * missed * widened, float(df[0]))
+    return _BootstrapRun(value, draws, float(draws.std()) * missed * widened, float(df[0]))
 
 
 def _blocks(n: int, length: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Return rows of n indices (10,000 at most), each made of blocks that go round from the end to the start."""
-    most = min(n, _MOST_STEPS)
-    count = int(np.clip(_MOST_DRAWN // most, _LEAST_DRAWS, _DRAWS))
+    most = min(n, _MAX_STEPS)
+    count = int(np.clip(_MAX_DRAWN // most, _MIN_DRAWS, _DRAWS))
     starts = rng.integers(0, n, (count, -(-most // length)))
     return np.asarray((starts[:, :, None] + np.arange(length)).reshape(count, -1)[:, :most] % n)
 
 
-def _over_runs(runs: Sequence[_Drawn], rng: np.random.Generator) -> Floats:
+def _over_runs(runs: Sequence[_BootstrapRun], rng: np.random.Generator) -> Floats:
     """Return draws of a side: runs with replacement, of each one draw."""
     count = min(len(run.draws) for run in runs)
     if len(runs) == 1:
@@ -268,7 +268,7 @@ def _over_runs(runs: Sequence[_Drawn], rng: np.random.Generator) -> Floats:
     return np.asarray(table[chosen, rng.integers(0, count, chosen.shape)].mean(axis=0))
 
 
-def _errors(sides: Sequence[Sequence[_Drawn]]) -> list[tuple[float, float]]:
+def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float]]:
     """Return standard errors with their degrees of freedom; the one that gives the wider interval counts."""
     variances = [float(np.sum([r.se**2 for r in runs])) / len(runs) ** 2 for runs in sides]
     df = [welch([r.se**2 for r in runs], [r.df for r in runs]) for runs in sides]
@@ -338,5 +338,5 @@ def _samples_per_independent(centred: Floats, power: Floats) -> Floats:
     n = len(centred)
     seen = (centred[1:] * centred[:-1]).sum(axis=0) / np.where(power > 0, power, 1.0)
     r = np.clip((n * seen + 1) / max(n - 3, 1), -1, 1)
-    r = np.clip(r + 0.5 * np.sqrt((1 - r * r) / n), 0, _MOST_LAG)
+    r = np.clip(r + 0.5 * np.sqrt((1 - r * r) / n), 0, _MAX_LAG)
     return np.asarray(np.minimum((1 + r) / (1 - r), max(n / _INDEPENDENT, 1.0)))

@@ -10,8 +10,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.4826
-_MOST_POINTS = 400
-_LEAST_FOR_TREND = 8
+_MAX_POINTS = 400
+_MIN_POINTS_FOR_TREND = 8
 FAR_LONGER = 1.5
 _OFTEN = 0.1
 
@@ -27,8 +27,8 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
 
     Beyond 400 points, medians of consecutive chunks stand for them, so that the cost stays bounded.
     """
-    if len(x) > _MOST_POINTS:
-        cuts = np.linspace(0, len(x), _MOST_POINTS + 1).astype(int)
+    if len(x) > _MAX_POINTS:
+        cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(int)
         x = np.array([np.median(x[a:b]) for a, b in pairwise(cuts)])
         y = np.array([np.median(y[a:b]) for a, b in pairwise(cuts)])
     i, j = np.triu_indices(len(x), 1)
@@ -82,7 +82,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
     """
     xs, ys = _chunk_medians(np.asarray(x, float), np.asarray(y, float), chunks)
     n = len(xs)
-    if n < _LEAST_FOR_TREND:
+    if n < _MIN_POINTS_FOR_TREND:
         return None
     i, j = np.triu_indices(n, 1)
     slopes = np.sort((ys[j] - ys[i]) / (xs[j] - xs[i]))

@@ -5,7 +5,7 @@ from math import exp, isinf, lgamma, log, log1p, pi, sqrt
 from statistics import NormalDist
 
 _NORMAL = NormalDist()
-_MOST_TERMS = 300
+_MAX_TERMS = 300
 _LIKE_NORMAL = 1e5
 """degrees of freedom from which on t is the normal distribution to five digits"""
 
@@ -35,7 +35,7 @@ def t_quantile(confidence: float, df: float) -> float:
         return t
     scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)
     for _ in range(
-        _MOST_TERMS
+        _MAX_TERMS
     ):  # Newton from below: what lies beyond t falls ever more slowly, so that it never overshoots
         step = (t_two_sided(t, df) - (1 - confidence)) / (2 * scale * (1 + t * t / df) ** (-(df + 1) / 2))
         t += step
@@ -58,7 +58,7 @@ def _fraction(x: float, a: float, b: float) -> float:
     tiny = 1e-300
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1) or tiny)
     h = d
-    for m in range(1, _MOST_TERMS):
+    for m in range(1, _MAX_TERMS):
         for part in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),

@@ -14,8 +14,8 @@ from stepscope.contract.collectives import OPS
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import MISSING, StepLog
-from stepscope.tables.interned import Interned
 from stepscope.tables.schema import TABLES
+from stepscope.tables.string_table import StringTable
 from stepscope.tables.table import Cells, Table, known, table_of
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING, NONE_NS
@@ -29,7 +29,7 @@ _ABSENT = np.iinfo(np.int64).min
 
 def events(shared: Aligned) -> Table:
     """Return every event of the traces but flows and metadata."""
-    texts, threads = Interned(), Interned()
+    texts, threads = StringTable(), StringTable()
     parts = [_events_of(shared, i, texts, threads) for i in range(len(shared.run.ranks))]
     return _joined("events", parts, {"kind": _KINDS, "category": texts.listed, "name": texts.listed,
                                      "process": threads.listed, "thread": threads.listed})  # fmt: skip
@@ -37,14 +37,14 @@ def events(shared: Aligned) -> Table:
 
 def device_work(shared: Aligned) -> Table:
     """Return every kernel, copy and set."""
-    texts = Interned()
+    texts = StringTable()
     parts = [_work_of(shared, i, texts) for i in range(len(shared.run.ranks))]
     return _joined("device_work", parts, {"kind": _KINDS, "name": texts.listed, "operator": texts.listed})
 
 
 def collectives(shared: Aligned) -> Table:
     """Return every communication operation of every rank."""
-    groups = Interned()
+    groups = StringTable()
     match, last_rank = _matches(shared)
     parts = [_collectives_of(shared, i, groups, match[i], last_rank) for i in range(len(shared.run.ranks))]
     return _joined("collectives", parts, {"op": OPS, "process_group": groups.listed})
@@ -57,7 +57,7 @@ def steps(shared: Aligned) -> Table:
 
 def step_log(logs: Sequence[StepLog]) -> Table:
     """Return every step of the step logs."""
-    phases = Interned()
+    phases = StringTable()
     parts = [
         {
             "rank": np.full(len(log), log.rank),
@@ -75,7 +75,7 @@ def step_log(logs: Sequence[StepLog]) -> Table:
 
 def step_values(logs: Sequence[StepLog]) -> Table:
     """Return the other numbers of the step logs."""
-    names = Interned()
+    names = StringTable()
     parts = []
     for log in logs:
         for what, values in log.numbers.items():
@@ -89,7 +89,7 @@ def step_values(logs: Sequence[StepLog]) -> Table:
     return _joined("step_values", parts, {"what": names.listed})
 
 
-def _events_of(shared: Aligned, index: int, texts: Interned, threads: Interned) -> dict[str, Numbers]:
+def _events_of(shared: Aligned, index: int, texts: StringTable, threads: StringTable) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     trace = rank.trace
     there = (trace["ts_ns"] != NONE_NS) & ~np.isin(rank.kinds, (EventKind.FLOW, EventKind.META))
@@ -112,7 +112,7 @@ def _events_of(shared: Aligned, index: int, texts: Interned, threads: Interned) 
     }
 
 
-def _work_of(shared: Aligned, index: int, texts: Interned) -> dict[str, Numbers]:
+def _work_of(shared: Aligned, index: int, texts: StringTable) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     work, trace = rank.work, rank.trace
     launched = work.launch_row >= 0
@@ -133,7 +133,7 @@ def _work_of(shared: Aligned, index: int, texts: Interned) -> dict[str, Numbers]
 
 
 def _collectives_of(
-    shared: Aligned, index: int, groups: Interned, match: Int64s, last_rank: Int64s
+    shared: Aligned, index: int, groups: StringTable, match: Int64s, last_rank: Int64s
 ) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     c, wait = rank.collectives, shared.wait_ns[index]
@@ -191,7 +191,7 @@ def _steps_of(shared: Aligned, index: int) -> dict[str, Numbers]:
     }
 
 
-def _strings(texts: Interned, rank: Rank, ids: Numbers) -> Int64s:
+def _strings(texts: StringTable, rank: Rank, ids: Numbers) -> Int64s:
     return _or_absent(texts.strings(rank.trace, ids), ids != NO_STRING)
 
 

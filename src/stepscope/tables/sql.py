@@ -44,7 +44,7 @@ def require_duckdb() -> Any:
     return duckdb
 
 
-def queried(tables: RunTables, sql: str) -> Answer:
+def run_query(tables: RunTables, sql: str) -> Answer:
     """Return the answer to one query; a `UsageError` where it is no SQL or asks for what is not there."""
     duckdb = require_duckdb()
     connection = duckdb.connect(":memory:", config=_CONFIG)

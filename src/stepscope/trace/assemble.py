@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.trace.budget import BYTES_PER_TEXT, Share
 from stepscope.trace.scanner import Rows, Scanner
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
-from stepscope.trace.table import Sparse
+from stepscope.trace.table import SparseColumn
 from stepscope.trace.texts import decode_all
 
 Ids = npt.NDArray[np.int64]
@@ -25,7 +25,7 @@ _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
 
 
-class _Growing:
+class _GrowingArray:
     """An array that grows at its end."""
 
     def __init__(self, dtype: str, capacity: int) -> None:
@@ -65,9 +65,9 @@ class Columns:
         """Make room for the events of a file of about `raw_bytes`; what they fill is taken from the file's share."""
         self._share = share
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
-        self._dense = [_Growing(column.dtype, capacity) for column in DENSE]
+        self._dense = [_GrowingArray(column.dtype, capacity) for column in DENSE]
         some = max(capacity // 8, min(_FIRST_CAPACITY, raw_bytes))
-        self._sparse = [(_Growing("int32", some), _Growing("int64", some)) for _ in ARGS]
+        self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int64", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
@@ -95,7 +95,7 @@ class Columns:
             start = segment.dense_end
         return columns
 
-    def sparse(self, strings: "Strings") -> tuple[dict[str, Sparse], int]:
+    def sparse(self, strings: "Strings") -> tuple[dict[str, SparseColumn], int]:
         """Return the columns of `schema.ARGS` that any event has, by name, and how many values were no numbers."""
         columns, bad = {}, 0
         for number, column in enumerate(ARGS):
@@ -106,7 +106,7 @@ class Columns:
                 rows, values = _floats(rows, values, strings.strings)
                 bad += self._sparse[number][0].length - len(rows)
             if len(rows):
-                columns[column.name] = Sparse(rows, values)
+                columns[column.name] = SparseColumn(rows, values)
         return columns, bad
 
     def _renumber_arg(self, number: int, values: Ids, strings: "Strings") -> None:

@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from stepscope.records import ArrayRecord
 from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
-from stepscope.trace.scanner import Buffer, Counts, Flags, Parsed, Rows, Scanner
+from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Rows, Scanner
 
 BLOCK_BYTES = 4 << 20
 _SEARCHED_BYTES = 1 << 16
@@ -57,7 +57,7 @@ class Events(ArrayRecord):
         )
         self._take(parsed, offset, size, last=last)
 
-    def accept(self, parts: list[Rows], parsed: Parsed, *, scanner: int, size: int, last: bool) -> None:
+    def accept(self, parts: list[Rows], parsed: ParsedBlock, *, scanner: int, size: int, last: bool) -> None:
         """Take over the next block as another scanner parsed it."""
         for rows in parts:
             self.columns.append(rows, scanner=scanner, offset=self.offset)
@@ -68,7 +68,7 @@ class Events(ArrayRecord):
         for piece in pieces:
             self.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(self.tail)]
 
-    def _take(self, parsed: Parsed, offset: int, size: int, *, last: bool) -> None:
+    def _take(self, parsed: ParsedBlock, offset: int, size: int, *, last: bool) -> None:
         self.counts = self.counts.plus(parsed.counts)
         if parsed.first_bad is not None and self.first_bad_offset is None:
             self.first_bad_offset = offset + parsed.first_bad
@@ -135,7 +135,7 @@ def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done:
             done()
 
 
-Guess = Future[tuple[int, list[Rows], Parsed]]
+Guess = Future[tuple[int, list[Rows], ParsedBlock]]
 
 
 def _parsed_ahead(
@@ -147,7 +147,7 @@ def _parsed_ahead(
         idle.put(len(events.scanners))
         events.scanners.append(Scanner())
 
-    def parse(block: Block) -> tuple[int, list[Rows], Parsed]:
+    def parse(block: Block) -> tuple[int, list[Rows], ParsedBlock]:
         number = idle.get()
         scanner, parts = events.scanners[number], list[Rows]()
         try:

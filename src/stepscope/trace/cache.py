@@ -23,14 +23,14 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.contract.run_folder import CACHE_FOLDER, written_whole
-from stepscope.side_file import opened_side_file
+from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
+from stepscope.side_file import open_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_columns import is_sound, sound_quality
 from stepscope.trace.read import read
 from stepscope.trace.scanner import version
-from stepscope.trace.table import Quality, Sparse, Trace
+from stepscope.trace.table import Quality, SparseColumn, Trace
 
 MIN_RAW_BYTES = 32 << 20
 """Smaller traces are parsed faster than a cache is worth."""
@@ -93,7 +93,7 @@ def _key(path: Path) -> dict[str, Any] | None:
     The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart.
     """
     try:
-        with opened_side_file(path, max_bytes=MAX_TRACE_BYTES) as f:
+        with open_side_file(path, max_bytes=MAX_TRACE_BYTES) as f:
             status = os.fstat(f.fileno())
             content = _sampled(f, status.st_size)
     except OSError:
@@ -158,7 +158,7 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     }
     text = json.dumps(description).encode()
     text += b" " * (_aligned(_PREFIX.size + len(text)) - _PREFIX.size - len(text))
-    with written_whole(target) as f:
+    with atomic_write(target) as f:
         f.write(_PREFIX.pack(_MAGIC, len(text), zlib_ng.crc32(text)))
         f.write(text)
         for piece in content:
@@ -184,7 +184,7 @@ def _arrays(trace: Trace) -> dict[str, _Array]:
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
     """Return the cached table, or None where the file is not exactly what was stored for this key."""
     try:
-        with opened_side_file(target, max_bytes=MAX_CACHE_BYTES) as f:
+        with open_side_file(target, max_bytes=MAX_CACHE_BYTES) as f:
             data: _Array = np.memmap(f, np.uint8, mode="r")
         magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes()
@@ -210,7 +210,7 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
     strings = json.loads(text)
     columns = {c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE}
     args = {
-        c.name: Sparse(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
+        c.name: SparseColumn(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
         for c in schema.ARGS
         if f"rows/{c.name}" in arrays
     }

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.plausible import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
+from stepscope.trace.implausible_values import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind
-from stepscope.trace.table import Quality, Sparse
+from stepscope.trace.table import Quality, SparseColumn
 
 _MAX_COUNT = 1 << 53
 
 
-def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[str, Sparse]) -> bool:
+def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[str, SparseColumn]) -> bool:
     """Return whether all columns have their dtypes and lengths, and every id, row and time is within its range."""
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         return False
@@ -39,7 +39,7 @@ def sound_quality(found: dict[str, Any]) -> Quality | None:
     return said if sound and all(isinstance(note, str) for note in said.notes) else None
 
 
-def _args_are_sound(args: dict[str, Sparse], count: int, num_strings: int) -> bool:
+def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int) -> bool:
     for column in ARGS:
         arg = args.get(column.name)
         if arg is None:

@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.trace.streams import Stream
 
 _CHUNK_BYTES = 1 << 20
-_USUAL_EVENT_BYTES = 1 << 13
+_TYPICAL_EVENT_BYTES = 1 << 13
 _MAX_EVENT_BYTES = 1 << 20
 
 
@@ -39,7 +39,7 @@ def _texts(chunks: Iterator[bytes], offsets: list[int]) -> Iterator[bytes]:
 
 
 def _event(text: bytes) -> dict[str, Any] | None:
-    for size in (_USUAL_EVENT_BYTES, _MAX_EVENT_BYTES):
+    for size in (_TYPICAL_EVENT_BYTES, _MAX_EVENT_BYTES):
         try:
             event, _ = json.JSONDecoder(strict=False).raw_decode(text[:size].decode(errors="replace"))
         except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.side_file import Parsed, unusable_fields, usable
+from stepscope.side_file import ParsedJson, unusable_fields, usable
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_TAIL_BYTES = 4 << 20
@@ -73,7 +73,7 @@ def read_tail(data: bytes, *, top_array: bool) -> tuple[dict[str, Any], bool, tu
     return fields, True, (*notes, *unusable_fields(parsed, "header"))
 
 
-def _object(data: bytes) -> Parsed | None:
+def _object(data: bytes) -> ParsedJson | None:
     """Return the object that is still open at the end of `data`, or None if it is no object."""
     try:
         text = data.rstrip().removesuffix(b",").decode(errors="replace") + "}"

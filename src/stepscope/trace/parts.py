@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
-from stepscope.trace.table import Int64s, Quality, Sparse, Trace
+from stepscope.trace.table import Int64s, Quality, SparseColumn, Trace
 
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
@@ -52,14 +52,14 @@ def _column(name: str, dtype: str, parts: Sequence[Trace], ids: Sequence[Int64s]
     return np.concatenate(columns).astype(dtype)
 
 
-def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int64s]) -> Sparse:
+def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int64s]) -> SparseColumn:
     rows, values, first = [], [], 0
     for part, new in zip(parts, ids, strict=True):
         column = part.arg(name)
         rows.append(column.rows + first)
         values.append(_renumbered(column.values, new) if kind is ArgKind.TEXT else column.values)
         first += part.num_events
-    return Sparse(np.concatenate(rows), np.concatenate(values))
+    return SparseColumn(np.concatenate(rows), np.concatenate(values))
 
 
 def _renumbered(column: npt.NDArray[Any], new: Int64s) -> Int64s:

@@ -14,9 +14,9 @@ from stepscope.trace.assemble import Columns, Strings
 from stepscope.trace.blocks import Events, parse_ahead, parse_serially
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
-from stepscope.trace.plausible import plausible
-from stepscope.trace.scanner import Buffer, Exhausted
-from stepscope.trace.several import refuse_archive, watched
+from stepscope.trace.implausible_values import drop_implausible
+from stepscope.trace.scanner import Buffer, MemoryLimitError
+from stepscope.trace.second_trace import refuse_archive, reject_second_trace
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
@@ -40,7 +40,7 @@ def read(
     share = (budget or Budget(stream.size)).share()
     try:
         return _read(stream, share, threads=threads, progress=progress)
-    except (Exhausted, OverBudget) as e:
+    except (MemoryLimitError, OverBudget) as e:
         share.give_back()
         raise TraceError(f"{path}: {e}") from e
     except MemoryError as e:
@@ -55,7 +55,9 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     columns = Columns(stream.expected_raw_bytes(), share)
     events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
     following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
-    following = watched(following, stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
+    following = reject_second_trace(
+        following, stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed
+    )
     del data
 
     def done() -> None:
@@ -102,7 +104,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields
     base_ns, time_notes = _base_time(header)
-    table = plausible(columns, args, base_ns=base_ns)
+    table = drop_implausible(columns, args, base_ns=base_ns)
     columns, args = table.columns, table.args
     counts = events.counts._replace(bad_args=events.counts.bad_args + bad_floats + table.bad_args)
     quality = Quality(

@@ -95,7 +95,10 @@ class Stream:
 
     def _unzstd(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW).stream_reader(
-            cast(IO[bytes], _Counted(f, self)), read_size=COMPRESSED_CHUNK, read_across_frames=True, closefd=False
+            cast(IO[bytes], _CountingReader(f, self)),
+            read_size=COMPRESSED_CHUNK,
+            read_across_frames=True,
+            closefd=False,
         )
         while True:
             try:
@@ -129,7 +132,7 @@ class Stream:
             )
 
 
-class _Counted:
+class _CountingReader:
     """The compressed file, counting what is read of it."""
 
     def __init__(self, f: IO[bytes], stream: Stream) -> None:

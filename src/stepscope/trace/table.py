@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Sparse(ArrayRecord):
+class SparseColumn(ArrayRecord):
     """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
 
     rows: npt.NDArray[np.integer[Any]]
@@ -45,7 +45,7 @@ class Quality:
     negative_duration: int = 0
     far_times: int = 0
     """events whose time cannot belong to the window that the others span, left out"""
-    mended: int = 0
+    repaired: int = 0
     """events that were read although their JSON was bad (bare quotes, control characters)"""
     bad_text: int = 0
     """distinct strings with invalid UTF-8, lone surrogates or bad escapes, replaced"""
@@ -70,7 +70,7 @@ class Trace(ArrayRecord):
     header: dict[str, Any]
     strings: list[str]
     columns: dict[str, npt.NDArray[Any]]
-    args: dict[str, Sparse]
+    args: dict[str, SparseColumn]
     quality: Quality = field(default_factory=Quality)
     from_cache: bool = False
 
@@ -82,9 +82,9 @@ class Trace(ArrayRecord):
     def __getitem__(self, column: str) -> npt.NDArray[Any]:
         return self.columns[column]
 
-    def arg(self, name: str) -> Sparse:
+    def arg(self, name: str) -> SparseColumn:
         """Return a sparse column; an empty one where no event has it."""
-        return self.args.get(name) or Sparse(np.empty(0, np.int64), np.empty(0, np.int64))
+        return self.args.get(name) or SparseColumn(np.empty(0, np.int64), np.empty(0, np.int64))
 
     def text(self, string_id: int) -> str | None:
         """Return the string of an id in `cat`, `name` or a TEXT argument; None for `NO_STRING`."""

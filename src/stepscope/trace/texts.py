@@ -17,7 +17,7 @@ ELLIPSIS = "…"
 REPLACEMENT = "\ufffd"
 
 
-class Decoded(NamedTuple):
+class DecodedText(NamedTuple):
     """A string and what had to be done to it."""
 
     text: str
@@ -25,31 +25,31 @@ class Decoded(NamedTuple):
     shortened: bool
 
 
-def decode_all(texts: Iterable[Text]) -> list[Decoded]:
+def decode_all(texts: Iterable[Text]) -> list[DecodedText]:
     """Return the strings of the scanner's texts, in their order."""
     return [decode(text) for text in texts]
 
 
-def decode(text: Text) -> Decoded:
+def decode(text: Text) -> DecodedText:
     """Return one string: the content of a JSON string, or the JSON text of another value in one spelling."""
     try:
         plain, replaced = text.raw.decode(), False
     except UnicodeDecodeError:
         plain, replaced = text.raw.decode(errors="replace"), True
     if not text.flags:
-        return Decoded(plain, replaced, False)
-    mended = plain
+        return DecodedText(plain, replaced, False)
+    clean = plain
     if TextFlags.MENDED in text.flags:
-        mended = _CONTROL.sub(REPLACEMENT, plain)
-    replaced = replaced or mended != plain
+        clean = _CONTROL.sub(REPLACEMENT, plain)
+    replaced = replaced or clean != plain
     if TextFlags.JSON in text.flags:
-        mended = _one_spelling(mended)
+        clean = _one_spelling(clean)
     elif TextFlags.ESCAPED in text.flags:
-        mended, bad_escapes = _unescaped(mended)
+        clean, bad_escapes = _unescaped(clean)
         replaced = replaced or bad_escapes
     if TextFlags.SHORTENED in text.flags:
-        return Decoded(mended.rstrip(REPLACEMENT) + ELLIPSIS, replaced, True)
-    return Decoded(mended, replaced, False)
+        return DecodedText(clean.rstrip(REPLACEMENT) + ELLIPSIS, replaced, True)
+    return DecodedText(clean, replaced, False)
 
 
 def _unescaped(text: str) -> tuple[str, bool]:

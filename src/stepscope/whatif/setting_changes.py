@@ -31,7 +31,7 @@ _NOT_FREE = ("tp", "pp", "ep", "cp")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Asked(ArrayRecord):
+class SettingRequest(ArrayRecord):
     """One `KEY=VALUE`, and what it is asked of."""
 
     account: Account
@@ -49,7 +49,7 @@ class Asked(ArrayRecord):
 
 
 @dataclass(frozen=True)
-class Made:
+class SettingChange:
     """A setting as a change."""
 
     change: Change
@@ -67,18 +67,18 @@ class Made:
         return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns)
 
 
-Maker = Callable[[Asked], Made]
+Maker = Callable[[SettingRequest], SettingChange]
 
 
 def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False) -> Maker:
     """Return the maker of a setting that has one value."""
 
-    def make(asked: Asked) -> Made:
+    def make(asked: SettingRequest) -> SettingChange:
         if asked.value != word:
             raise asked.expected(f"{asked.key}={word}")
         if device:
             _needs_device(asked)
-        return Made(change, doubt)
+        return SettingChange(change, doubt)
 
     return make
 
@@ -86,60 +86,60 @@ def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False
 def fix(word: str, finding: str) -> Maker:
     """Return the maker of a setting that undoes a fault the rules know."""
 
-    def make(asked: Asked) -> Made:
+    def make(asked: SettingRequest) -> SettingChange:
         if asked.value != word:
             raise asked.expected(f"{asked.key}={word}")
         if finding not in asked.fixes:
-            return Made(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
+            return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
         return made_of(asked.fixes[finding])
 
     return make
 
 
-def made_of(fix: Fix) -> Made:
+def made_of(fix: Fix) -> SettingChange:
     """Return a rule's fix as a setting."""
-    return Made(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns)
+    return SettingChange(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns)
 
 
-def straggler(asked: Asked) -> Made:
+def straggler(asked: SettingRequest) -> SettingChange:
     """Return late ranks as fast as the median of the others: those found, or those named."""
     ranks = [r.rank for r in asked.account.run.ranks]
     if asked.value == "off":
         late = [s.rank for s in asked.account.stragglers]
         if not late:
-            return Made(_same, note=f"{asked}: no rank is late, so nothing changes")
+            return SettingChange(_same, note=f"{asked}: no rank is late, so nothing changes")
     elif re.fullmatch(r"\d+(,\d+)*", asked.value):
         late = [int(part) for part in asked.value.split(",")]
     else:
         raise asked.expected("off, or ranks such as 3 or 1,3")
     if not set(late) <= set(ranks) or set(late) == set(ranks):
         raise asked.expected(f"some but not all of the recorded ranks ({', '.join(map(str, ranks[:16]))})")
-    return Made(lambda replay: straggler_off(replay, late))
+    return SettingChange(lambda replay: straggler_off(replay, late))
 
 
-def network(asked: Asked) -> Made:
+def network(asked: SettingRequest) -> SettingChange:
     """Return every transfer faster."""
     speedup = _times(asked)
-    return Made(lambda replay: faster_network(replay, speedup))
+    return SettingChange(lambda replay: faster_network(replay, speedup))
 
 
-def fewer(asked: Asked) -> Made:
+def fewer(asked: SettingRequest) -> SettingChange:
     """Return every collective with a share of its bytes."""
     share = _times(asked)
     known = any((rank.collectives.full_bytes > 0).any() for rank in asked.account.run.ranks)
     note = None if known else f"{asked}: no collective's size was recorded (--shapes on gloo), so nothing changes"
-    return Made(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
+    return SettingChange(lambda replay: fewer_bytes(replay, share), doubt=0.2, note=note)
 
 
-def overlap(asked: Asked) -> Made:
+def overlap(asked: SettingRequest) -> SettingChange:
     """Return gradients sent while backward runs."""
     if asked.value != "perfect":
         raise asked.expected("overlap=perfect")
     backward = _backward(asked)
-    return Made(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
+    return SettingChange(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
 
 
-def bucket_mb(asked: Asked) -> Made:
+def bucket_mb(asked: SettingRequest) -> SettingChange:
     """Return gradients in buckets of one size: small ones merged, large ones split, each sent when it is ready."""
     message_bytes = max(1, round(_number(asked) * 2**20))
     backward = _backward(asked)
@@ -148,28 +148,28 @@ def bucket_mb(asked: Asked) -> Made:
         merged = larger_messages(replay, message_bytes)
         return overlapped(merged, backward, message_bytes=message_bytes, exactly=True)
 
-    return Made(rebucketed, doubt=0.35)
+    return SettingChange(rebucketed, doubt=0.35)
 
 
-def copies(asked: Asked) -> Made:
+def copies(asked: SettingRequest) -> SettingChange:
     """Return the run without copies between host and device."""
     if asked.value != "hidden":
         raise asked.expected("copies=hidden")
     _needs_device(asked)
     moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
-    return Made(lambda replay: without_work(replay, moves))
+    return SettingChange(lambda replay: without_work(replay, moves))
 
 
-def recompute(asked: Asked) -> Made:
+def recompute(asked: SettingRequest) -> SettingChange:
     """Return the run without forward work repeated in backward."""
     if asked.value != "off":
         raise asked.expected("recompute=off")
     _needs_device(asked)
     again: Masks = [c.recomputed & (c.rank.work.step >= 0) for c in asked.account.costs]
-    return Made(lambda replay: without_work(replay, again))
+    return SettingChange(lambda replay: without_work(replay, again))
 
 
-def kernel(asked: Asked) -> Made:
+def kernel(asked: SettingRequest) -> SettingChange:
     """Return the kernels of one family faster."""
     family, share = asked.key.removeprefix("kernel:"), 1 / _times(asked)
     _needs_device(asked)
@@ -180,10 +180,10 @@ def kernel(asked: Asked) -> Made:
         raise asked.expected(f"a family whose kernels ran ({', '.join(f'kernel:{name}' for name in present)})")
     code = FAMILY_CODE[Family(family)]
     chosen: Masks = [(c.family == code) & is_kernel for c, is_kernel in zip(costs, kinds, strict=True)]
-    return Made(lambda replay: faster_work(replay, chosen, share))
+    return SettingChange(lambda replay: faster_work(replay, chosen, share))
 
 
-def microbatches(asked: Asked) -> Made:
+def microbatches(asked: SettingRequest) -> SettingChange:
     """Return another number of micro-batches at the same total work: a pipeline's bubble shrinks like 1/m."""
     number = _number(asked)
     account, view = asked.account, asked.account.views.pipeline
@@ -193,27 +193,27 @@ def microbatches(asked: Asked) -> Made:
         raise asked.expected(f"a run with a pipeline, found strategy {account.strategy.name!r}")
     bubble_ns = view.bubble_pct / 100 * account.step.step_ns
     note = f"{asked}: by formula; of the step, the bubble's {view.bubble_pct:.1f} % shrinks by {view.microbatches}/m"
-    return Made(_same, 0.3, bubble_ns * (1 - view.microbatches / number), note)
+    return SettingChange(_same, 0.3, bubble_ns * (1 - view.microbatches / number), note)
 
 
 def _same(replay: Replay) -> Replay:
     return replay
 
 
-def _times(asked: Asked) -> float:
+def _times(asked: SettingRequest) -> float:
     found = _TIMES.match(asked.value)
     if not found or not float(found[1]):
         raise asked.expected("a factor above 0 such as 2x or 0.5x")
     return float(found[1])
 
 
-def _number(asked: Asked) -> float:
+def _number(asked: SettingRequest) -> float:
     if not re.fullmatch(r"\d+\.?\d*|\.\d+", asked.value) or not 0 < float(asked.value) < 1e9:
         raise asked.expected("a number above 0 such as 16")
     return float(asked.value)
 
 
-def _backward(asked: Asked) -> Masks:
+def _backward(asked: SettingRequest) -> Masks:
     """Return the work of the backward pass, where collectives are of gradients alone."""
     _needs_device(asked)
     if asked.account.strategy.has(*_NOT_FREE):
@@ -228,7 +228,7 @@ def _backward(asked: Asked) -> Masks:
     ]
 
 
-def _needs_device(asked: Asked) -> None:
+def _needs_device(asked: SettingRequest) -> None:
     without = [rank.rank for rank in asked.account.run.ranks if not rank.has_device]
     if without:
         raise asked.expected(f"device work on every rank, found none of rank {rank_ranges(without)}")

@@ -28,7 +28,7 @@ from stepscope.run.quality import rank_ranges
 from stepscope.whatif import setting_changes as make
 from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.keys import FAMILY, SETTINGS
-from stepscope.whatif.setting_changes import Asked, Made, Maker, fix, made_of, only
+from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
 
 _FAR_OFF = 0.15
 
@@ -90,7 +90,7 @@ def what_if(account: Account, texts: Sequence[str]) -> Answer:
     return Answer(found, step_ns, tuple(notes))
 
 
-def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Made:
+def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> SettingChange:
     """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
     key, _, value = text.partition("=")
     name = FAMILY if key.startswith("kernel:") else key
@@ -99,7 +99,7 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Made
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
     found = fixes.get(FINDING_OF_SETTING.get(text, ""))
-    return MAKERS[setting.key](Asked(account, key, value, fixes)) if found is None else made_of(found)
+    return MAKERS[setting.key](SettingRequest(account, key, value, fixes)) if found is None else made_of(found)
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:

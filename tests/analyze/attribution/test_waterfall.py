@@ -20,7 +20,7 @@ from stepscope.analyze.attribution.waterfall import ACHIEVED, LOSSES, Waterfall,
 from stepscope.analyze.attribution.without_profiler import step_budget
 from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.kernels.chip import run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import kernel_costs
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
@@ -48,7 +48,7 @@ def known_step(rank: int = 0, *, world_size: int = 1, steps: int = 4, jitter_us:
 
 
 def analysed(
-    run: Run, *, chip: Chip | None = CHIP, unprofiled_ms: float | None = None, given: Given | None = None
+    run: Run, *, chip: Chip | None = CHIP, unprofiled_ms: float | None = None, given: GivenValues | None = None
 ) -> tuple[Efficiency, Waterfall]:
     found = budgets(aligned(run))
     step = step_budget(found, unprofiled_ms=unprofiled_ms)
@@ -139,7 +139,7 @@ def test_unknown_flops_or_peak_give_no_waterfall(tmp_path: Path, chip: Chip | No
 
 
 def test_a_given_peak_on_an_unknown_chip_leaves_precision_unknown(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), chip=None, given=Given(peak_tflops=1000))
+    _, found = analysed(built_run(tmp_path, [known_step()]), chip=None, given=GivenValues(peak_tflops=1000))
     rows = pct(found)
     assert set(LOSSES) - set(rows) == {"precision"}
     assert rows["matmul_below_peak"] == pytest.approx(19.5)
@@ -148,7 +148,7 @@ def test_a_given_peak_on_an_unknown_chip_leaves_precision_unknown(tmp_path: Path
 
 
 def test_more_flops_than_the_products_had_time_for_are_called_out(tmp_path: Path) -> None:
-    _, found = analysed(built_run(tmp_path, [known_step()]), given=Given(flops_per_step=5e11))
+    _, found = analysed(built_run(tmp_path, [known_step()]), given=GivenValues(flops_per_step=5e11))
     assert pct(found)["matmul_below_peak"] < 0
     assert sum(pct(found).values()) == pytest.approx(100, abs=1e-9)
     assert any("FLOPs per step are too many" in note for note in found.notes)
@@ -167,7 +167,7 @@ def test_kinds_sum_to_the_compute_of_the_budget(tmp_path: Path) -> None:
 def test_real_runs_add_up(folder: str) -> None:
     run = load(DATA / folder, cache=False)
     chip = run_chip(run.ranks).chip
-    _, found = analysed(run, chip=chip, given=Given(flops_per_step=1e10))
+    _, found = analysed(run, chip=chip, given=GivenValues(flops_per_step=1e10))
     rows = pct(found)
     assert sum(rows.values()) == pytest.approx(100, abs=1e-9)
     assert min(rows.values()) >= 0
@@ -181,7 +181,7 @@ def test_a_rank_without_a_device_has_its_products_on_the_host(tmp_path: Path) ->
         shapes: dict[str, Any] = {"Input Dims": [[1000, 500], [500, 1000]], "Input type": ["float", "float"]}
         r.ran("aten::mm", t + 100, t + 500, **shapes)
         r.ran("aten::add", t + 500, t + 700)
-    _, found = analysed(built_run(tmp_path, [r]), chip=None, given=Given(peak_tflops=10))
+    _, found = analysed(built_run(tmp_path, [r]), chip=None, given=GivenValues(peak_tflops=10))
     rows = pct(found)
     assert rows["non_matmul_kernels"] == pytest.approx(20, abs=0.1)
     assert rows["matmul_below_peak"] + rows[ACHIEVED] == pytest.approx(40, abs=0.1)

@@ -10,7 +10,7 @@ from tests.analyze.products import BF16_KERNEL, FP8_KERNEL, matmul
 
 from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.kernels.chip import run_chip
-from stepscope.analyze.kernels.efficiency import Efficiency, Given, efficiency
+from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import kernel_costs
 from stepscope.cost.chips.hardware import look_up
 from stepscope.cost.chips.table import Chip
@@ -23,7 +23,7 @@ H200 = look_up("NVIDIA H200").chip
 
 def found(run: Run, *, step_ns: float | None = STEP_NS, **given: Any) -> Efficiency:
     costs = [kernel_costs(call_costs(rank)) for rank in run.ranks]
-    return efficiency(run, costs, chip=run_chip(run.ranks), step_ns=step_ns, given=Given(**given))
+    return efficiency(run, costs, chip=run_chip(run.ranks), step_ns=step_ns, given=GivenValues(**given))
 
 
 def peak(chip: Chip | None, precision: str) -> float:

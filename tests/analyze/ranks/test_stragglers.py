@@ -1,4 +1,4 @@
-"""A rank that others wait for is named, with its cause; a rank that merely lags or idles is not (A8)."""
+"""A rank that others wait for is named, with its cause; a rank that merely lags or idles is not."""
 
 from collections.abc import Callable
 from pathlib import Path

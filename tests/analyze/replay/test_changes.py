@@ -1,4 +1,4 @@
-"""Every what-if, made on the replay of a simulated job, gives the step of the job simulated with that change (D3)."""
+"""Every what-if, made on the replay of a simulated job, gives the step of the job simulated with that change."""
 
 from collections.abc import Sequence
 from dataclasses import replace

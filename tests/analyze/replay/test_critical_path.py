@@ -1,4 +1,4 @@
-"""The critical path names what decides the step; what is beside it has slack (A11)."""
+"""The critical path names what decides the step; what is beside it has slack."""
 
 from collections import defaultdict
 from collections.abc import Sequence

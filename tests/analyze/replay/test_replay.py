@@ -1,4 +1,4 @@
-"""The replay of a recorded job takes as long as the job did, and knows what the profiler added (D3, A11)."""
+"""The replay of a recorded job takes as long as the job did, and knows what the profiler added."""
 
 from collections.abc import Sequence
 from pathlib import Path

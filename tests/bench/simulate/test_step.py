@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from tests.bench.parallel_job import CASES, SHAPE  # noqa: E402
 
 from stepscope.bench.simulate.model import Shape  # noqa: E402
-from stepscope.bench.simulate.step import Job, simulated  # noqa: E402
+from stepscope.bench.simulate.step import Job, simulate_step  # noqa: E402
 from stepscope.contract.collectives import op_name  # noqa: E402
 from stepscope.cost.models.activations import Batch  # noqa: E402
 from stepscope.cost.models.flops import Experts, Recompute, Transformer  # noqa: E402
@@ -64,7 +64,7 @@ JOBS = {
 @pytest.mark.parametrize("name", JOBS)
 def test_formulas_list_the_collectives_of_the_simulated_step(name):
     job = JOBS[name]
-    step = simulated(job)["collectives"]
+    step = simulate_step(job)["collectives"]
     if name == "experts":  # plain DDP would reduce experts with the rest
         step = [c for c in step if c["op"] == "all_to_all"]
     batch, layout, model = by_formula(job)
@@ -82,7 +82,7 @@ def test_collectives_and_bytes_equal_those_of_a_real_job_on_four_ranks(tmp_path)
         real = Counter((op_name(e["name"]), largest_bytes(e["args"]["Input Dims"])) for e in asked)
         job = Job(SHAPE, name.partition("-")[0], data=data, tensor=tensor, micro_batch=2)
         found: Counter[Any] = Counter()
-        for c in simulated(job)["collectives"]:
+        for c in simulate_step(job)["collectives"]:
             found[c["op"], c["bytes"]] += c["count"]
         assert found == real, name
 
@@ -113,7 +113,7 @@ MEASURED_MB = {
 @pytest.mark.parametrize("name", MEASURED_MB)
 def test_simulated_memory_is_near_the_measured_peak(name):
     job, measured_mb = MEASURED_MB[name]
-    memory = simulated(job)["memory"]
+    memory = simulate_step(job)["memory"]
     assert memory["peak_bytes"] / 1e6 + WORKSPACE_MB == pytest.approx(measured_mb, rel=0.03)
     assert sum(memory["parts"].values()) == memory["peak_bytes"] and memory["peak_when"] == "backward"
 
@@ -139,11 +139,11 @@ def test_formula_and_simulation_agree_on_memory(job):
         foreach_optimizer=job.foreach,
         workspace_bytes=0,
     )
-    assert formula.peak_bytes == pytest.approx(simulated(job)["memory"]["peak_bytes"], rel=0.05)
+    assert formula.peak_bytes == pytest.approx(simulate_step(job)["memory"]["peak_bytes"], rel=0.05)
 
 
 def test_nonsense_jobs_are_refused():
     with pytest.raises(UsageError, match="data of at least 1"):
-        simulated(Job(SHAPE, data=0))
+        simulate_step(Job(SHAPE, data=0))
     with pytest.raises(UsageError, match="divide"):
-        simulated(Job(EXPERTS, "ddp", data=4, expert=3))
+        simulate_step(Job(EXPERTS, "ddp", data=4, expert=3))

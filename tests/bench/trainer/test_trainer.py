@@ -10,7 +10,7 @@ from torch import nn
 
 import stepscope
 from stepscope.bench.trainer.events import Events
-from stepscope.bench.trainer.trainer import Trained, Trainer, main
+from stepscope.bench.trainer.trainer import Trainer, TrainingResult, main
 from stepscope.contract.run_folder import steps_file, trace_file
 from stepscope.errors import InputError, UsageError
 
@@ -43,18 +43,18 @@ SMALL = [
 ]
 
 
-def trained(out: Path, *more: str, profile: bool = False, resume: bool = False, **own: Any) -> Trained:
+def trained(out: Path, *more: str, profile: bool = False, resume: bool = False, **own: Any) -> TrainingResult:
     trainer = Trainer(overrides=[*SMALL, f"output.dir={out}", *more], device="cpu", **own)
     return trainer.train(profile=profile, resume=resume)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trained, list[str]]:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingResult, list[str]]:
     said: list[str] = []
     return trained(tmp_path_factory.mktemp("trainer") / "out", profile=True, say=said.append), said
 
 
-def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[Trained, list[str]]) -> None:
+def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[TrainingResult, list[str]]) -> None:
     done, _ = recorded
     assert done.run_folder == done.folder / "run"
     assert (done.run_folder / trace_file(0)).stat().st_size > 1000
@@ -64,7 +64,7 @@ def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[Trai
     assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"tokens_per_sec"))
 
 
-def test_steps_have_their_regions(recorded: tuple[Trained, list[str]]) -> None:
+def test_steps_have_their_regions(recorded: tuple[TrainingResult, list[str]]) -> None:
     folder = recorded[0].run_folder
     assert folder is not None
     steps = [json.loads(line) for line in (folder / steps_file(0)).read_text().splitlines()[1:]]
@@ -82,7 +82,7 @@ def test_steps_have_their_regions(recorded: tuple[Trained, list[str]]) -> None:
     assert "gradient_clipping_warmup" not in steps[5]["regions"]
 
 
-def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[Trained, list[str]]) -> None:
+def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[TrainingResult, list[str]]) -> None:
     found = recorded[0].summary
     assert found is not None
     assert set(found["summary"]) >= B3
@@ -90,13 +90,13 @@ def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[
     assert found["summary"]["num_steps"] == 12 - 3 - 3  # warm-up of the rate; warm-up and window of the profiler
 
 
-def test_log_lines_say_the_kind_of_step_its_rate_and_its_loss(recorded: tuple[Trained, list[str]]) -> None:
+def test_log_lines_say_the_kind_of_step_its_rate_and_its_loss(recorded: tuple[TrainingResult, list[str]]) -> None:
     lines = recorded[1]
     assert [line.split()[1] for line in lines] == ["4", "8", "12"]
     assert all("training" in line and "lr 1.000e-02" in line and "loss" in line for line in lines)
 
 
-def test_recording_changes_no_loss(recorded: tuple[Trained, list[str]], tmp_path: Path) -> None:
+def test_recording_changes_no_loss(recorded: tuple[TrainingResult, list[str]], tmp_path: Path) -> None:
     plain = trained(tmp_path / "plain")
     assert plain.losses == recorded[0].losses
     assert plain.losses[-1] < plain.losses[0]
@@ -129,7 +129,7 @@ def test_own_model_data_and_loss(tmp_path: Path) -> None:
     assert len(trained(tmp_path / "list", model=nn.Linear(4, 1), data=batches, loss=loss).losses) == 12
 
 
-def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[Trained, list[str]]) -> None:
+def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[TrainingResult, list[str]]) -> None:
     with pytest.raises(UsageError, match="expected a folder without a training"):
         trained(recorded[0].folder)
     with pytest.raises(UsageError, match="model, data and loss together, found no data"):

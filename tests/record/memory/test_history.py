@@ -30,7 +30,7 @@ def pretend_cuda(monkeypatch, *, history=False):
 def test_history_of_the_window_becomes_a_snapshot_file(tmp_path, monkeypatch):
     pretend_cuda(monkeypatch)
     memory = Memory()
-    history = MemoryHistory(memory=memory, most_entries=7)
+    history = MemoryHistory(memory=memory, max_entries=7)
     history.on_window_start()
     history.on_window_end()
     history.on_close(tmp_path, 0)

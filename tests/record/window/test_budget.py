@@ -4,7 +4,7 @@ import pytest
 
 import stepscope.record.window.budget as budget_module
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.budget import BYTES_PER_EVENT, Budget, UsualStep, anonymous_bytes, most_events
+from stepscope.record.window.budget import BYTES_PER_EVENT, Budget, TypicalStep, anonymous_bytes, max_window_events
 
 
 class World:
@@ -23,7 +23,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 CONFIG = RecordConfig(max_events=10_000, max_seconds=60, max_memory_mb=100)
-USUAL = UsualStep(events=1_000, longest_s=1.0)
+USUAL = TypicalStep(events=1_000, longest_s=1.0)
 
 
 def test_counted_steps_fill_the_window_up_to_the_budget(world: World) -> None:
@@ -67,9 +67,9 @@ def test_time_and_memory_end_the_window_inside_a_step(world: World) -> None:
 
 
 def test_T12_export_stays_far_below_the_groups_timeout() -> None:
-    assert most_events(RecordConfig(), group_timeout_s=1800) == RecordConfig().max_events
-    assert most_events(RecordConfig(), group_timeout_s=None) == RecordConfig().max_events
-    assert most_events(RecordConfig(), group_timeout_s=4) * 20e-6 <= 1.0
+    assert max_window_events(RecordConfig(), group_timeout_s=1800) == RecordConfig().max_events
+    assert max_window_events(RecordConfig(), group_timeout_s=None) == RecordConfig().max_events
+    assert max_window_events(RecordConfig(), group_timeout_s=4) * 20e-6 <= 1.0
 
 
 def test_own_memory_is_known_here() -> None:

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.budget import UsualStep
+from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.flops import flops_of
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.step_census import StepCensus
@@ -29,7 +29,7 @@ class Small(torch.nn.Module):
 
 
 def census_of(step: object) -> dict[str, int]:
-    census = StepCensus(ProfilerGuard(), RecordConfig(), UsualStep())
+    census = StepCensus(ProfilerGuard(), RecordConfig(), TypicalStep())
     census.begin()
     step()  # type: ignore[operator]
     found = census.end()

@@ -13,7 +13,7 @@ from tests.diagnose.late import OWN_US, late_run
 from tests.report.trace_processor import fields
 
 from stepscope.analyze.account import account_of
-from stepscope.analyze.kernels.efficiency import Given
+from stepscope.analyze.kernels.efficiency import GivenValues
 from stepscope.contract.run_folder import trace_file
 from stepscope.contract.tensorboard import crc32c
 from stepscope.report.tensorboard.events import Scalar, event_file
@@ -63,7 +63,7 @@ def test_numbers_come_back_from_the_file() -> None:
 
 
 def test_curves_are_those_of_the_account(tmp_path: Path) -> None:
-    account = account_of(late_run(tmp_path, late_us=LATE_US), given=Given(flops_per_step=1e12, peak_tflops=1000))
+    account = account_of(late_run(tmp_path, late_us=LATE_US), given=GivenValues(flops_per_step=1e12, peak_tflops=1000))
     files, notes = tensorboard_files(account)
     found = curves(b"".join(dict(files)[EVENT_FILE]))
     assert not notes

@@ -1,4 +1,4 @@
-"""The summary for people: readable on any terminal, and never steered by the names in a trace (O1, Y3, Y4)."""
+"""The summary for people: readable on any terminal, and never steered by the names in a trace."""
 
 import io
 from dataclasses import replace

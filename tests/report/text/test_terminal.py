@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from stepscope.cli.say import say, say_aside, warn
+from stepscope.cli.messages import print_line, print_stderr, warn
 from stepscope.report.text.terminal import PlainConsole, console, plain_table
 
 SOURCE = Path(__file__).parents[3] / "src" / "stepscope"
@@ -61,7 +61,7 @@ def test_console_and_its_tables_are_plain() -> None:
 
 
 def test_plain_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    for tell in (say, say_aside, warn):
+    for tell in (print_line, print_stderr, warn):
         tell(f"{HOSTILE}\nforged line")
     for stream in capsys.readouterr():
         assert all(c.isprintable() or c == "\n" for c in stream)
@@ -69,7 +69,7 @@ def test_plain_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_nothing_prints_past_the_two_doors() -> None:
-    """Only `say` prints, only `terminal` makes consoles; `output` writes what `-` asked for, as it is."""
+    """Only `print_line` prints, only `terminal` makes consoles; `output` writes what `-` asked for, as it is."""
     desk = [p for p in SOURCE.rglob("*.py") if p.relative_to(SOURCE).parts[0] not in JOB]
     assert len(desk) > 100
     found = set()

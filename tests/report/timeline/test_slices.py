@@ -18,7 +18,7 @@ from stepscope.report.timeline import lanes as timeline_lanes
 from stepscope.report.timeline import protobuf
 from stepscope.report.timeline.chrome import chrome_trace
 from stepscope.report.timeline.filter import Filter
-from stepscope.report.timeline.lanes import MOST_LANES, lanes
+from stepscope.report.timeline.lanes import MAX_LANES, lanes
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import FIRST_PID, Timeline, timeline_of
 from stepscope.run.aligned import Aligned, aligned
@@ -179,10 +179,10 @@ def test_slices_that_cross_get_lanes_of_their_own() -> None:
 
 def test_more_than_a_viewer_can_stack_is_left_out_and_said(tmp_path: Path) -> None:
     r = RankTrace(0)
-    for k in range(MOST_LANES + 3):
+    for k in range(MAX_LANES + 3):
         r.annotation(f"r{k}", k, 1000 + k)
     timeline = timeline_of(aligned(built_run(tmp_path, [r])))
-    assert timeline.num_slices == MOST_LANES and "left out, 3 slices that cross" in timeline.left_out[0]
+    assert timeline.num_slices == MAX_LANES and "left out, 3 slices that cross" in timeline.left_out[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Clocks of constructed jobs are recovered within their stated uncertainty, and jumps are flagged (A6, X18)."""
+"""Clocks of constructed jobs are recovered within their stated uncertainty, and jumps are flagged."""
 
 import re
 from collections.abc import Sequence

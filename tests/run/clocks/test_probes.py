@@ -1,4 +1,4 @@
-"""Probes of the recorder sharpen clocks, tie ranks that share no collective, and are flagged where wrong (A6)."""
+"""Probes of the recorder sharpen clocks, tie ranks that share no collective, and are flagged where wrong."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The flight recorder gives gloo's collectives their group and size, whatever the trace's clock says (A7)."""
+"""The flight recorder gives gloo's collectives their group and size, whatever the trace's clock says."""
 
 import gzip
 import json

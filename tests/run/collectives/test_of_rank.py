@@ -1,4 +1,4 @@
-"""Communication kernels find their records: operation, bytes, group, peers (A7)."""
+"""Communication kernels find their records: operation, bytes, group, peers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same collective is found on every rank that recorded it, and never another one (A7)."""
+"""The same collective is found on every rank that recorded it, and never another one."""
 
 import json
 import random

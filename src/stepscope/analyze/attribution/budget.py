@@ -1,4 +1,4 @@
-"""Where did each step of each rank go? Every instant of a step's period is exactly one part (A2).
+"""Where did each step of each rank go? Every instant of a step's period is exactly one part.
 
 The first of these that holds at an instant names its part:
 

@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.blocked import Blocked, host_blocked
+from stepscope.analyze.host.blocked import BlockCause, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import Intervals, covered_ns
@@ -63,12 +63,12 @@ CAUSE_NAMES = (
 """as reports name them, by `Cause`"""
 
 _OF_BLOCKED = {
-    Blocked.PROFILER: Cause.PROFILER,
-    Blocked.GC: Cause.GC,
-    Blocked.DATA: Cause.DATA,
-    Blocked.ALLOCATOR: Cause.ALLOCATOR,
-    Blocked.SYNC: Cause.SYNC,
-    Blocked.STALL: Cause.STALL,
+    BlockCause.PROFILER: Cause.PROFILER,
+    BlockCause.GC: Cause.GC,
+    BlockCause.DATA: Cause.DATA,
+    BlockCause.ALLOCATOR: Cause.ALLOCATOR,
+    BlockCause.SYNC: Cause.SYNC,
+    BlockCause.STALL: Cause.STALL,
 }
 _DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN)
 _NOT_IDLE = 200
@@ -158,7 +158,7 @@ def _ran_dry(idle: Intervals, slices: Timeline, blocked: Timeline) -> npt.NDArra
 
 def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np.bool_]) -> Timeline:
     """Return the slices with launching handed to the last block before it, as far as blocks have cost the lead."""
-    taken = blocked.of(*Blocked)
+    taken = blocked.of(*BlockCause)
     if not len(slices.start) or not len(taken):
         return slices
     dur = slices.end - slices.start
@@ -175,7 +175,7 @@ def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
     """Return the cause of the last block that began before each moment, LAUNCH where there was none."""
     at = np.flatnonzero(blocked.label != NOTHING)
     i = np.searchsorted(blocked.start[at], moment, side="right") - 1
-    cause_of = np.array([_OF_BLOCKED[kind] for kind in Blocked], np.uint8)
+    cause_of = np.array([_OF_BLOCKED[kind] for kind in BlockCause], np.uint8)
     return np.where(i >= 0, cause_of[blocked.label[at[np.maximum(i, 0)]]], Cause.LAUNCH).astype(np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""From the chips' peak down to what was achieved: which loss takes how much of it (A10)?
+"""From the chips' peak down to what was achieved: which loss takes how much of it?
 
 The peak is every device multiplying at its peak rate for the whole step. Time in which a device does not multiply is
 lost whole. Of the time in which it does, the model's FLOPs at peak rate are `achieved`; the rest is lost to precision

@@ -1,4 +1,4 @@
-"""What does a step consist of without the profiler (R6)? The budget, with the profiler's own cost taken out.
+"""What does a step consist of without the profiler? The budget, with the profiler's own cost taken out.
 
 The profiler slows the host, not the device: a step that is measured longer than it is without the profiler is longer
 by host time. The excess over the unprofiled step is taken from each rank's budget in this order, until it is gone;
@@ -34,7 +34,7 @@ from stepscope.units import NS_PER_MS, ms
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-_LEAST_TO_TELL = 0.02
+_MIN_SHARE_FOR_WARNING = 0.02
 """shares of a step below this are not worth a warning"""
 
 # A rank's step as entries: the parts that are not idle, communication that no rank matches, idle time by cause.
@@ -65,7 +65,7 @@ _ON_HOST = (
 )
 _CAUSE_OF_LOGGED = ((Cause.DATA, "data_loading"), (Cause.STALL, "host_stall"), (Cause.LAUNCH, "launch_gap"))
 """what a device idles for where the step log has a part, and no gap of the device shows it"""
-_LEAST_OWN = 0.3
+_MIN_OWN_SHARE = 0.3
 """of a host's operators is their own time, however much recording costs: the rest of the excess is elsewhere"""
 
 
@@ -240,7 +240,7 @@ def _corrected(
         return out
     for line in order:
         there = float(out[list(line)].sum())
-        taken = min(excess, there * (1 - _LEAST_OWN) if line is _OPERATORS else there)
+        taken = min(excess, there * (1 - _MIN_OWN_SHARE) if line is _OPERATORS else there)
         if taken > 0:
             out[list(line)] *= 1 - taken / there
             excess -= taken
@@ -294,13 +294,13 @@ def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: 
         )
     busy = [code for code in range(_UNMATCHED) if code not in _WAITS]
     shrunk = float((before[:, busy] - after[:, busy]).sum(axis=1).mean())
-    if unprofiled_ns is not None and shrunk > _LEAST_TO_TELL * step_ns:
+    if unprofiled_ns is not None and shrunk > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
             f"{ms(shrunk):.2f} ms per step were taken from work itself to reach the unprofiled step: it ran slower "
             "while profiled, or the unprofiled time is of other steps"
         )
     unmatched = float(after[:, _UNMATCHED].mean())
-    if unmatched > _LEAST_TO_TELL * step_ns:
+    if unmatched > _MIN_SHARE_FOR_WARNING * step_ns:
         lines.append(
             f"{ms(unmatched):.2f} ms per step of exposed communication match no other rank's: waiting and transfer "
             "cannot be told apart and are in `unknown`"

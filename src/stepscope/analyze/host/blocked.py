@@ -39,7 +39,7 @@ _COLLECTOR = re.compile(r"^<built-in (function|method) (gc\.)?collect|\bgc\.coll
 _PROFILER = re.compile(r"^(Activity Buffer|Buffer Flush|Instrumentation|Resource|CUPTI)", re.IGNORECASE)
 
 
-class Blocked(IntEnum):
+class BlockCause(IntEnum):
     """What kept the host from launching."""
 
     PROFILER = 0
@@ -55,12 +55,12 @@ def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
     threads = launching_threads(rank, marks)
     data = marks.rows_of(Region.DATA)
     layers = {
-        Blocked.PROFILER: _named_spans(rank, EventKind.OVERHEAD, _is_profilers, None),
-        Blocked.GC: _collector_spans(rank, threads),
-        Blocked.DATA: _spans(rank, data, threads),
-        Blocked.ALLOCATOR: _named_spans(rank, EventKind.RUNTIME, is_allocation, threads),
-        Blocked.SYNC: _sync_spans(rank, threads),
-        Blocked.STALL: _holes(rank, threads, data),
+        BlockCause.PROFILER: _named_spans(rank, EventKind.OVERHEAD, _is_profilers, None),
+        BlockCause.GC: _collector_spans(rank, threads),
+        BlockCause.DATA: _spans(rank, data, threads),
+        BlockCause.ALLOCATOR: _named_spans(rank, EventKind.RUNTIME, is_allocation, threads),
+        BlockCause.SYNC: _sync_spans(rank, threads),
+        BlockCause.STALL: _holes(rank, threads, data),
     }
     return painted([(int(kind), spans) for kind, spans in layers.items()], cuts)
 

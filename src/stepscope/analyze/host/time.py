@@ -23,9 +23,9 @@ _FULL_QUEUE_NS = 500_000
 _SLOW_LAUNCH_NS = 50_000
 _DEEP_QUEUE = 100
 """... and so did a launch that takes this long while so many others were still waiting to run"""
-SHORTEST_STALL_NS = 1_000_000
+MIN_STALL_NS = 1_000_000
 """python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
-SHORTEST_STALL_SHARE = 0.05
+MIN_STALL_SHARE = 0.05
 """... where it is this share of a step at least"""
 
 RECORDING_COST_NS = 2_000
@@ -135,7 +135,7 @@ def stalling(rank: Rank) -> Intervals:
     recorded = _spans(rank, np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))))
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
-    long = gaps.end - gaps.start >= max(SHORTEST_STALL_NS, SHORTEST_STALL_SHARE * step_ns)
+    long = gaps.end - gaps.start >= max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns)
     return Intervals(gaps.start[long], gaps.end[long])
 
 

@@ -26,7 +26,7 @@ ATTENTION_COUNTED = "attention counted in full, not halved for causality"
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenValues:
     """What the user says of the job; it goes before what is found. Whole job, per step; peak of one device."""
 
     flops_per_step: float | None = None
@@ -62,10 +62,10 @@ class Efficiency:
 
 
 def efficiency(
-    run: Run, costs: Sequence[KernelCosts], *, chip: Lookup, step_ns: float | None, given: Given | None = None
+    run: Run, costs: Sequence[KernelCosts], *, chip: Lookup, step_ns: float | None, given: GivenValues | None = None
 ) -> Efficiency:
     """Return the job's efficiency. `step_ns` is the unprofiled step where known, else the profiled one."""
-    said = given or Given()
+    said = given or GivenValues()
     recorded = recorded_flops(costs, world_size=run.world_size)
     shares = precision_shares(costs)
     flops, flops_source = _flops(run, said, recorded)
@@ -106,7 +106,7 @@ def _devices_of(rank: Rank) -> int:
     return max(len(np.unique(rank.work.device)), 1)
 
 
-def _flops(run: Run, given: Given, recorded: RecordedFlops) -> tuple[float | None, str | None]:
+def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float | None, str | None]:
     sources = (
         (given.flops_per_step, "given"),
         (_number(run.description.get("flops_per_step")), "run.json"),
@@ -123,7 +123,7 @@ def _recomputed(run: Run, recorded: RecordedFlops) -> float | None:
     return hardware - model if hardware and model else None
 
 
-def _peak(chip: Lookup, given: Given, shares: dict[str, float]) -> tuple[Peak | None, str | None]:
+def _peak(chip: Lookup, given: GivenValues, shares: dict[str, float]) -> tuple[Peak | None, str | None]:
     """Return the peak of one device, or why there is none."""
     if given.peak_tflops:
         return Peak(given.peak_tflops * 1e12, "given", "given"), None

@@ -15,8 +15,8 @@ from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.trace.classify import by_string
 
-_LEAST_COVERAGE = 0.98
-_MOST_UNSURE = 0.01
+_MIN_COVERAGE = 0.98
+_MAX_UNSURE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _reason(costs: Sequence[KernelCosts], coverage: float | None) -> str | None:
     give = "give --flops-per-step"
     if any(not one.rank.steps.known for one in costs) or not costs:
         return f"FLOPs unknown: the trace has no recorded steps; {give}"
-    if not any(_products(one).any() for one in costs) or (coverage or 1.0) < _LEAST_COVERAGE:
+    if not any(_products(one).any() for one in costs) or (coverage or 1.0) < _MIN_COVERAGE:
         return f"FLOPs unknown: {_what_is_missing(costs, coverage)}; {give}"
     return None
 
@@ -112,7 +112,7 @@ def _what_is_missing(costs: Sequence[KernelCosts], coverage: float | None) -> st
     graphs = sum(_graph_ns(one) for one in costs) / sum(
         int(one.duration_ns[_device_products(one)].sum()) for one in costs
     )
-    if graphs > 1 - _LEAST_COVERAGE:
+    if graphs > 1 - _MIN_COVERAGE:
         return f"{graphs:.0%} of the matrix-product time is in CUDA graphs, whose kernels have no shapes"
     return f"the shapes of {1 - coverage:.0%} of the matrix-product time are not recorded"
 
@@ -132,7 +132,7 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
         notes.append(f"FLOPs of ranks that were not recorded are taken as the mean of the {len(costs)} recorded")
     unsure = sum(float(one.calls.flops[one.calls.lower_bound & _products(one)].sum()) for one in costs)
     total = sum(float(one.calls.flops[_products(one)].sum()) for one in costs)
-    if unsure > _MOST_UNSURE * total:
+    if unsure > _MAX_UNSURE_SHARE * total:
         notes.append(
             f"FLOPs are a lower bound: {unsure / total:.0%} of them are of packed sequences, taken as equally long"
         )

@@ -11,7 +11,7 @@ from stepscope.stats.robust import trend
 _SETTLING_SHARE = 0.1
 _SETTLING_STEPS = 3
 """the first steps create optimizer state and warm the cache; on long runs a tenth of them is left out"""
-_LEAST_SHARE = 0.005
+_MIN_SHARE = 0.005
 """growth over the observed steps that is less than this share of the level is no leak worth telling"""
 
 
@@ -50,5 +50,5 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
         p_value=found.p_value,
         total_bytes=total,
         num_steps=len(x),
-        leaks=significant and total >= _LEAST_SHARE * float(np.median(y)),
+        leaks=significant and total >= _MIN_SHARE * float(np.median(y)),
     )

@@ -26,8 +26,8 @@ from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
-_MOST_POINTS = 400
-_MOST_HOLDERS = 12
+_MAX_POINTS = 400
+_MAX_HOLDERS = 12
 _ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
 
 
@@ -172,7 +172,7 @@ def _peak(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None
     if categories is not None:
         born, size = _alive_here(categories, at)
         by_operator, by_line = (
-            holders(rank, names, size, most=_MOST_HOLDERS)
+            holders(rank, names, size, most=_MAX_HOLDERS)
             for names in (
                 operators_at(calls, events.thread[born], events.time_ns[born]),
                 source_lines_at(rank, events.thread[born], events.time_ns[born]),
@@ -215,7 +215,7 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
 
 def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None) -> Timeline:
     """Return the largest moment of each of equally many events, so that no peak is lost."""
-    cuts = np.unique(np.linspace(0, len(events), min(_MOST_POINTS, len(events)) + 1).astype(int))
+    cuts = np.unique(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
     at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
     by_category = None
     if categories is not None:

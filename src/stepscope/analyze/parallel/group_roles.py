@@ -23,7 +23,7 @@ from stepscope.trace.table import Int64s
 STATED, PATTERN, GUESS = "stated", "pattern", "guess"
 SMALL_SHARE = 0.01
 """operations of one kind and phase that move less than this share of the group's bytes define no strategy"""
-_LARGEST_SMALL_BYTES = 4096
+_MAX_SCALAR_BYTES = 4096
 """losses, norms and counts are no larger; gradients, parameters and activations of any model worth spreading are"""
 _AGAIN_SHARE = 0.3
 """parameters gathered again in backward, at least this share of those gathered in forward: zero3"""
@@ -85,7 +85,7 @@ def roles_of_group(c: Collectives, group: Group, rows: Int64s, *, phases: Phases
     """Return the roles of one group, every one of its operations `rows` claimed by exactly one."""
     use = _Use(c, rows, phases, hints, group_said(group))
     roles = list(_claims(use))
-    left = use.unclaimed(np.ones(len(rows), bool))
+    left = use.claim_free(np.ones(len(rows), bool))
     if len(left):
         roles.append(Role("unknown", GUESS, "operations that fit no strategy known here", left))
     return roles
@@ -116,7 +116,7 @@ class _Use(ArrayRecord):
         """Return what they move in all; operations of unknown size count as 1 byte each."""
         return int(np.maximum(self.size[which], 1).sum())
 
-    def unclaimed(self, which: npt.NDArray[np.bool_]) -> Int64s:
+    def claim_free(self, which: npt.NDArray[np.bool_]) -> Int64s:
         """Return the rows of those that are free and take them."""
         taken = which & self.free
         self.free = self.free & ~taken
@@ -139,14 +139,14 @@ def _claims(use: _Use) -> Iterator[Role]:
     yield from _beside_gradients(use)
     yield from _averaged(use)
     yield from _tensor_parallel(use)
-    yield from _sharded(use)
-    yield from _sharded_optimizer(use)
-    yield from _replicated(use)
+    yield from _claim_sharded(use)
+    yield from _claim_sharded_optimizer(use)
+    yield from _claim_replicated(use)
     yield from _only_gathers(use)
 
 
 def _as_said(use: _Use) -> Iterator[Role]:
-    rows = use.unclaimed(use.free)
+    rows = use.claim_free(use.free)
     if len(rows) and use.said:
         yield Role(use.said, STATED, "the group's name", rows)
 
@@ -155,21 +155,21 @@ def _beside_others(use: _Use, total: int) -> bool:
     """Return whether no operation of the group moves more than a loss or a norm, while other groups move the rest."""
     sizes = use.size[use.free]
     everywhere = int(np.maximum(use.c.full_bytes, 0).sum())
-    return bool((sizes >= 0).all()) and int(sizes.max()) <= _LARGEST_SMALL_BYTES and total < SMALL_SHARE * everywhere
+    return bool((sizes >= 0).all()) and int(sizes.max()) <= _MAX_SCALAR_BYTES and total < SMALL_SHARE * everywhere
 
 
 def _small(use: _Use) -> Iterator[Role]:
     """Set aside kinds of operations that hardly move anything, per kind and phase, and groups that never do."""
     total = use.bytes(use.free)
     if use.said is None and use.free.any() and _beside_others(use, total):
-        yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.unclaimed(use.free))
+        yield Role("small", PATTERN, "a few bytes at a time beside other groups", use.claim_free(use.free))
         return
     rows = []
     for op, phase in sorted({(int(o), int(p)) for o, p in zip(use.op, use.phase, strict=True)}):
         which = use.free & (use.op == op) & (use.phase == phase)
         known = (use.size[which] >= 0).all() or op == OP_CODE["barrier"]
         if which.any() and known and use.bytes(which) < SMALL_SHARE * total:
-            rows.append(use.unclaimed(which))
+            rows.append(use.claim_free(which))
     if rows:
         yield Role("small", PATTERN, "under 1 % of the group's bytes", np.concatenate(rows))
 
@@ -178,7 +178,7 @@ def _point_to_point(use: _Use) -> Iterator[Role]:
     which = use.free & np.isin(use.op, POINT_TO_POINT)
     in_backward = float(np.isin(use.phase[which], _IN_BACKWARD).mean()) if which.any() else 0.0
     trains = bool(np.isin(use.phases, _IN_BACKWARD).any() or np.isin(use.phases, _OF_OPTIMIZER).any())
-    rows = use.unclaimed(which)
+    rows = use.claim_free(which)
     if not len(rows):
         return
     if use.said in _MODEL_DIMENSIONS:
@@ -215,7 +215,7 @@ def _all_exchange(c: Collectives, rows: Int64s) -> bool:
 
 
 def _exchanges(use: _Use) -> Iterator[Role]:
-    rows = use.unclaimed(use.of("all_to_all"))
+    rows = use.claim_free(use.of("all_to_all"))
     if not len(rows):
         return
     if use.said in _MODEL_DIMENSIONS:
@@ -240,7 +240,7 @@ def _beside_gradients(use: _Use) -> Iterator[Role]:
     known = use.size[gradients & (use.size >= 0)]
     exchanged = use.of("all_reduce", "all_gather", "broadcast", during=_IN_FORWARD)
     as_gradients = use.of("all_reduce") & np.isin(use.size, known)
-    rows = use.unclaimed(exchanged & ~as_gradients)
+    rows = use.claim_free(exchanged & ~as_gradients)
     if len(rows):
         yield Role("small", PATTERN, "exchanged in forward by the ranks that hold replicas", rows)
 
@@ -253,7 +253,7 @@ def _averaged(use: _Use) -> Iterator[Role]:
     elsewhere = use.of("all_reduce", "reduce_scatter", during=_WITH_GRADIENTS)
     if use.hints.trains and averaged.any() and not elsewhere.any():
         why = "all-reduces after the optimizer's step, none in backward: parameters are averaged"
-        yield Role("local-sgd", PATTERN, why, use.unclaimed(averaged), ("tp",))
+        yield Role("local-sgd", PATTERN, why, use.claim_free(averaged), ("tp",))
 
 
 def _tensor_parallel(use: _Use) -> Iterator[Role]:
@@ -261,11 +261,11 @@ def _tensor_parallel(use: _Use) -> Iterator[Role]:
     scattered = use.of("reduce_scatter", during=_IN_FORWARD)
     if scattered.any() and use.hints.embeddings:
         # Row-wise sharded tables: every rank holds some rows, sums of looked-up rows are scattered.
-        rows = use.unclaimed(scattered | use.of("all_gather", during=_IN_BACKWARD))
+        rows = use.claim_free(scattered | use.of("all_gather", during=_IN_BACKWARD))
         why = "reduce-scatters in forward, and ranges that name sharded embeddings: tables sharded by rows"
         yield Role("embedding", STATED, why, rows)
     elif scattered.any() and not use.hints.fsdp:
-        rows = use.unclaimed(use.of("reduce_scatter", "all_gather"))
+        rows = use.claim_free(use.of("reduce_scatter", "all_gather"))
         yield Role("tp", PATTERN, "reduce-scatters activations in forward (sequence parallel)", rows)
     forward = use.of("all_reduce", during=_IN_FORWARD)
     if not forward.any():
@@ -274,10 +274,10 @@ def _tensor_parallel(use: _Use) -> Iterator[Role]:
     backward = use.of("all_reduce", during=_IN_BACKWARD) & np.isin(use.size, use.size[forward])
     sure = PATTERN if backward.any() or not use.of("all_reduce", during=_WITH_GRADIENTS).any() else GUESS
     why = "all-reduces in forward" + (" as well as in backward" if backward.any() else "")
-    yield Role("tp", sure, why, use.unclaimed(forward | backward))
+    yield Role("tp", sure, why, use.claim_free(forward | backward))
 
 
-def _sharded(use: _Use) -> Iterator[Role]:
+def _claim_sharded(use: _Use) -> Iterator[Role]:
     """Claim parameters gathered before use and gradients scattered after."""
     gathered = use.of("all_gather", during=_IN_FORWARD)
     again = use.of("all_gather", during=_IN_BACKWARD)
@@ -288,12 +288,12 @@ def _sharded(use: _Use) -> Iterator[Role]:
     freed = use.bytes(again) >= _AGAIN_SHARE * use.bytes(gathered) or again.sum() >= _AGAIN_SHARE * gathered.sum()
     stage = 3 if again.any() and freed else 2
     why = "all-gathers in forward" + (" and again in backward" if stage == 3 else "") + ", reduce-scatters in backward"
-    rows = use.unclaimed(gathered | again | scattered)
+    rows = use.claim_free(gathered | again | scattered)
     named = bool(use.hints.fsdp) or use.said == "dp"
     yield Role(f"fsdp-zero{stage}", STATED if named else PATTERN, why, rows, () if named else ("cp",))
 
 
-def _sharded_optimizer(use: _Use) -> Iterator[Role]:
+def _claim_sharded_optimizer(use: _Use) -> Iterator[Role]:
     """Claim gradients reduced in backward and parameters handed round after the optimizer's step."""
     handed = use.of("all_gather", "broadcast", during=_OF_OPTIMIZER)
     reduced = use.of("all_reduce", "reduce", "reduce_scatter", during=_WITH_GRADIENTS)
@@ -301,22 +301,22 @@ def _sharded_optimizer(use: _Use) -> Iterator[Role]:
         return
     whole = use.of("all_reduce", during=_WITH_GRADIENTS).any()
     why = "gradients " + ("all-reduced" if whole else "reduced to their owner") + ", parameters handed round afterwards"
-    rows = use.unclaimed(handed | reduced)
+    rows = use.claim_free(handed | reduced)
     yield Role("zero1" if whole else "zero2", PATTERN, why, rows, () if whole else ("zero1",))
 
 
-def _replicated(use: _Use) -> Iterator[Role]:
+def _claim_replicated(use: _Use) -> Iterator[Role]:
     reduced = use.of("all_reduce", during=_WITH_GRADIENTS)
     unknown = use.of("all_reduce", during=(Phase.UNKNOWN,))
     if reduced.any():
         overlapped = use.of("all_reduce", during=_IN_BACKWARD).any()
-        rows = use.unclaimed(reduced | unknown)
+        rows = use.claim_free(reduced | unknown)
         why = "all-reduces " + ("in backward" if overlapped else "after backward, before the optimizer")
         yield Role("ddp", STATED if use.hints.ddp or use.said == "dp" else PATTERN, why, rows)
     elif unknown.any():
         alike = len(np.unique(use.size[unknown])) == 1 and unknown.sum() > 3
         kind, other = ("tp", "ddp") if alike else ("ddp", "tp")
-        yield Role(kind, GUESS, "all-reduces whose phase is unknown", use.unclaimed(unknown), (other,))
+        yield Role(kind, GUESS, "all-reduces whose phase is unknown", use.claim_free(unknown), (other,))
 
 
 def _only_gathers(use: _Use) -> Iterator[Role]:
@@ -324,8 +324,8 @@ def _only_gathers(use: _Use) -> Iterator[Role]:
     gathers, scatters = (use.of(op, during=(Phase.UNKNOWN,)) for op in ("all_gather", "reduce_scatter"))
     if gathers.any() and scatters.any():
         stage = 3 if gathers.sum() >= 1.5 * scatters.sum() else 2
-        rows = use.unclaimed(gathers | scatters)
+        rows = use.claim_free(gathers | scatters)
         yield Role(f"fsdp-zero{stage}", GUESS, "gathers and scatters whose phase is unknown", rows, ("tp",))
-    rows = use.unclaimed(use.of("all_gather", "reduce_scatter", during=(Phase.UNKNOWN, Phase.FORWARD)))
+    rows = use.claim_free(use.of("all_gather", "reduce_scatter", during=(Phase.UNKNOWN, Phase.FORWARD)))
     if len(rows):
         yield Role("tp", GUESS, "gathers without gradients to scatter", rows, ("cp", "fsdp-zero3"))

@@ -1,4 +1,4 @@
-"""How much of the communication hid behind compute, step by step (A3)?
+"""How much of the communication hid behind compute, step by step?
 
     compute   ======   =======          together  under both                 exposed  comm outside compute and copies
     comm         ------------           hidden    comm less exposed          efficiency  together / min(compute, comm)

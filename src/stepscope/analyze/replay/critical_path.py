@@ -14,7 +14,7 @@ from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.trace.classify import EventKind
 from stepscope.units import printable
 
-_MOST_SEGMENTS = 30
+_MAX_SEGMENTS = 30
 _KINDS = {
     EventKind.KERNEL: "kernel",
     EventKind.COMM_KERNEL: "collective",
@@ -71,7 +71,7 @@ def critical_path(replay: Replay) -> CriticalPath:
     whole = sum(totals.values()) or 1.0
     segments = [
         Segment(rank, what, name, value / steps, 100 * value / whole)
-        for (rank, what, name), value in sorted(totals.items(), key=lambda one: -one[1])[:_MOST_SEGMENTS]
+        for (rank, what, name), value in sorted(totals.items(), key=lambda one: -one[1])[:_MAX_SEGMENTS]
         if value > 0
     ]
     return CriticalPath(tuple(segments), whole / steps, _slack(replay, duration, end))

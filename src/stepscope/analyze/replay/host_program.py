@@ -18,8 +18,8 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
-_LEAST_WAIT_NS = 200_000
-_MOST_IN_FLIGHT = 4096
+_MIN_WAIT_NS = 200_000
+_MAX_IN_FLIGHT = 4096
 
 
 def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
@@ -113,11 +113,11 @@ def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:
     Between two operators there is always a moment of nothing; waiting takes longer.
     """
     out = np.full(len(end) + 1, NOTHING, np.int64)
-    waits = np.flatnonzero(waiting.end - waiting.start >= _LEAST_WAIT_NS)
+    waits = np.flatnonzero(waiting.end - waiting.start >= _MIN_WAIT_NS)
     asked = np.searchsorted(edges, waiting.end[waits], side="left") - 1
     for item, wait in zip(asked.tolist(), waits.tolist(), strict=True):
         if 0 <= item <= len(end):
-            first = max(0, item - _MOST_IN_FLIGHT)
+            first = max(0, item - _MAX_IN_FLIGHT)
             ends = end[first:item]
             done = np.flatnonzero((ends > waiting.start[wait]) & (ends <= waiting.end[wait]))
             if len(done):

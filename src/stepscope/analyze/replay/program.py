@@ -26,7 +26,7 @@ from stepscope.units import NS_PER_US
 
 NOTHING = -1
 _DEFAULT_LATENCY_NS = 5 * NS_PER_US
-_LONGEST_LATENCY_NS = 10 * NS_PER_US
+_MAX_LATENCY_NS = 10 * NS_PER_US
 _SAME_MOMENT_NS = 50 * NS_PER_US
 """a synchronisation returns this soon after what it waited for"""
 
@@ -182,7 +182,7 @@ def _latency(delays_ns: Int64s) -> int:
     if not len(delays_ns):
         return _DEFAULT_LATENCY_NS
     short = int(np.percentile(delays_ns, 5))
-    return short if 0 < short <= _LONGEST_LATENCY_NS else _DEFAULT_LATENCY_NS
+    return short if 0 < short <= _MAX_LATENCY_NS else _DEFAULT_LATENCY_NS
 
 
 def stream_predecessors(stream: Int64s) -> Int64s:

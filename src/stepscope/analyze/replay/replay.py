@@ -34,14 +34,14 @@ from stepscope.run.rank import Rank
 from stepscope.stats.robust import far_longer, recurring_long
 from stepscope.trace.table import Int64s
 
-_FEWEST_STEPS = 8
+_MIN_STEPS = 8
 """steps laid end to end, so that the second half is steady"""
-_FEWEST_STEADY = 3
+_MIN_STEADY_STEPS = 3
 """... or so many, where a step alone is large"""
-_MOST_ITEMS = 24_000
+_MAX_ITEMS = 24_000
 """beyond this many items fewer steps are replayed: more of the same tell nothing new"""
 _ENOUGH_TO_TELL = 5
-_SMALLEST_FACTOR = 0.3
+_MIN_FACTOR = 0.3
 _MOSTLY = 0.5
 """of the step follows the host's time: then the step times tell the factor"""
 _AGREES = 0.04
@@ -199,8 +199,8 @@ def _loading_as_logged(program: Program, factor: float) -> Program:
 
 
 def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_steps: int) -> Graph:
-    large = sum(len(p) for p in programs) / num_steps * _FEWEST_STEPS > _MOST_ITEMS
-    repeats = max(1, -(-(_FEWEST_STEADY if large else _FEWEST_STEPS) // num_steps))
+    large = sum(len(p) for p in programs) / num_steps * _MIN_STEPS > _MAX_ITEMS
+    repeats = max(1, -(-(_MIN_STEADY_STEPS if large else _MIN_STEPS) // num_steps))
     return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
 
 
@@ -238,7 +238,7 @@ def _spans(rank: Rank, numbers: Int64s) -> Int64s:
 def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:
     """Return the last steps, as many as the item budget allows, at least one."""
     per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
-    most = max(1, int(_MOST_ITEMS / max(per_step, 1)))
+    most = max(1, int(_MAX_ITEMS / max(per_step, 1)))
     return numbers[-most:]
 
 
@@ -260,7 +260,7 @@ def _host_factor(
         return prior, False
     if host_decides and unprofiled_ns >= profiled_ns:
         return 1.0, True
-    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _SMALLEST_FACTOR)))
+    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _MIN_FACTOR)))
     if shortest < unprofiled_ns < profiled_ns:
         return _factor_that_gives(graph, unprofiled_ns), True
     return prior, False
@@ -268,7 +268,7 @@ def _host_factor(
 
 def _factor_that_gives(graph: Graph, target_ns: float) -> float:
     """Return the factor whose replay takes the target, by bisection."""
-    low, high = _SMALLEST_FACTOR, 1.0
+    low, high = _MIN_FACTOR, 1.0
     for _ in range(8):
         middle = (low + high) / 2
         period = steady_period_ns(graph, end_times(graph, with_host_factor(graph, middle)))

@@ -23,7 +23,7 @@ SIGNIFICANT = 0.01
 _SPIKE_SIGMAS = 5.0
 _SPIKE_SHARE = 0.20
 _NEIGHBOURS = 25
-_MOST_SPIKES = 20
+_MAX_SPIKES = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -216,7 +216,7 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
     at = np.flatnonzero(extra)
-    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MOST_SPIKES]])
+    at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MAX_SPIKES]])
     return tuple(Spike(int(step[i]), ms(int(settled[i])), ms(extra[i])) for i in at)
 
 

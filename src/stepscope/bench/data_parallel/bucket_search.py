@@ -19,7 +19,7 @@ Times = Callable[[Sequence[int]], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Where a search ended."""
 
     best: int
@@ -28,14 +28,14 @@ class Found:
     """time over that of the best one, by way of the rounds in which both took part"""
 
 
-def search(count: int, times_of: Times) -> Found:
+def search(count: int, times_of: Times) -> SearchResult:
     """Return the place of the best of `count` sizes."""
     first = [*range(0, count - 1, _COARSE), count - 1] if count > 1 else [0]
     best, ratios = _round(first, times_of)
     while True:
         near = [place for place in (best - 1, best + 1) if 0 <= place < count and place not in ratios]
         if not near:
-            return Found(best, tuple(sorted(ratios)), ratios)
+            return SearchResult(best, tuple(sorted(ratios)), ratios)
         better, latest = _round(sorted([best, *near]), times_of)
         earlier = {place: ratio * latest[best] for place, ratio in ratios.items()}
         best, ratios = better, {**earlier, **latest}

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, entry, finalists
-from stepscope.bench.data_parallel.bucket_search import SIZES_MB, Found, search
+from stepscope.bench.data_parallel.bucket_search import SIZES_MB, SearchResult, search
 from stepscope.bench.data_parallel.compare import compare
-from stepscope.bench.data_parallel.contender import Contender, cleared
+from stepscope.bench.data_parallel.contender import Contender, clear_memory
 from stepscope.bench.data_parallel.implementations.ddp_bucketed import partition
 from stepscope.bench.data_parallel.implementations.parallel import trainable
 from stepscope.bench.session.measure import measure
@@ -79,17 +79,17 @@ class Rounds:
         """Return the step times of one turn of a size, with a new model, in ms."""
         series = entry(self._settings["implementation"], f"{size_mb:g}MB", {"bucket_size_mb": size_mb})
         contender = Contender.of(self._settings, series)
-        cleared(self._bench)
+        clear_memory(self._bench)
         training = contender.training(self._bench)
         warmup, steps = int(self._settings.get("round_warmup", 3)), int(self._settings.get("round_steps", 10))
         return measure(training.step, warmup_steps=warmup, steps=steps, device=self._bench.device).step_ms
 
 
-def _everything(count: int, rounds: Rounds) -> Found:
+def _everything(count: int, rounds: Rounds) -> SearchResult:
     """Return the best of all sizes, each measured."""
     times = rounds.times(range(count))
     best = min(range(count), key=lambda place: times[place])
-    return Found(best, tuple(range(count)), {place: time / times[best] for place, time in enumerate(times)})
+    return SearchResult(best, tuple(range(count)), {place: time / times[best] for place, time in enumerate(times)})
 
 
 def _median(values: Sequence[float]) -> float:

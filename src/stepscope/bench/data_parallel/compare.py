@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from stepscope.bench.data_parallel.agreement import Outcome, agreement
-from stepscope.bench.data_parallel.contender import Contender, cleared
+from stepscope.bench.data_parallel.contender import Contender, clear_memory
 from stepscope.bench.data_parallel.training import Training
 from stepscope.bench.session.measure import Samples, measure
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.session.trace import recorded_steps
+from stepscope.bench.session.trace import record_steps
 
 
 def compare(bench: Bench, settings: dict[str, Any]) -> None:
@@ -29,14 +29,14 @@ def compare(bench: Bench, settings: dict[str, Any]) -> None:
     reference: list[Outcome] = []
     for run in range(int(settings["runs"])):
         for contender in _rotated(contenders, by=run):
-            cleared(bench)
+            clear_memory(bench)
             check = _check(run, is_reference=contender is contenders[0])
-            samples = _measured(bench, contender, settings, reference, check=check)
+            samples = _measure_run(bench, contender, settings, reference, check=check)
             bench.emit(what="samples", series=contender.name, run=run, **samples.as_dict())
     if settings.get("trace_steps"):
         for contender in contenders:
-            cleared(bench)
-            _traced(bench, contender, steps=int(settings["trace_steps"]))
+            clear_memory(bench)
+            _record_trace(bench, contender, steps=int(settings["trace_steps"]))
 
 
 def _rotated(contenders: Sequence[Contender], *, by: int) -> list[Contender]:
@@ -54,7 +54,7 @@ def _check(run: int, *, is_reference: bool) -> str | None:
     return "agreement" if run == 0 else "repeated" if run == 1 and is_reference else None
 
 
-def _measured(
+def _measure_run(
     bench: Bench, contender: Contender, settings: dict[str, Any], reference: list[Outcome], *, check: str | None
 ) -> Samples:
     """Return the samples of one run; `check` names the record that holds its outcome against the first contender's."""
@@ -69,7 +69,7 @@ def _measured(
     if check:
         count = sum(w.numel() for w in training.parallel.model.parameters())
         emit_size(bench, contender, contender.name, parameters=count)
-        _checked(
+        _check_outcome(
             bench, contender, Outcome(gradients, _weights(training), samples.losses, training.number), reference, check
         )
     return samples
@@ -79,7 +79,7 @@ def _weights(training: Training) -> dict[str, torch.Tensor]:
     return {name: w.float().cpu().clone() for name, w in training.parallel.weights().items()}
 
 
-def _checked(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome], what: str) -> None:
+def _check_outcome(bench: Bench, contender: Contender, found: Outcome, reference: list[Outcome], what: str) -> None:
     """Emit how far the outcome agrees with the first contender's, which it becomes if there is none yet."""
     if bench.rank:
         return
@@ -102,10 +102,10 @@ def emit_size(bench: Bench, contender: Contender, name: str, *, parameters: int 
     )
 
 
-def _traced(bench: Bench, contender: Contender, *, steps: int) -> None:
+def _record_trace(bench: Bench, contender: Contender, *, steps: int) -> None:
     """Record a few steps of a contender, for what overlaps what."""
     folder = bench.out / "traces" / contender.name
-    path = recorded_steps(
+    path = record_steps(
         lambda mark: contender.training(bench, mark=mark).step,
         path=folder / f"{contender.name}_rank_{bench.rank}_trace.json",
         steps=steps,

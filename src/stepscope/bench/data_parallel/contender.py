@@ -55,7 +55,7 @@ class Contender:
         )
 
 
-def cleared(bench: Bench) -> None:
+def clear_memory(bench: Bench) -> None:
     """Return once all ranks are here and have given back the memory of what ran before."""
     gc.collect()
     if bench.device.type == "cuda":

@@ -14,22 +14,22 @@ from typing import Any
 import torch
 
 from stepscope.bench.data_parallel.compare import emit_size
-from stepscope.bench.data_parallel.contender import Contender, cleared
+from stepscope.bench.data_parallel.contender import Contender, clear_memory
 from stepscope.bench.session.measure import Samples, measure
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.session.trace import finished
+from stepscope.bench.session.trace import wait_for_device
 from stepscope.record.profile import profile, region
 
 
-def slowed(bench: Bench, settings: dict[str, Any]) -> None:
+def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
     """Measure the settings' contender once per run and delay."""
     contender = Contender.of(settings, settings["series"][0])
     for run in range(int(settings["runs"])):
         for delay_ms in settings["delays_ms"]:
-            cleared(bench)
+            clear_memory(bench)
             name = delay_name(delay_ms)
             late_ms = float(delay_ms) if bench.rank == int(settings["slow_rank"]) else 0.0
-            samples, log = _measured(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
+            samples, log = _measure_delay(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
             bench.emit(what="log", series=name, run=run, folder=log)
             if run == 0:
                 emit_size(bench, contender, name)
@@ -41,7 +41,7 @@ def delay_name(delay_ms: float) -> str:
     return f"{float(delay_ms):g}ms"
 
 
-def _measured(
+def _measure_delay(
     bench: Bench, contender: Contender, settings: dict[str, Any], late_ms: float, *, folder: str
 ) -> tuple[Samples, str | None]:
     """Return the samples and the folder of the step log: another than `folder` where that holds a run already."""
@@ -64,7 +64,7 @@ def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, record
         loss = step()
         if bench.device.type == "cuda":
             with region("gradient_sync"):  # the host runs ahead of the device: here it waits for the other ranks
-                finished(bench.device)
+                wait_for_device(bench.device)
         recording.step()
         return loss
 

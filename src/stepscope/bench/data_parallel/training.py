@@ -68,7 +68,7 @@ class Training:
         with self.mark("gradient_sync"):
             self.parallel.finish()
         if self._clip and self.warming_up:
-            self._clipped()
+            self._clip_gradients()
         if self._on_gradients:
             self._on_gradients()
         with self.mark("optimizer_step"):
@@ -102,7 +102,7 @@ class Training:
             self.parallel.backward(self._scaler.scale(loss))
         return loss.detach()
 
-    def _clipped(self) -> None:
+    def _clip_gradients(self) -> None:
         with self.mark("gradient_clipping_warmup"):
             self._scaler.unscale_(self.parallel.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), CLIP_NORM)

@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from stepscope.contract.run_folder import rank_file, written_whole
+from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
@@ -73,15 +73,15 @@ def launch(
     `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` is what the
     ranks find in their environment instead of ours.
     """
-    path = _written_plan({**plan, "backend": backend, "out": str(out.absolute())}, out)
+    path = _write_plan({**plan, "backend": backend, "out": str(out.absolute())}, out)
     begin_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
         environs = [{**_environment(r, world_size, folder), **(environ or {})} for r in range(world_size)]
         ranks = [_Rank(r, path, environs[r], on_line if r == 0 else None) for r in range(world_size)]
-        follow = _Follow(out / rank_file(0, _SAMPLES), on_record)
+        follow = _RecordFollower(out / rank_file(0, _SAMPLES), on_record)
         interrupted = False
         try:
-            message = _watched(ranks, follow, deadline_s=begin_s + limit_s, limit_s=limit_s)
+            message = _wait_for_ranks(ranks, follow, deadline_s=begin_s + limit_s, limit_s=limit_s)
         except KeyboardInterrupt:
             message, interrupted = "stopped by Ctrl-C; what was measured until then is kept", True
         finally:
@@ -109,13 +109,13 @@ def records_of(out: Path, rank: int) -> Records:
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
 
 
-def _written_plan(plan: dict[str, Any], out: Path) -> Path:
+def _write_plan(plan: dict[str, Any], out: Path) -> Path:
     """Return where the plan lies, after clearing the folder of an earlier launch's streams."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         for old in out.glob(f"rank*.{_SAMPLES}"):
             old.unlink()
-        with written_whole(out / PLAN) as f:
+        with atomic_write(out / PLAN) as f:
             f.write((json_text(plan, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write to {out}: {error.strerror}; choose another --out") from error
@@ -151,7 +151,7 @@ class _Rank:
             elif self._on_line:
                 self._on_line(line.rstrip("\n"))
 
-    def drained(self) -> None:
+    def drain(self) -> None:
         """Wait until all that the ended process wrote has been read."""
         for reader in self._readers:
             reader.join(timeout=2.0)
@@ -164,7 +164,7 @@ class _Rank:
     @property
     def reason(self) -> str:
         """Return why the rank failed: its own refusal, its last error, or the signal."""
-        self.drained()
+        self.drain()
         refused = [line.partition(": ")[2] for line in self._said if line.startswith("refused: ")]
         if refused:
             return refused[-1]
@@ -196,7 +196,7 @@ def _environment(rank: int, world_size: int, folder: str) -> dict[str, str]:
     }
 
 
-class _Follow:
+class _RecordFollower:
     """Reads the records of rank 0 as they come."""
 
     def __init__(self, path: Path, on_record: Callable[[dict[str, Any]], None] | None) -> None:
@@ -214,7 +214,9 @@ class _Follow:
                 self._on_record(json.loads(line))
 
 
-def _watched(ranks: Sequence[_Rank], follow: _Follow, *, deadline_s: float, limit_s: float) -> str | None:
+def _wait_for_ranks(
+    ranks: Sequence[_Rank], follow: _RecordFollower, *, deadline_s: float, limit_s: float
+) -> str | None:
     """Return why the ranks could not go on, None once all have ended well."""
     while any(rank.process.poll() is None for rank in ranks):
         if any(rank.process.poll() for rank in ranks):
@@ -261,4 +263,4 @@ def _end(ranks: Sequence[_Rank]) -> None:
             rank.process.kill()
             rank.process.wait()
     for rank in ranks:
-        rank.drained()
+        rank.drain()

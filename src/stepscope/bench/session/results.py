@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.run_folder import SCHEMA, written_whole
+from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
@@ -80,7 +80,7 @@ def write_results(document: dict[str, Any], folder: Path) -> Path:
     path = folder / RESULTS
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(path) as f:
+        with atomic_write(path) as f:
             f.write((json_text(document, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error

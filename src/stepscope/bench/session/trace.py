@@ -16,14 +16,14 @@ _WARMUP_STEPS = 3
 Mark = Callable[[str], AbstractContextManager[Any]]
 
 
-def recorded_steps(begin: Callable[[Mark], Callable[[], Any]], *, path: Path, steps: int, device: torch.device) -> Path:
+def record_steps(begin: Callable[[Mark], Callable[[], Any]], *, path: Path, steps: int, device: torch.device) -> Path:
     """Return the trace of `steps` calls of the step that `begin(mark)` makes, after a few that warm up."""
     step = begin(record_function)
     window = schedule(wait=0, warmup=_WARMUP_STEPS, active=steps, repeat=1)
-    with profile(activities=activities(device), schedule=window, on_trace_ready=lambda p: exported(p, path)) as p:
+    with profile(activities=activities(device), schedule=window, on_trace_ready=lambda p: export_trace(p, path)) as p:
         for _ in range(_WARMUP_STEPS + steps):
             step()
-            finished(device)
+            wait_for_device(device)
             p.step()
     return path
 
@@ -33,13 +33,13 @@ def activities(device: torch.device) -> list[Any]:
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
 
 
-def finished(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
     """Wait for the device, so that the window's last step is whole."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def exported(profiler: Any, path: Path) -> Path:
+def export_trace(profiler: Any, path: Path) -> Path:
     """Return the written trace; the profiler says nothing on a full disk, so its end is read back."""
     path.parent.mkdir(parents=True, exist_ok=True)
     refuse_output(path)

@@ -52,7 +52,7 @@ def parallel_mesh(data: int, tensor: int, expert: int = 1, *, device: str = "cpu
     return Mesh(whole["dp"], whole["tp"] if tensor > 1 else None, expert_group, names)
 
 
-def parallelized(model: Transformer, mesh: Mesh, strategy: str, *, mixed: bool = False) -> "DdpBuckets | None":
+def parallelize(model: Transformer, mesh: Mesh, strategy: str, *, mixed: bool = False) -> "DdpBuckets | None":
     """Return DDP's buckets where the strategy has them, after spreading the model in place.
 
     With `mixed` FSDP keeps fp32 shards, gathers weights and scatters gradients in bf16.

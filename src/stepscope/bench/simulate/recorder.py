@@ -30,7 +30,7 @@ _BLOCK_BYTES = 512
 
 
 @dataclass(frozen=True)
-class Communicated:
+class CollectiveCall:
     """One collective of this rank."""
 
     op: str
@@ -47,7 +47,7 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, group_names: dict[tuple[int, ...], str] | None = None) -> None:
         super().__init__()
         self.when = "forward"
-        self.seen: list[Communicated] = []
+        self.seen: list[CollectiveCall] = []
         self._group_names = group_names or {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,7 +66,7 @@ class CollectiveRecorder(TorchDispatchMode):  # type: ignore[misc]
         if op == "all_gather" and func.namespace == "_c10d_functional":
             size *= group.size()
         ranks = tuple(dist.get_process_group_ranks(group))
-        self.seen.append(Communicated(op, self._group_names.get(ranks, "dp"), group.size(), size, self.when))
+        self.seen.append(CollectiveCall(op, self._group_names.get(ranks, "dp"), group.size(), size, self.when))
 
 
 class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]

@@ -24,11 +24,11 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from stepscope.bench.session.ending import ended
+from stepscope.bench.session.exit_code import run_to_exit_code
 from stepscope.bench.simulate.model import Shape, Transformer
-from stepscope.bench.simulate.parallel import DdpBuckets, Mesh, parallel_mesh, parallelized
+from stepscope.bench.simulate.parallel import DdpBuckets, Mesh, parallel_mesh, parallelize
 from stepscope.bench.simulate.recorder import CollectiveRecorder, MemoryRecorder, local_tensors
-from stepscope.contract.run_folder import SCHEMA, written_whole
+from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
 
@@ -69,7 +69,7 @@ class Job:
         return self.data * self.tensor
 
 
-def simulated(job: Job) -> dict[str, Any]:
+def simulate_step(job: Job) -> dict[str, Any]:
     """Return the collectives and the memory of one step of rank 0; nothing else may use the default group."""
     begin = time.monotonic()
     with _fake_ranks(job.world_size):
@@ -78,7 +78,7 @@ def simulated(job: Job) -> dict[str, Any]:
             model = Transformer(job.shape, expert_group=mesh.expert_group)
         model.checkpoint = job.checkpoint
         parameters = sum(p.numel() for p in model.parameters())
-        sync = parallelized(model, mesh, job.strategy, mixed=job.precision == "mixed")
+        sync = parallelize(model, mesh, job.strategy, mixed=job.precision == "mixed")
         with FakeTensorMode(allow_non_fake_inputs=True):
             model.to_empty(device="cpu")
             collectives, memory = one_step(model, job, mesh, sync)
@@ -189,8 +189,8 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return 0 once the simulated step is written."""
     job, out = _arguments(argv)
-    text = json_text(simulated(job), indent=1) + "\n"
-    with written_whole(out) as f:
+    text = json_text(simulate_step(job), indent=1) + "\n"
+    with atomic_write(out) as f:
         f.write(text.encode())
     return 0
 
@@ -227,4 +227,4 @@ def _arguments(argv: Sequence[str] | None) -> tuple[Job, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(ended("stepscope.bench.simulate.step", main))
+    sys.exit(run_to_exit_code("stepscope.bench.simulate.step", main))

@@ -51,7 +51,7 @@ def job(bench: Bench, settings: dict[str, Any]) -> None:
             if name in refused:
                 continue
             caches.use(item["variant"])
-            what = _reported(bench, settings, item)
+            what = _run_item(bench, settings, item)
             if what != "samples":
                 refused.add(name)
             if what == "failed" and bench.device.type == "cuda":
@@ -59,7 +59,7 @@ def job(bench: Bench, settings: dict[str, Any]) -> None:
             free(bench.device)
 
 
-def _reported(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> str:
+def _run_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> str:
     """Return what came of an item, after saying so."""
     who = {"variant": item["variant"]["name"], "run": item["run"]}
     bench.emit(what="begin", **who)
@@ -122,12 +122,12 @@ def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
 
 def _outcome(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     try:
-        return _measured(device, settings, item)
+        return _measure_item(device, settings, item)
     except (*_REFUSALS, MemoryError) as error:
         return refusal(error)  # the frames that hold tensors are left before anything is freed
 
 
-def _measured(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+def _measure_item(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     spec = spec_of(settings["spec"], item["variant"])
     step_settings = {"accumulation": settings["accumulation"], **item["variant"].get("step", {})}
     micro = step_settings["accumulation"]
@@ -136,7 +136,7 @@ def _measured(device: torch.device, settings: dict[str, Any], item: dict[str, An
     work = workload(spec, device)
     flops = work.flops_per_step()
     with closing(TrainStep(work, step_settings)) as step:
-        check = checked(step)
+        check = check_first_steps(step)
         samples = measure(step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device)
     peak_bytes = host_memory.peak_bytes() if device.type == "cpu" else None
     return {
@@ -152,7 +152,7 @@ def _measured(device: torch.device, settings: dict[str, Any], item: dict[str, An
     }
 
 
-def checked(step: TrainStep) -> dict[str, Any]:
+def check_first_steps(step: TrainStep) -> dict[str, Any]:
     """Return losses of the first steps, a sketch of the first one's gradient, and how long that first step took."""
     begin_s = perf_counter()
     losses = [float(step())]
@@ -168,7 +168,7 @@ def _halves(spec: WorkloadSpec, device: torch.device, parts: int) -> dict[str, A
         return None
     half = dataclasses.replace(spec, batch_size=spec.batch_size // 2)
     with closing(TrainStep(workload(half, device), {"accumulation": parts})) as step:
-        found = checked(step)
+        found = check_first_steps(step)
     del step  # the whole batch may need all of the memory
     free(device)
     return found

@@ -41,7 +41,7 @@ class Method:
 
 
 @dataclass
-class Measured:
+class SweepMeasurements:
     """What a sweep has found so far."""
 
     runs: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -56,13 +56,13 @@ class Measured:
 
 def run_sweep(
     sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None,
-    keep: Callable[[Measured], None] | None = None,
-) -> Measured:  # fmt: skip
+    keep: Callable[[SweepMeasurements], None] | None = None,
+) -> SweepMeasurements:  # fmt: skip
     """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is.
 
     `keep` gets what has been found so far after every measurement.
     """
-    found = Measured(refusals=not_here(sweep.variants, backend=method.backend))
+    found = SweepMeasurements(refusals=not_here(sweep.variants, backend=method.backend))
     pending = interleaved([v for v in sweep.variants if v.name not in found.refusals], runs=method.runs)
     listen = _Listener(found, pending=pending, progress=progress, keep=keep)
     deadline_s = time.monotonic() + method.limit_s
@@ -71,10 +71,10 @@ def run_sweep(
         if not pending or found.interrupted or found.message or left_s <= 0:
             break
         items = pending[:1] if sweep.fresh else pending
-        result = _launched(
+        result = _launch_items(
             sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s, on_record=listen
         )
-        _ended(found, result, begun=listen.begun, first=items[0][0].name, limit_s=method.limit_s)
+        _note_end(found, result, begun=listen.begun, first=items[0][0].name, limit_s=method.limit_s)
         listen.begun = None
         done = {(record["variant"], record["run"]) for runs in found.runs.values() for record in runs}
         pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
@@ -161,7 +161,7 @@ def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int
     known[begun], reasons[begun] = False, reason or result.message or "the process ended"
 
 
-def _launched(
+def _launch_items(
     sweep: Sweep, items: Sequence[tuple[Variant, int]], *, spec: Mapping[str, Any], method: Method, out: Path,
     limit_s: float, on_record: Callable[[dict[str, Any]], None] | None,
 ) -> LaunchResult:  # fmt: skip
@@ -185,8 +185,8 @@ class _Listener:
     """Takes each record as it comes."""
 
     def __init__(
-        self, found: Measured, *, pending: Sequence[tuple[Variant, int]], progress: Progress | None,
-        keep: Callable[[Measured], None] | None,
+        self, found: SweepMeasurements, *, pending: Sequence[tuple[Variant, int]], progress: Progress | None,
+        keep: Callable[[SweepMeasurements], None] | None,
     ) -> None:  # fmt: skip
         self._found, self._progress, self._keep = found, progress, keep
         self._wanted = Counter(variant.name for variant, _ in pending)
@@ -218,7 +218,9 @@ class _Listener:
             self._keep(self._found)
 
 
-def _ended(found: Measured, result: LaunchResult, *, begun: dict[str, Any] | None, first: str, limit_s: float) -> None:
+def _note_end(
+    found: SweepMeasurements, result: LaunchResult, *, begun: dict[str, Any] | None, first: str, limit_s: float
+) -> None:
     """Note how a process ended; the variant it ended in, or the `first` it did not come to, gets the reason."""
     if result.interrupted:
         found.interrupted, found.message = True, result.message

@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.bench.session.results import results, series
 from stepscope.bench.sweeps.choices.sweep import Sweep
-from stepscope.bench.sweeps.control import Measured, Method
+from stepscope.bench.sweeps.control import Method, SweepMeasurements
 
 _UNCOUNTED = {
     "peak_memory_allocated_gb": None,
@@ -16,7 +16,7 @@ _UNCOUNTED = {
 
 
 def sweep_document(
-    sweep: Sweep, found: Measured, *, spec: Mapping[str, Any], method: Method, command: str, **notes: Any
+    sweep: Sweep, found: SweepMeasurements, *, spec: Mapping[str, Any], method: Method, command: str, **notes: Any
 ) -> dict[str, Any]:
     """Return the results document of a sweep; `notes` go beside its description."""
     about = {

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepscope.bench.sweeps.captured import Captured
-from stepscope.bench.sweeps.offloaded import HostOptimizer, sharded_on_host
+from stepscope.bench.sweeps.cuda_graph import CudaGraphStep
+from stepscope.bench.sweeps.host_offload import HostOptimizer, shard_on_host
 from stepscope.bench.workloads.workload import Workload
 
 _FIRST_SCALE = 2.0**12
@@ -35,7 +35,7 @@ class TrainStep:
     def __init__(self, work: Workload, settings: Mapping[str, Any]) -> None:
         self._work, self._set = work, StepSettings(**settings)
         if self._set.offload == "parameters":
-            sharded_on_host(work.model)
+            shard_on_host(work.model)
         if self._set.compile:
             work.model.compile(mode=self._set.compile)
         self._batches: Any = work.batches()
@@ -95,7 +95,7 @@ class TrainStep:
             raise ValueError(
                 "expected fp32 or bf16 for a CUDA graph, found fp16: its scaler asks the host in each step"
             )
-        return Captured(self._plain_step)
+        return CudaGraphStep(self._plain_step)
 
     def _kept_activations(self) -> Any:
         if self._set.offload != "activations":

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from stepscope.bench.trainer.steps import Steps
-from stepscope.contract.run_folder import written_whole
+from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import InputError, UsageError
 
 CHECKPOINT = "checkpoint.pt"
@@ -29,7 +29,7 @@ def save(steps: Steps, folder: Path, *, rank: int) -> None:
         "optimizer": optimizer,
         "scaler": steps.scaler.state_dict(),
     }
-    with written_whole(folder / CHECKPOINT) as f:
+    with atomic_write(folder / CHECKPOINT) as f:
         torch.save(content, f)
 
 

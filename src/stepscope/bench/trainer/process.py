@@ -28,7 +28,7 @@ class Process:
 
 
 @contextmanager
-def joined(device: torch.device | str | None = None) -> Iterator[Process]:
+def join_group(device: torch.device | str | None = None) -> Iterator[Process]:
     """Join the group that torchrun's variables describe, unless the script has; a group that we made is left again."""
     where = _device(device)
     make = not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) > 1

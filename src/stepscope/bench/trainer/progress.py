@@ -45,7 +45,7 @@ class Progress:
         if (done % train.log_every == 0 or done == train.steps) and (self._say or self._events):
             self._tell(done, float(loss))
         if train.checkpoint_every and (done % train.checkpoint_every == 0 or done == train.steps):
-            with written_to(self._folder):
+            with name_write_errors(self._folder):
                 trainer_checkpoint.save(self._steps, self._folder, rank=self._process.rank)
 
     def _tell(self, done: int, loss: float) -> None:
@@ -72,7 +72,7 @@ class Progress:
 
 
 @contextmanager
-def written_to(folder: Path) -> Iterator[None]:
+def name_write_errors(folder: Path) -> Iterator[None]:
     """Turn what the file system refuses into one line."""
     try:
         yield

@@ -16,7 +16,7 @@ from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.data_parallel.training import Mark, Training
 from stepscope.bench.trainer.process import Process
 from stepscope.bench.workloads.build import workload
-from stepscope.bench.workloads.loader import moved
+from stepscope.bench.workloads.loader import move_to_device
 from stepscope.bench.workloads.workload import Workload
 from stepscope.errors import UsageError
 
@@ -58,13 +58,13 @@ class Steps(Training):
         """The loss scaler; it does nothing except with fp16."""
         return self._scaler
 
-    def _clipped(self) -> None:
+    def _clip_gradients(self) -> None:
         with self.mark("gradient_clipping_warmup"):
             self._scaler.unscale_(self.parallel.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), self.config.train.clip_norm)
 
 
-class Alone(Parallel):
+class SingleProcess(Parallel):
     """One process: nothing to exchange, and no group to do it with."""
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -89,13 +89,13 @@ class OwnBatches(Workload):
             empty = True
             for batch in self.given:
                 empty = False
-                yield moved(batch, self.device)
+                yield move_to_device(batch, self.device)
             if empty:
                 raise UsageError("data: expected batches, found none; an iterator cannot start over, give a list")
             epoch += 1
 
 
-def made_steps(config: BenchConfig, work: Workload, *, process: Process, mark: Mark) -> Steps:
+def make_steps(config: BenchConfig, work: Workload, *, process: Process, mark: Mark) -> Steps:
     """Return the steps of a workload, its model made data-parallel."""
     train = config.train
     torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
@@ -113,12 +113,12 @@ def made_steps(config: BenchConfig, work: Workload, *, process: Process, mark: M
         grad_accum=train.grad_accum,
     )
     alone = process.world_size == 1
-    model = Alone(work.model, options) if alone else parallel(train.strategy, work.model, options)
+    model = SingleProcess(work.model, options) if alone else parallel(train.strategy, work.model, options)
     give_optimizer(model, config.optimizer, strategy=SINGLE if alone else train.strategy, lr=train.lr)
     return Steps(config, work, model, process=process, mark=mark)
 
 
-def made_workload(config: BenchConfig, *, model: Any, data: Any, loss: Loss | None, device: torch.device) -> Workload:
+def make_workload(config: BenchConfig, *, model: Any, data: Any, loss: Loss | None, device: torch.device) -> Workload:
     """Return the configured workload, or one of the user's own model, data and loss."""
     if model is None and data is None and loss is None:
         return workload(workload_spec(config), device)

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.bench.config.sections import BenchConfig
 from stepscope.bench.session.results import series
-from stepscope.contract.run_folder import SCHEMA, steps_file, written_whole
+from stepscope.contract.run_folder import SCHEMA, atomic_write, steps_file
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig
 from stepscope.record.window.schedule import WARMUP, WINDOW, census_step, phase_of
@@ -99,7 +99,7 @@ def text(found: dict[str, Any]) -> str:
 def write(found: dict[str, Any], folder: Path) -> None:
     """Write the summary in both forms."""
     for name, content in ((SUMMARY_JSON, json_text(found, indent=1) + "\n"), (SUMMARY_TXT, text(found))):
-        with written_whole(folder / name) as f:
+        with atomic_write(folder / name) as f:
             f.write(content.encode())
 
 

@@ -32,9 +32,9 @@ from stepscope.bench.data_parallel.training import unmarked
 from stepscope.bench.session.measure import measure
 from stepscope.bench.trainer import checkpoint as trainer_checkpoint
 from stepscope.bench.trainer import summary as trainer_summary
-from stepscope.bench.trainer.process import Process, joined
-from stepscope.bench.trainer.progress import Progress, Say, written_to
-from stepscope.bench.trainer.steps import Alone, Loss, Steps, made_steps, made_workload
+from stepscope.bench.trainer.process import Process, join_group
+from stepscope.bench.trainer.progress import Progress, Say, name_write_errors
+from stepscope.bench.trainer.steps import Loss, SingleProcess, Steps, make_steps, make_workload
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.record.launch.recording_by import followed_from_outside
 from stepscope.record.profile import profile, region
@@ -43,7 +43,7 @@ RUN = "run"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingResult:
     """What a training left behind."""
 
     folder: Path
@@ -82,16 +82,16 @@ class Trainer:
         self._own = {"model": model, "data": data, "loss": loss}
         self._device, self._force, self._say = device, force, say
 
-    def train(self, *, profile: bool = False, resume: bool = False) -> Trained:
+    def train(self, *, profile: bool = False, resume: bool = False) -> TrainingResult:
         """Train to the last step; with `profile` into a run folder, with `resume` from the folder's checkpoint."""
         folder = self._folder(resume=resume)
-        with joined(self._device) as process:
-            work = made_workload(self.config, **self._own, device=process.device)
+        with join_group(self._device) as process:
+            work = make_workload(self.config, **self._own, device=process.device)
             mark = region if profile and not followed_from_outside() else unmarked
-            steps = made_steps(self.config, work, process=process, mark=mark)
+            steps = make_steps(self.config, work, process=process, mark=mark)
             if resume:
                 trainer_checkpoint.resume(steps, folder)
-            return self._trained(steps, process, folder, profiled=profile)
+            return self._train(steps, process, folder, profiled=profile)
 
     def _folder(self, *, resume: bool) -> Path:
         """Return the output folder, made; refuse one that holds another training or cannot be written."""
@@ -101,14 +101,14 @@ class Trainer:
                 f"output.dir: expected a folder without a training, found {folder}/{trainer_summary.SUMMARY_JSON}; "
                 "choose another one, or give force=True"
             )
-        with written_to(folder):
+        with name_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _trained(self, steps: Steps, process: Process, folder: Path, *, profiled: bool) -> Trained:
+    def _train(self, steps: Steps, process: Process, folder: Path, *, profiled: bool) -> TrainingResult:
         first = steps.number
         progress = Progress(steps, folder, process, self._say)
-        with _recorded(steps, folder / RUN, profiled=profiled) as recording, progress.open():
+        with _record(steps, folder / RUN, profiled=profiled) as recording, progress.open():
 
             def step() -> torch.Tensor:
                 loss = steps.step()
@@ -132,13 +132,13 @@ class Trainer:
                 strategy=_strategy(steps),
                 run_folder=run_folder,
             )
-            with written_to(folder):
+            with name_write_errors(folder):
                 trainer_summary.write(found, folder)
-        return Trained(folder, run_folder, samples.losses, found)
+        return TrainingResult(folder, run_folder, samples.losses, found)
 
 
 @contextmanager
-def _recorded(steps: Steps, out: Path, *, profiled: bool) -> Iterator[profile | None]:
+def _record(steps: Steps, out: Path, *, profiled: bool) -> Iterator[profile | None]:
     """Record what is trained inside; where `stepscope record` follows this process, its own recorder does."""
     if not profiled or followed_from_outside():
         yield None
@@ -161,7 +161,7 @@ def _recorded(steps: Steps, out: Path, *, profiled: bool) -> Iterator[profile | 
 
 def _strategy(steps: Steps) -> str:
     """Return the strategy that is really at work: one process has nothing to share out."""
-    return SINGLE if isinstance(steps.parallel, Alone) else steps.config.train.strategy
+    return SINGLE if isinstance(steps.parallel, SingleProcess) else steps.config.train.strategy
 
 
 def main(arguments: list[str] | None = None) -> int:

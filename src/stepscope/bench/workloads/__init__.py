@@ -5,7 +5,7 @@ deepseek                latent attention, routed and shared experts balanced by 
 mlp                     a stack of linear layers
 transformers_config     any Transformers configuration, random weights
 torchbench              a model of TorchBench
-own                     `module:function`
+user_defined            `module:function`
 attention, checkpointing, experts, latent_attention     the parts of these models
 loader                  which samples each rank gets
 """

@@ -40,7 +40,7 @@ def workload(spec: WorkloadSpec, device: torch.device | str) -> Workload:
     elif rest and prefix in _PREFIXED:
         module, argument = _PREFIXED[prefix], rest
     elif rest:
-        module, argument = "stepscope.bench.workloads.own", spec.name
+        module, argument = "stepscope.bench.workloads.user_defined", spec.name
     else:
         names = ", ".join([*_NAMED, "transformers:CONFIG", "torchbench:MODEL", "module:function"])
         raise UsageError(f"expected a workload of {names}, found {spec.name!r}")

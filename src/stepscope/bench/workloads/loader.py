@@ -36,7 +36,7 @@ class CountingText(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignore[
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        worked(self._cost_us)
+        keep_busy(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         start = torch.randint(self._vocab, (), generator=own)
         stride = torch.randint(1, 9, (), generator=own)
@@ -54,7 +54,7 @@ class PlantedVectors(Dataset[tuple[torch.Tensor, torch.Tensor]]):  # type: ignor
         return _SAMPLES
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        worked(self._cost_us)
+        keep_busy(self._cost_us)
         own = torch.Generator().manual_seed(self._seed * _SAMPLES + index)
         x = torch.randn(self._width, generator=own)
         return x, torch.sin(x.roll(1))
@@ -67,20 +67,20 @@ def text_for(spec: Any, *, vocab_size: int | None = None) -> CountingText:
     return CountingText(seq_len=spec.seq_len, vocab_size=vocab_size, seed=spec.seed, cost_us=cost_us)
 
 
-def worked(cost_us: int) -> None:
+def keep_busy(cost_us: int) -> None:
     """Keep the processor busy for a time, as decoding or tokenising a sample does."""
     until_ns = time.perf_counter_ns() + 1000 * cost_us
     while time.perf_counter_ns() < until_ns:
         pass
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def move_to_device(batch: Any, device: torch.device) -> Any:
     """Return the batch with all its tensors on the device; copies from pinned memory do not block."""
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return {name: moved(value, device) for name, value in batch.items()}
+        return {name: move_to_device(value, device) for name, value in batch.items()}
     if isinstance(batch, list | tuple):
-        parts = [moved(value, device) for value in batch]
+        parts = [move_to_device(value, device) for value in batch]
         return parts if isinstance(batch, list) else tuple(parts)
     return batch

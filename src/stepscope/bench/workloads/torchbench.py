@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from stepscope.bench.workloads.own import GivenBatches
+from stepscope.bench.workloads.user_defined import GivenBatches
 from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 

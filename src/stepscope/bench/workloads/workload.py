@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from stepscope.bench.workloads.loader import RankBatches, moved
+from stepscope.bench.workloads.loader import RankBatches, move_to_device
 from stepscope.contract.precisions import TRAINING_PRECISIONS
 from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 from stepscope.errors import UsageError
@@ -69,7 +69,7 @@ class Workload:
         """Return endless batches of this rank on the device: together, ranks see what one rank with all would see."""
         order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))
         loader = DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {})))
-        return (moved(batch, self.device) for batch in loader)
+        return (move_to_device(batch, self.device) for batch in loader)
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the loss of a batch; fp16 and bf16 by autocast."""

@@ -15,7 +15,7 @@ import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.sizes import above_zero, at_least_zero, whole_number
-from stepscope.report.timeline.limit import MOST_SLICES
+from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.tables.schema import TABLES
 
 
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument(
         "--max-slices",
         type=at_least_zero,
-        default=MOST_SLICES,
+        default=MAX_SLICES,
         metavar="N",
-        help=f"thin what is not chosen until so many are left ({MOST_SLICES:,}); 0 keeps all",
+        help=f"thin what is not chosen until so many are left ({MAX_SLICES:,}); 0 keeps all",
     )
     parser.add_argument("--json", metavar="PATH", help="write what was written where as JSON; - for standard output")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")

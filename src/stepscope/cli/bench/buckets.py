@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 from stepscope.bench.data_parallel.bucket_finalists import finalists
-from stepscope.bench.session.gathered import first
+from stepscope.bench.session.rank_records import first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
-from stepscope.cli.bench.session import Document, document_of, finished, launched
+from stepscope.cli.bench.session import Document, document_of, finish_bench, start_ranks
 from stepscope.errors import UsageError
 from stepscope.report.text.bench import times_of
 from stepscope.report.text.terminal import console, plain_table
@@ -36,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
         search = {name: found.get(name) for name in ("best_mb", "tried_mb", "ratios", "same_as")}
         return {**document_of(args, plan, series=series)(records, message), "search": search}
 
-    result = launched(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
+    result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
     whole = recommended(document(result.records, result.message))
-    code = finished(args, whole, folder=folder, interrupted=result.interrupted)
+    code = finish_bench(args, whole, folder=folder, interrupted=result.interrupted)
     if args.json != "-":
         _print_search(whole)
     return code

@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.bench.session.results import results, write_results
 from stepscope.cli.bench.arguments import results_folder
 from stepscope.cli.bench.session import Document, command_line
-from stepscope.cli.calibrate import measured_points
+from stepscope.cli.calibrate import measure_points
 from stepscope.cli.output import write_json
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.points import Point
@@ -19,7 +19,7 @@ from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the times are written."""
     folder = results_folder(args)
-    points, about = measured_points(args, ops=args.op or ())
+    points, about = measure_points(args, ops=args.op or ())
     document = results([_row(point) for point in points], command=command_line(), environment=about)
     write_results(document, folder)
     write_json(args.json, document, force=args.force)

@@ -6,8 +6,8 @@ from typing import Any
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, checked_names
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.overlap import with_overlap
-from stepscope.cli.bench.profile import profiled
-from stepscope.cli.bench.session import document_of, finished, launched
+from stepscope.cli.bench.profile import run_profile
+from stepscope.cli.bench.session import document_of, finish_bench, start_ranks
 from stepscope.errors import UsageError
 
 _DEFAULTS = {
@@ -21,14 +21,14 @@ _TRACE_STEPS = 5
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where only a part could be measured."""
     if getattr(args, "profile", False):
-        return profiled(args)
+        return run_profile(args)
     folder = results_folder(args)
     plan: dict[str, Any] = {"job": _JOB, "settings": _settings(args)}
     document = document_of(args, plan)
     total = len(plan["settings"]["series"]) * (args.runs + (not args.no_trace))
-    result = launched(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
+    result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
     found = with_overlap(document(result.records, result.message), result.records, folder)
-    return finished(args, found, folder=folder, interrupted=result.interrupted)
+    return finish_bench(args, found, folder=folder, interrupted=result.interrupted)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

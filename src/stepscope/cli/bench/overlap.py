@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
-from stepscope.bench.session.gathered import Records, every
+from stepscope.bench.session.rank_records import Records, every
 from stepscope.cli.progress import work_progress
 from stepscope.errors import InputError
 from stepscope.run.load import load

@@ -8,15 +8,15 @@ from pathlib import Path
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.cli.bench.arguments import shared_settings
-from stepscope.cli.bench.session import launched
+from stepscope.cli.bench.session import start_ranks
+from stepscope.cli.messages import print_line, print_stderr
 from stepscope.cli.output import refuse_existing
-from stepscope.cli.say import say, say_aside
 from stepscope.errors import InputError, UsageError
 
-_JOB = "stepscope.bench.data_parallel.profiled:profiled"
+_JOB = "stepscope.bench.data_parallel.profile_job:profile_job"
 
 
-def profiled(args: argparse.Namespace) -> int:
+def run_profile(args: argparse.Namespace) -> int:
     """Return 0 once every rank's trace and the summary are written, 3 where only some are."""
     (name,) = checked_names((args.profile_implementation,))
     folder = _folder(args, name)
@@ -28,13 +28,13 @@ def profiled(args: argparse.Namespace) -> int:
         "profile_epochs": args.profile_epochs,
     }
     with tempfile.TemporaryDirectory() as streams:
-        result = launched(
+        result = start_ranks(
             args,
             {"job": _JOB, "settings": settings},
             folder=Path(streams),
             world_size=args.world_size,
             total=1,
-            on_line=say,
+            on_line=print_line,
         )
     return _said(result, folder, name)
 
@@ -57,10 +57,10 @@ def _said(result: LaunchResult, folder: Path, name: str) -> int:
     traces = sorted(folder.glob(f"{name}_rank_*_trace.json"))
     if not traces:
         raise InputError(f"no trace was recorded: {result.message or 'the ranks ended early'}")
-    say(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
-    say(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
+    print_line(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
+    print_line(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
     if result.message:
-        say_aside(f"stepscope bench: partial result: {result.message}")
+        print_stderr(f"stepscope bench: partial result: {result.message}")
     return 130 if result.interrupted else 3 if result.message else 0
 
 

@@ -7,18 +7,18 @@ from typing import Any
 from rich.console import Console
 
 from stepscope.bench.data_parallel.strategies import checked_names
-from stepscope.bench.session.gathered import complete_runs, environment, first
 from stepscope.bench.session.launch import LaunchResult
+from stepscope.bench.session.rank_records import complete_runs, environment, first
 from stepscope.bench.session.results import results, series, write_results
 from stepscope.cli.arguments.bench.scaling import MODES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
-from stepscope.cli.bench.session import Document, command_line, finished, launched
-from stepscope.cli.say import say_aside
+from stepscope.cli.bench.session import Document, command_line, finish_bench, start_ranks
+from stepscope.cli.messages import print_stderr
 from stepscope.errors import UsageError
 from stepscope.report.svg.scaling import scaling_svg
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
-from stepscope.results.scaling import Scaled, scaling
+from stepscope.results.scaling import ScalingPoint, scaling
 
 _JOB = "stepscope.bench.data_parallel.compare:compare"
 
@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     ended: LaunchResult | None = None
     for number in range(args.runs):
         for mode, size, batch in cases:
-            say_aside(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
+            print_stderr(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
             place = folder / f"run{number}" / f"{mode}-{size}"
-            result = launched(args, _plan(args, batch), folder=place, world_size=size, total=1)
+            result = start_ranks(args, _plan(args, batch), folder=place, world_size=size, total=1)
             measured.setdefault((mode, size), []).append(result)
             write_results(_document(args, measured, "still measuring"), folder)
             if not result.complete:
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             break
     document = _document(args, measured, ended.message if ended else None)
     interrupted = bool(ended and ended.interrupted)
-    return finished(args, document, folder=folder, interrupted=interrupted, show=_show, picture=_picture)
+    return finish_bench(args, document, folder=folder, interrupted=interrupted, show=_show, picture=_picture)
 
 
 def _plan(args: argparse.Namespace, batch_size: int) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _document(
     return results(rows, command=command_line(), environment=where, message=message, scaling=scaled)
 
 
-def _scaled(document: Document) -> list[Scaled]:
-    return [Scaled(**row) for row in document["scaling"]]
+def _scaled(document: Document) -> list[ScalingPoint]:
+    return [ScalingPoint(**row) for row in document["scaling"]]
 
 
 def _picture(document: Document) -> str:
@@ -97,7 +97,7 @@ def _show(document: Document, out: Console) -> None:
     _print_cores(document, out)
 
 
-def _print(scaled: list[Scaled], out: Console) -> None:
+def _print(scaled: list[ScalingPoint], out: Console) -> None:
     table = plain_table(out, "mode", "ranks", "step ms", "speed-up", "efficiency", "95 % interval")
     for s in scaled:
         interval = f"{100 * s.low:.0f} - {100 * s.high:.0f} %"

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from stepscope.bench.session.gathered import environment, rows
 from stepscope.bench.session.launch import LaunchResult, launch, records_of
+from stepscope.bench.session.rank_records import environment, rows
 from stepscope.bench.session.results import results, write_results
 from stepscope.cli.bench.arguments import PLOT
+from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import write_json, write_output
 from stepscope.cli.progress import work_progress
-from stepscope.cli.say import say_aside
 from stepscope.errors import InputError
 from stepscope.report.svg.bench import bench_svg
 from stepscope.report.text.bench import print_bench
@@ -27,7 +27,7 @@ from stepscope.report.text.terminal import console
 Document = dict[str, Any]
 
 
-def launched(
+def start_ranks(
     args: argparse.Namespace,
     plan: dict[str, Any],
     *,
@@ -87,7 +87,7 @@ def command_line() -> str:
     return shlex.join(["stepscope", *sys.argv[1:]])
 
 
-def finished(
+def finish_bench(
     args: argparse.Namespace,
     document: Document,
     *,
@@ -107,5 +107,5 @@ def finished(
         show(document, out)
         out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)
     if document["message"]:
-        say_aside(f"stepscope bench: partial result: {document['message']}")
+        print_stderr(f"stepscope bench: partial result: {document['message']}")
     return 130 if interrupted else 3 if document["message"] else 0

@@ -10,16 +10,16 @@ from rich.console import Console
 
 from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
-from stepscope.bench.session.gathered import Records, first
+from stepscope.bench.session.rank_records import Records, first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
-from stepscope.cli.bench.session import Document, document_of, finished, launched
+from stepscope.cli.bench.session import Document, document_of, finish_bench, start_ranks
 from stepscope.errors import UsageError
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
 from stepscope.results.times import ratio
 from stepscope.run.step_log import step_logs
 
-_JOB = "stepscope.bench.data_parallel.slow_rank:slowed"
+_JOB = "stepscope.bench.data_parallel.slow_rank:measure_slow_rank"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,11 +39,11 @@ def run(args: argparse.Namespace) -> int:
     def document(records: Any, message: str | None) -> Document:
         return _judged(measured(records, message), records, args)
 
-    result = launched(
+    result = start_ranks(
         args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
     )
     found = document(result.records, result.message)
-    return finished(args, found, folder=folder, interrupted=result.interrupted, show=_show)
+    return finish_bench(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 
 
 def _judged(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:

@@ -12,11 +12,11 @@ from rich.console import Console
 from stepscope.bench.session.results import write_results
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
 from stepscope.bench.sweeps.choices.sweep import Sweep, only, sweep_named
-from stepscope.bench.sweeps.control import Measured, Method, Progress, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import Method, Progress, SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.host_memory import available_bytes
 from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.cli.bench.arguments import results_folder, workload_settings
-from stepscope.cli.bench.session import command_line, finished
+from stepscope.cli.bench.session import command_line, finish_bench
 from stepscope.cli.progress import work_progress
 from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_doubts
@@ -35,19 +35,19 @@ def run(args: argparse.Namespace) -> int:
         accumulation=args.grad_accum, item_limit_s=args.variant_limit_s, limit_s=args.limit_s,
     )  # fmt: skip
     with _progress() as progress:
-        sweep, notes = _prepared(args, spec, method, folder, progress)
+        sweep, notes = _prepare_sweep(args, spec, method, folder, progress)
 
-        def document_of(so_far: Measured) -> dict[str, Any]:
+        def document_of(so_far: SweepMeasurements) -> dict[str, Any]:
             return _judged(sweep_document(sweep, so_far, spec=spec, method=method, command=command_line(), **notes))
 
         found = run_sweep(
             sweep, spec=spec, method=method, out=folder / "processes", progress=progress,
-            keep=lambda so_far: _kept(document_of(so_far), folder),
+            keep=lambda so_far: _keep(document_of(so_far), folder),
         )  # fmt: skip
     document = document_of(found)
     if not document["series"]:
         raise InputError(f"nothing was measured: {found.message or _refusals(found)}")
-    return finished(args, document, folder=folder, interrupted=found.interrupted, show=_show)
+    return finish_bench(args, document, folder=folder, interrupted=found.interrupted, show=_show)
 
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _judged(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _kept(document: dict[str, Any], folder: Path) -> None:
+def _keep(document: dict[str, Any], folder: Path) -> None:
     if document["series"]:
         write_results({**document, "complete": False, "message": "still measuring"}, folder)
 
@@ -66,7 +66,7 @@ def _show(document: dict[str, Any], out: Console) -> None:
     print_doubts(document["series"], out)
 
 
-def _prepared(
+def _prepare_sweep(
     args: argparse.Namespace, spec: dict[str, Any], method: Method, folder: Path, progress: Progress | None
 ) -> tuple[Sweep, dict[str, Any]]:
     """Return the sweep to measure; for batch sizes, after finding those that fit."""
@@ -131,7 +131,7 @@ def _value(text: str) -> Any:
     return text
 
 
-def _refusals(found: Measured) -> str:
+def _refusals(found: SweepMeasurements) -> str:
     return "; ".join(f"{name}: {record['reason']}" for name, record in found.refusals.items()) or "no variant"
 
 

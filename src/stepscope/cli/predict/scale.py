@@ -4,9 +4,9 @@ import argparse
 import sys
 from typing import Any
 
-from stepscope.cli.given_run import account_from, warn_incomplete
 from stepscope.cli.output import write_json
 from stepscope.cli.predict.collective import fabric
+from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric
@@ -15,7 +15,7 @@ from stepscope.predict.scale import ScaledStep, Scaling, scaled
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms
 
-LARGEST = 16384
+MAX_RANKS = 16384
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def _curve(recorded: int) -> list[int]:
     """Return the recorded world size and its doublings up to the largest."""
     sizes = []
-    while recorded <= LARGEST:
+    while recorded <= MAX_RANKS:
         sizes.append(max(recorded, 2))
         recorded *= 2
     return sizes

@@ -20,9 +20,9 @@ from stepscope.predict.strategy_time import Speed
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms, readable_bytes
 
-_USUAL_EFFICIENCY, _USUAL_RANGE = 0.5, (0.35, 0.65)
+_TYPICAL_EFFICIENCY, _TYPICAL_RANGE = 0.5, (0.35, 0.65)
 _NODE_LATENCY_NS, _LATENCY_NS, _GB_PER_S = 3_000.0, 8_000.0, 50.0
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     question, times, assumed = _question(args)
     advice = advise(question, times=times)
     given = args.efficiency
-    shares = (0.9 * given, min(1.0, 1.1 * given)) if given else _USUAL_RANGE
+    shares = (0.9 * given, min(1.0, 1.1 * given)) if given else _TYPICAL_RANGE
     found = _json(question, advice, times, shares, assumed)
     write_json(args.json, found, force=args.force)
     if args.json != "-":
@@ -46,11 +46,11 @@ def _question(args: argparse.Namespace) -> tuple[Question, CollectiveTimes, list
     if memory is None or peak is None:
         raise UsageError("expected a device, found none; give --device NAME, or --memory-gib and --peak-tflops")
     if args.efficiency is None:
-        assumed.append(f"compute reaches {_USUAL_EFFICIENCY:.0%} of the peak (35 % to 65 %); --efficiency sets it")
+        assumed.append(f"compute reaches {_TYPICAL_EFFICIENCY:.0%} of the peak (35 % to 65 %); --efficiency sets it")
     elif args.efficiency > 1:
         raise UsageError(f"expected an efficiency between 0 and 1, found {args.efficiency}")
     bandwidth = chip.memory_gb_per_s * 1e9 if chip and chip.memory_gb_per_s else None
-    speed = Speed(peak, args.efficiency or _USUAL_EFFICIENCY, bandwidth)
+    speed = Speed(peak, args.efficiency or _TYPICAL_EFFICIENCY, bandwidth)
     question = Question(
         model_of(args), args.seq_len, args.sequences, args.world_size, memory, speed,
         Precision(args.precision), Optimizer(args.optimizer), args.per_node,
@@ -85,7 +85,7 @@ def _json(
         low, high = time_band(question, c, shares=shares, times=times)
         return {**_row(c), "low_ms": ms(low), "high_ms": ms(high)}
 
-    shown = advice.candidates[:_MOST_SHOWN]
+    shown = advice.candidates[:_MAX_SHOWN]
     return {
         "recommended": row(advice.fastest),
         "reason": advice.reason,

@@ -16,9 +16,9 @@ Floats = npt.NDArray[np.float64]
 
 DEFAULT_LATENCY_NS = 20_000.0
 """What one call costs, about, where only one size was measured: the order of an NCCL call over any fabric."""
-LARGEST_LATENCY_SHARE = 0.5
+MAX_LATENCY_SHARE = 0.5
 """... but never more than this share of the measured time."""
-_MOST_SIZES = 64
+_MAX_SIZES = 64
 _COVERAGE = 0.9
 
 
@@ -55,7 +55,7 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
     (20000, 2.0)
     """
     sizes, times = checked_points(sizes_bytes, times_ns)
-    x, y, weight = by_size(sizes, times, most=_MOST_SIZES)
+    x, y, weight = by_size(sizes, times, most=_MAX_SIZES)
     alpha, slope = _only_size(x[0], y[0]) if len(x) == 1 else _best_line(x, y, weight)
     ratio = (alpha + slope * sizes) / times
     return Fit(
@@ -91,7 +91,7 @@ def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats,
 
 
 def _only_size(size_bytes: float, time_ns: float) -> tuple[float, float]:
-    alpha = min(DEFAULT_LATENCY_NS, LARGEST_LATENCY_SHARE * time_ns)
+    alpha = min(DEFAULT_LATENCY_NS, MAX_LATENCY_SHARE * time_ns)
     return float(alpha), float((time_ns - alpha) / size_bytes)
 
 

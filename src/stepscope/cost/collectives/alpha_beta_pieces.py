@@ -16,12 +16,12 @@ import numpy.typing as npt
 from stepscope.cost.collectives.alpha_beta import Floats, by_size, checked_points, fit
 from stepscope.records import ArrayRecord
 
-MOST_PIECES = 4
-_MOST_SIZES = 32
+MAX_PIECES = 4
+_MAX_SIZES = 32
 _HUBER = 0.2
 """relative errors beyond this count by their size, not by their square"""
 _ITERATIONS = 20
-_FEWEST_FOR_PIECES = MOST_PIECES + 2
+_MIN_SIZES_FOR_PIECES = MAX_PIECES + 2
 """with fewer sizes, one left out, there would be no place for the joints"""
 
 
@@ -59,7 +59,7 @@ class Pieces:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LeftOut(ArrayRecord):
+class LeftOutErrors(ArrayRecord):
     """How far each measured size is from a fit that did not see it."""
 
     size_bytes: Floats
@@ -67,20 +67,20 @@ class LeftOut(ArrayRecord):
     """log(measured / predicted)"""
 
 
-def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pieces, LeftOut]:
+def fit_pieces(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple[Pieces, LeftOutErrors]:
     """Return the joined lines whose number predicts left-out sizes best, and the errors on those.
 
     Sizes may repeat (their median counts). Few sizes get one line, a single size the usual latency (see `alpha_beta`).
     """
-    x, y, _ = by_size(*checked_points(sizes_bytes, times_ns), most=_MOST_SIZES)
+    x, y, _ = by_size(*checked_points(sizes_bytes, times_ns), most=_MAX_SIZES)
     if len(x) == 1:
         latency = fit(x, y).alpha_ns
-        return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOut(x, np.full(1, np.nan))
-    most = MOST_PIECES if len(x) >= _FEWEST_FOR_PIECES else 1
+        return Pieces((0.0, float(x[0])), (latency, float(y[0]))), LeftOutErrors(x, np.full(1, np.nan))
+    most = MAX_PIECES if len(x) >= _MIN_SIZES_FOR_PIECES else 1
     errors = _left_out(x, y, most)
     inner = slice(1, -1) if len(x) > 2 else slice(None)
     best = int(np.abs(errors[:, inner]).mean(axis=1).argmin())
-    return _fits(x, y, best + 1)[-1], LeftOut(x, errors[best])
+    return _fits(x, y, best + 1)[-1], LeftOutErrors(x, errors[best])
 
 
 def _left_out(x: Floats, y: Floats, most: int) -> Floats:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.cost.collectives.alpha_beta import Floats
-from stepscope.cost.collectives.alpha_beta_pieces import LeftOut, fit_pieces
+from stepscope.cost.collectives.alpha_beta_pieces import LeftOutErrors, fit_pieces
 from stepscope.cost.collectives.curve import Curve
 from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.cost.collectives.worlds import WorldSizes
@@ -22,11 +22,11 @@ from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 
 COVERAGE = 0.9
-_USUAL_FACTOR = 2.1
+_TYPICAL_FACTOR = 2.1
 """90 % bound / mean of |error| of a normal distribution, for calibrations too small to measure it"""
-_USUAL_ERROR = 0.2
+_TYPICAL_ERROR = 0.2
 """mean |log error| where nothing could be left out"""
-_FEWEST_ERRORS = 5
+_MIN_ERRORS = 5
 
 
 @dataclass(frozen=True)
@@ -83,14 +83,14 @@ class Calibration(ArrayRecord):
     def _mean_error(self) -> float:
         errors = np.concatenate([np.abs(c.left_out.log_ratio) for c in self.curves])
         errors = errors[np.isfinite(errors)]
-        return float(errors.mean()) if len(errors) >= _FEWEST_ERRORS else _USUAL_ERROR
+        return float(errors.mean()) if len(errors) >= _MIN_ERRORS else _TYPICAL_ERROR
 
     @cached_property
     def _factor(self) -> float:
         """Return the multiple of the local error that holds 90 % of the left-out sizes."""
         shares = np.concatenate([_share_of_local(c.left_out, self._mean_error) for c in self.curves])
-        if len(shares) < _FEWEST_ERRORS:
-            return _USUAL_FACTOR
+        if len(shares) < _MIN_ERRORS:
+            return _TYPICAL_FACTOR
         level = min(1.0, np.ceil((len(shares) + 1) * COVERAGE) / len(shares))
         return float(np.quantile(shares, level))
 
@@ -130,7 +130,7 @@ def _estimate(time_ns: float, half_width: float, how: str) -> Estimate:
     return Estimate(time_ns, time_ns * float(np.exp(-half_width)), time_ns * float(np.exp(half_width)), how)
 
 
-def _share_of_local(left_out: LeftOut, mean_error: float) -> Floats:
+def _share_of_local(left_out: LeftOutErrors, mean_error: float) -> Floats:
     """Return each left-out error as a multiple of the error expected around it, itself not counted."""
     known = np.isfinite(left_out.log_ratio)
     if not known.any():
@@ -139,7 +139,7 @@ def _share_of_local(left_out: LeftOut, mean_error: float) -> Floats:
     return (np.abs(left_out.log_ratio) / expected)[known]
 
 
-def _local_error(left_out: LeftOut, sizes: Floats, mean_error: float, *, itself: bool = True) -> Floats:
+def _local_error(left_out: LeftOutErrors, sizes: Floats, mean_error: float, *, itself: bool = True) -> Floats:
     """Return the error expected at sizes: that of the sizes around them, with the mean of all as one more of them."""
     if not np.isfinite(left_out.log_ratio).all():
         return np.full(len(sizes), mean_error)

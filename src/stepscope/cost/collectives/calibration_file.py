@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.cost.collectives.alpha_beta_pieces import LeftOut, Pieces
+from stepscope.cost.collectives.alpha_beta_pieces import LeftOutErrors, Pieces
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.curve import Curve
 from stepscope.errors import InputError
@@ -87,7 +87,7 @@ def _curve(data: dict[str, Any]) -> Curve:
         op=str(data["op"]),
         world_size=world_size,
         pieces=_pieces(knots),
-        left_out=LeftOut(
+        left_out=LeftOutErrors(
             np.array([b for b, _ in left_out], float),
             np.array([math.nan if r is None else r for _, r in left_out], float),
         ),

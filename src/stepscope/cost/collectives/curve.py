@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.cost.collectives.alpha_beta_pieces import LeftOut, Pieces
+from stepscope.cost.collectives.alpha_beta_pieces import LeftOutErrors, Pieces
 from stepscope.records import ArrayRecord
 
 
@@ -15,7 +15,7 @@ class Curve(ArrayRecord):
     op: str
     world_size: int
     pieces: Pieces
-    left_out: LeftOut
+    left_out: LeftOutErrors
     r2: float
     """of log time"""
     mean_error: float

@@ -23,9 +23,9 @@ from stepscope.cost.collectives.alpha_beta import Floats
 from stepscope.cost.collectives.closed_form import ring_steps
 from stepscope.cost.collectives.curve import Curve
 
-_USUAL_DOUBT = 0.25
+_TYPICAL_DOUBT = 0.25
 """log error at twice the world size, where a single one was measured; it grows with the root of the doublings"""
-_LEAST_DOUBT = 0.1
+_MIN_DOUBT = 0.1
 _HOP_SHARE = 0.5
 """of the latency, where no other measurement tells"""
 _CHUNKED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -62,14 +62,14 @@ class WorldSizes:
         """Return the power of the world size that the law misses, and the error left at twice the size."""
         others = [c for c in self._curves if c is not near]
         if not others:
-            return 0.0, _USUAL_DOUBT
+            return 0.0, _TYPICAL_DOUBT
         other = min(others, key=lambda c: abs(log(c.world_size / near.world_size)))
         sizes, times = (np.array(column, float) for column in zip(*near.points, strict=True))
         distance = log(near.world_size / other.world_size)
         missed = np.log(times / self._carried(other, sizes, near.world_size))
         power = float(np.clip(np.median(missed) / distance, -1, 1))
         rest = float(np.quantile(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
-        return power, max(rest, _LEAST_DOUBT, 0.5 * abs(power) * log(2))
+        return power, max(rest, _MIN_DOUBT, 0.5 * abs(power) * log(2))
 
     def _carried(self, curve: Curve, sizes: Floats, world_size: int) -> Floats:
         """Return the law's times at another world size."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.tensor_core_names import operand_type, uses_tensor_cores
 
-_LONGEST = 4000
+_MAX_NAME_LENGTH = 4000
 """Characters that are looked at; template names can be longer but say everything earlier."""
 
 
@@ -31,7 +31,7 @@ def kernel_class(name: str) -> KernelClass:
     >>> kernel_class("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_64x3_tn")
     KernelClass(family=<Family.GEMM: 'gemm'>, tensor_core=True, dtype='bf16')
     """
-    name = name[:_LONGEST]
+    name = name[:_MAX_NAME_LENGTH]
     text = name.lower()
     family = _family(text, _INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES)
     if family not in MATMUL_FAMILIES or _SERVES_A_PRODUCT.search(text):

@@ -3,12 +3,12 @@
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_allocator
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, usual_host_ns
+from stepscope.diagnose.rules.measures import host_ms, typical_host_ns
 
 
 def allocator(account: Account) -> list[Candidate]:
     """Return the time the usual rank's host spent in calls for device memory."""
-    spent = usual_host_ns(account, "allocator_ns")
+    spent = typical_host_ns(account, "allocator_ns")
     if not spent:
         return []
     return [

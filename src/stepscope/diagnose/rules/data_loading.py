@@ -4,13 +4,13 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_data_wait
 from stepscope.analyze.step.recurring import DATA_CAUSES
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, host_part_ns, usual_host_ns
+from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
 from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of
 
 
 def data_loading(account: Account) -> list[Candidate]:
     """Return the wait for input, where the usual rank has one: in the window's steps, or in others of the log."""
-    waited, restarts = usual_host_ns(account, "data_ns"), common_ns(account, DATA_CAUSES)
+    waited, restarts = typical_host_ns(account, "data_ns"), common_ns(account, DATA_CAUSES)
     if not waited + restarts:
         return []
     cause = "the host asks for the next batch and the batch is not ready"

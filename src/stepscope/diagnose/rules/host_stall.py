@@ -4,7 +4,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import without_recurring, without_window_stalls
 from stepscope.analyze.step.recurring import OUTSIDE
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, host_part_ns, usual_host_ns
+from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
 from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, named_cause, stall_causes
 
 
@@ -32,7 +32,7 @@ def _unnamed(account: Account) -> list[Candidate]:
     """Return long stretches in which the host ran no operator and asked for no data, and what recurs outside every
     region of the step log.
     """
-    stalled, outside = usual_host_ns(account, "stall_ns"), common_ns(account, (OUTSIDE,))
+    stalled, outside = typical_host_ns(account, "stall_ns"), common_ns(account, (OUTSIDE,))
     if not stalled + outside:
         return []
     cause = "for at least a millisecond at a time no operator, launch or data loading is recorded on the host"

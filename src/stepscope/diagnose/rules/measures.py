@@ -17,7 +17,7 @@ def host_ms(time_ns: float) -> float:
     return round(time_ns / NS_PER_MS, 3)
 
 
-def usual_host_ns(account: Account, part: str) -> float:
+def typical_host_ns(account: Account, part: str) -> float:
     """Return what the median rank's host spends on one part per step; 0 where the run cannot be replayed.
 
     Of two in the middle the lesser: what only half of the ranks do makes the others wait, and is theirs.

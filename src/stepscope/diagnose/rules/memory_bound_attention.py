@@ -13,7 +13,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
 from stepscope.trace.classify import EventKind
 
-_SHORTEST_SEQUENCE = 128
+_MIN_SEQUENCE = 128
 _REACHED = 0.4
 """share of the peak that fused attention reaches, forward and backward together"""
 _BACKWARD_REPEATS = 1.2
@@ -72,16 +72,11 @@ def _is_square(name: str, dims: str) -> bool:
         return False
     listed = found if isinstance(found, list) else []
     shapes = [s for s in listed if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-    if any(len(s) >= 3 and s[-1] == s[-2] >= _SHORTEST_SEQUENCE for s in shapes):
+    if any(len(s) >= 3 and s[-1] == s[-2] >= _MIN_SEQUENCE for s in shapes):
         return True
     two = [s for s in shapes if len(s) >= 3][:2]
     # Scores are a product of (S, d) and (d, S) with d < S.
-    return (
-        "bmm" in name
-        and len(two) == 2
-        and two[0][-2] == two[1][-1] >= _SHORTEST_SEQUENCE > 0
-        and two[0][-1] < two[0][-2]
-    )
+    return "bmm" in name and len(two) == 2 and two[0][-2] == two[1][-1] >= _MIN_SEQUENCE > 0 and two[0][-1] < two[0][-2]
 
 
 def _has_softmax(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> bool:

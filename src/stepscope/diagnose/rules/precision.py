@@ -17,10 +17,10 @@ from stepscope.diagnose.rules.measures import device_ms
 _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
 _REACHED = 0.6
 """share of the peak that 16-bit products of a size worth the name reach"""
-_MOST_OF_STEP = 0.5
+_MIN_SHARE_OF_STEP = 0.5
 """changing the precision is no small thing: proposed where such products are most of the step; below that the
 waterfall shows what they cost"""
-_SHORTEST_NS = 3_000.0
+_MIN_KERNEL_NS = 3_000.0
 
 
 def precision(account: Account) -> list[Candidate]:
@@ -31,7 +31,7 @@ def precision(account: Account) -> list[Candidate]:
         return []
     chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in account.costs]
     spent = device_ms(account, chosen)
-    if account.step is None or spent * 1e6 < _MOST_OF_STEP * account.step.step_ns:
+    if account.step is None or spent * 1e6 < _MIN_SHARE_OF_STEP * account.step.step_ns:
         return []
     times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(account.costs, chosen, strict=True)]
     off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(account.costs, chosen, strict=True)]
@@ -76,4 +76,4 @@ def _sixteen_bit_ns(
     own = chip.peak_flops("fp32") or peak_flops
     unknown = costs.duration_ns * min(1.0, own / (peak_flops * _REACHED))
     best = np.where(np.isnan(by_flops), unknown, np.fmax(by_flops, by_bytes))
-    return np.minimum(np.maximum(best, _SHORTEST_NS), costs.duration_ns)
+    return np.minimum(np.maximum(best, _MIN_KERNEL_NS), costs.duration_ns)

@@ -9,7 +9,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.run.matching.match import POINT_TO_POINT
 
 _FAR_SLOWER = 2.0
-_FEWEST = 4
+_MIN_COUNT = 4
 
 
 def slow_link(account: Account) -> list[Candidate]:
@@ -45,7 +45,7 @@ def _transfers(account: Account) -> np.ndarray:
 def _ns_per_byte(account: Account, transfer: np.ndarray, group: int) -> float | None:
     matches = account.shared.matches
     mine = (matches.group == group) & (matches.size_bytes > 0) & ~np.isin(matches.op, POINT_TO_POINT)
-    if mine.sum() < _FEWEST:
+    if mine.sum() < _MIN_COUNT:
         return None
     return float(np.median(transfer[mine] / matches.size_bytes[mine]))
 
@@ -54,7 +54,7 @@ def _candidate(account: Account, group: int, times: float) -> Candidate:
     named = account.shared.matches.groups[group]
     slow = {(named.name, named.ranks)}
 
-    def mended(replay: Replay) -> Replay:
+    def fixed(replay: Replay) -> Replay:
         out = []
         for rank, wait in zip(replay.shared.run.ranks, replay.shared.wait_ns, strict=True):
             c = rank.collectives
@@ -69,7 +69,7 @@ def _candidate(account: Account, group: int, times: float) -> Candidate:
         cause="a link, port or device of these ranks is slower, or their traffic takes another path",
         remedy="Check the links of these ranks (nvidia-smi topo -m, ibstat, NCCL_DEBUG=INFO) and NCCL's choice of network. "
         "The saving is of this group as fast as its siblings.",
-        change=mended,
+        change=fixed,
         ranks=named.ranks or (),
         evidence=(Evidence("transfer time per byte against sibling groups", round(times, 2), "times"),),
         sureness=0.7,

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.run_folder import SCHEMA, rank_file, written_whole
+from stepscope.contract.run_folder import SCHEMA, atomic_write, rank_file
 from stepscope.record.collectives.flight_recorder import newest_collectives
 from stepscope.record.collectives.groups import process_groups
 from stepscope.record.collectives.ledger import Ledger, Row
@@ -114,7 +114,7 @@ class LiveCollectives:
 
     def after_window(self, folder: str | Path, rank: int) -> None:
         """Write `rank00000.collectives.jsonl` as far as it goes: a header, then a line per operation and group."""
-        with written_whole(Path(folder) / rank_file(rank, "collectives.jsonl")) as f:
+        with atomic_write(Path(folder) / rank_file(rank, "collectives.jsonl")) as f:
             f.writelines(json.dumps(line).encode() + b"\n" for line in self._lines(rank))
 
     def on_close(self, folder: str | Path, rank: int) -> None:

@@ -50,7 +50,7 @@ METHODS = {
     "barrier": (ops.BARRIER, None, False),
 }
 _AT_ONCE_NS = 200_000  # a wait this soon after the call belongs to it, even if it found nothing left to wait for
-_MOST_WAITING = 1024
+_MAX_WAITING = 1024
 _EVENTS_PER_STEP = 8  # calls timed by events; a pair of events costs the host several microseconds
 
 
@@ -102,7 +102,7 @@ class CollectiveTap:
         self._seen, self._timed, self._in_python = seen, timed, in_python
         self._replaced: list[tuple[type, str, Any, Any]] = []
         self._waiting: dict[int, Call] = {}
-        self._passing: deque[Call] = deque(maxlen=_MOST_WAITING)
+        self._passing: deque[Call] = deque(maxlen=_MAX_WAITING)
         self._coalescing = 0
         self._calls = 0  # that events could time, since the last step's end
         self._until_next = 0
@@ -186,7 +186,7 @@ class CollectiveTap:
                 call.end = _event()
                 self._passing.append(call)
             elif work is not None and not call.on_device and not self._coalescing:
-                if len(self._waiting) >= _MOST_WAITING:
+                if len(self._waiting) >= _MAX_WAITING:
                     self._waiting.clear()
                 self._waiting[id(work)] = call
             self._note(group, call.sequence, call.since_ns)

@@ -23,7 +23,7 @@ Claim = Callable[[str], dict[str, Any]]
 """Asks the helper for a folder by run id; returns its reply, `{"folder"}` or `{"error"}`."""
 
 
-def agreed_folder(
+def agree_on_folder(
     config: RecordConfig, place: Place, *, channel: SideChannel | None, claim: Claim, started_ns: int, number: int = 0
 ) -> dict[str, Any]:
     """Return `{"folder", "run_id", "boot_id"}` of this run (boot id: rank 0's), or `{"error"}`.
@@ -32,15 +32,15 @@ def agreed_folder(
     """
     key = f"{_KEY}{number}" if number else _KEY
     if place.world_size == 1:
-        return _claimed(claim, str(uuid.uuid4()))
+        return _claim_folder(claim, str(uuid.uuid4()))
     if channel is None:
-        return _claimed(claim, id_without_store(config, os.environ))
+        return _claim_folder(claim, id_without_store(config, os.environ))
     if place.rank == 0:
-        answer = _claimed(claim, str(uuid.uuid4()))
+        answer = _claim_folder(claim, str(uuid.uuid4()))
         channel.put(key, json.dumps({**answer, "started_ns": started_ns}))
         return answer
-    told = _told(channel, key, config.other_ranks_wait_s, started_ns=started_ns)
-    return told if told is not None else _claimed(claim, id_without_store(config, os.environ))
+    told = _wait_for_answer(channel, key, config.other_ranks_wait_s, started_ns=started_ns)
+    return told if told is not None else _claim_folder(claim, id_without_store(config, os.environ))
 
 
 def id_without_store(config: RecordConfig, environ: Mapping[str, str]) -> str:
@@ -51,11 +51,11 @@ def id_without_store(config: RecordConfig, environ: Mapping[str, str]) -> str:
     return f"{config.run_id or boot_id()}-{os.getppid()}-{restart}"
 
 
-def _claimed(claim: Claim, run_id: str) -> dict[str, Any]:
+def _claim_folder(claim: Claim, run_id: str) -> dict[str, Any]:
     return {"run_id": run_id, "boot_id": boot_id(), **claim(run_id)}
 
 
-def _told(channel: SideChannel, key: str, timeout_s: float, *, started_ns: int) -> dict[str, Any] | None:
+def _wait_for_answer(channel: SideChannel, key: str, timeout_s: float, *, started_ns: int) -> dict[str, Any] | None:
     deadline = time.monotonic() + timeout_s
     while (left_s := deadline - time.monotonic()) > 0:
         text = channel.wait_for(key, left_s)

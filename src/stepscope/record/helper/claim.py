@@ -16,15 +16,15 @@ from typing import Any
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
 from stepscope.output_path import why_no_folder
-from stepscope.record.helper.patience import FULL
+from stepscope.record.helper.retries import FULL
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
-_MOST_SIBLINGS = 10_000
+_MAX_SIBLINGS = 10_000
 
 
-def claimed_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None) -> Path:
+def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | None = None) -> Path:
     """Return the folder of run `run_id`: the one that already has its claim, else a free one claimed now."""
-    for number in range(1, _MOST_SIBLINGS):
+    for number in range(1, _MAX_SIBLINGS):
         folder = sibling(out, number)
         try:
             if why_not := why_no_folder(folder):
@@ -38,7 +38,7 @@ def claimed_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str |
             raise UsageError(
                 f"{folder}: expected a folder that can be written, found {e.strerror}; give another with --out"
             ) from e
-    raise UsageError(f"{out}: {_MOST_SIBLINGS} runs are there already; give another folder with --out")
+    raise UsageError(f"{out}: {_MAX_SIBLINGS} runs are there already; give another folder with --out")
 
 
 def sibling(out: str | os.PathLike[str], number: int) -> Path:

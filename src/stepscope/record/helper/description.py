@@ -17,7 +17,7 @@ from stepscope.record.steps.statistics import StepStatistics
 from stepscope.units import ms
 
 Facts = dict[str, Any]
-MOST_DIFFERENCE = 0.02
+MAX_DIFFERENCE = 0.02
 """of steps after the window from those before it that is not worth a line"""
 
 # Facts of the job, equal on all ranks: the lowest rank that knows one speaks for it.
@@ -172,7 +172,7 @@ def _unprofiled(found: Sequence[Facts]) -> Facts:
 def _warnings(found: Sequence[Facts]) -> list[str]:
     """Return a line where steps after the window differ from those before it by more than chance on most ranks."""
     compared = [(f, f["steps"]["after_to_before"]) for f in found if f["steps"].get("after_to_before")]
-    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > MOST_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
+    beyond = [(f, c) for f, c in compared if abs(c["ratio"] - 1) > MAX_DIFFERENCE and not c["low"] <= 1 <= c["high"]]
     if not beyond or 2 * len(beyond) <= len(compared):
         return []
     ratio = statistics.median(c["ratio"] for _, c in beyond)

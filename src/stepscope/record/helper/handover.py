@@ -66,7 +66,7 @@ def hand_over_files(run: OpenRun, samplers: Samplers, moment: str) -> str | None
     return None
 
 
-class Known:
+class JobFacts:
     """What a rank knows of its job beside the steps: noted facts, its windows, and why something is missing."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.helper import clock_probe
-from stepscope.record.helper.agreement import agreed_folder
+from stepscope.record.helper.agreement import agree_on_folder
 from stepscope.record.helper.outbox import Outbox
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, open_side_channel
@@ -90,7 +90,7 @@ class OpenRun:
             self.settled.set()
 
     def _agree(self, channel: SideChannel | None) -> dict[str, Any] | None:
-        answer = agreed_folder(
+        answer = agree_on_folder(
             self.config,
             self.place,
             channel=channel,

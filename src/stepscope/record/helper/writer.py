@@ -30,12 +30,12 @@ from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file, steps_file
 from stepscope.errors import StepscopeError
-from stepscope.record.helper.claim import claimed_folder
+from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.description import rank_facts, run_description
 from stepscope.record.helper.growing_log import GrowingLog
-from stepscope.record.helper.patience import Patience, may_pass
+from stepscope.record.helper.move_file import move_file
+from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
-from stepscope.record.helper.take_over import taken_over
 from stepscope.record.steps.statistics import StepStatistics
 from stepscope.record.window.trace_file import place_whole, sweep
 
@@ -45,7 +45,7 @@ _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a secon
 _NAP_PER_RANK_S = 0.002  # thousands of ranks on shared storage are asked for less often
 _WATCH_S = 2.0
 _NICE = 10
-_MOST_EARLY_LINES = 100_000
+_MAX_EARLY_LINES = 100_000
 _CLAIM_S = 20.0  # for a folder on storage that fails; the training process asks for 30
 _LAST_TRIES_S = 60.0  # for all that is left when training is over
 
@@ -78,7 +78,7 @@ class Writer:
         self.ending = False
         self.early: list[bytes] = []
         self.log: GrowingLog | None = None
-        self.patience = Patience(settings["write_timeout_s"])
+        self.retries = Retries(settings["write_timeout_s"])
         self.facts: dict[str, Any] = {}
         self.files: list[dict[str, Any]] = []
         self.steps = StepStatistics()
@@ -119,7 +119,7 @@ class Writer:
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
         self.ending = True
-        self.patience.end_within(_LAST_TRIES_S)
+        self.retries.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
         self.packer.join()
@@ -127,12 +127,12 @@ class Writer:
             return
         self._close_log()
         with contextlib.suppress(OSError):  # nobody is left to hear of it; run.json then lacks this rank
-            self.patience.until_done(partial(self._write_facts, over=True))
+            self.retries.until_done(partial(self._write_facts, over=True))
         _reply({"own_files": "done"})
         if self.rank == 0:
             found = self._facts_of_all(over=True)
-            self.patience.end_within(_LAST_TRIES_S)
-            self.patience.until_done(partial(self._write_run_json, found, over=True))
+            self.retries.end_within(_LAST_TRIES_S)
+            self.retries.until_done(partial(self._write_run_json, found, over=True))
 
     def remove_scratch(self) -> None:
         """Remove the folder in which the training process exported its traces."""
@@ -143,7 +143,7 @@ class Writer:
         if do == "claim":
             self._claim(message)
         elif do == "run":
-            trouble = self._opened(Path(message["folder"]))
+            trouble = self._open_folder(Path(message["folder"]))
             if trouble is not None:
                 _reply({"error": trouble})
         elif do in ("trace", "file", "flight"):
@@ -157,20 +157,20 @@ class Writer:
 
     def _claim(self, message: dict[str, Any]) -> None:
         try:
-            folder = self.patience.until_done(partial(_claimed, message), within_s=_CLAIM_S)
+            folder = self.retries.until_done(partial(_claimed, message), within_s=_CLAIM_S)
         except StepscopeError as e:
             _reply({"error": str(e)})
             return
         except OSError as e:
             _reply({"error": f"{message['out']}: {e.strerror} for {_CLAIM_S:g} s; make room, or give --out"})
             return
-        trouble = self._opened(folder)
+        trouble = self._open_folder(folder)
         _reply({"folder": str(folder)} if trouble is None else {"error": trouble})
 
-    def _opened(self, folder: Path) -> str | None:
+    def _open_folder(self, folder: Path) -> str | None:
         """Start writing into `folder`; return why that is not possible, None where it is."""
         try:
-            self.log = self.patience.until_done(partial(self._open, folder), within_s=_CLAIM_S)
+            self.log = self.retries.until_done(partial(self._open, folder), within_s=_CLAIM_S)
         except FileExistsError:
             return f"{folder}: another process has written as rank {self.rank} of this run; this one does not"
         except OSError as e:
@@ -190,7 +190,7 @@ class Writer:
     def _step(self, line: bytes) -> None:
         if self.log is not None:
             self.log.add(line)
-        elif len(self.early) < _MOST_EARLY_LINES:
+        elif len(self.early) < _MAX_EARLY_LINES:
             self.early.append(line)
         self.steps.add(json.loads(line))
 
@@ -199,15 +199,15 @@ class Writer:
             try:
                 self.log.flush()
             except OSError as e:
-                self.patience.failed(e)  # the lines wait for the next time
+                self.retries.failed(e)  # the lines wait for the next time
 
     def _close_log(self) -> None:
         if self.log is None:
             return
         with contextlib.suppress(OSError):  # counted
-            self.patience.until_done(self.log.flush)
+            self.retries.until_done(self.log.flush)
         with contextlib.suppress(OSError):
-            self.patience.lost_lines = self.log.close()
+            self.retries.lost_lines = self.log.close()
 
     def _pack_all(self) -> None:
         self.has_folder.wait()
@@ -217,7 +217,7 @@ class Writer:
             if job["do"] == "report":
                 self._report()
             else:
-                self.files.append(self._packed(job, self.folder))
+                self.files.append(self._pack_file(job, self.folder))
 
     def _report(self) -> None:
         """Write down what is known by now; where that fails it is written at the end."""
@@ -226,16 +226,16 @@ class Writer:
             if self.rank == 0:
                 self._write_run_json(self._facts_of_all(over=False), over=False)
         except OSError as e:
-            self.patience.failed(e)
+            self.retries.failed(e)
 
-    def _packed(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+    def _pack_file(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return what became of one file: its name and size, or the reason why it is missing."""
         plain = Path(job["plain"])
         about = {"name": job["name"], **job.get("about", {})}
         try:
-            return {**about, **self.patience.until_done(partial(taken_over, job, folder, self.rank))}
+            return {**about, **self.retries.until_done(partial(move_file, job, folder, self.rank))}
         except (OSError, ValueError) as e:
-            self.patience.lost_files.append(job["name"])
+            self.retries.lost_files.append(job["name"])
             return {**about, "status": "failed", "reason": f"{job['name']}: {getattr(e, 'strerror', None) or e}"}
         finally:
             with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class Writer:
             files=self.files,
             steps=self.steps,
             ended=ended,
-            writing=self.patience.summary(),
+            writing=self.retries.summary(),
         )
         place_whole(json.dumps(text).encode() + b"\n", self.folder / rank_file(self.rank, FACTS))
 
@@ -286,7 +286,7 @@ def _reply(message: dict[str, Any]) -> None:
 
 def _claimed(message: dict[str, Any]) -> Path:
     try:
-        return claimed_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
+        return claim_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
     except StepscopeError as e:
         if isinstance(e.__cause__, OSError) and may_pass(e.__cause__):
             raise e.__cause__ from None

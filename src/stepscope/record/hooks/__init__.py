@@ -3,7 +3,7 @@
     data, forward, backward, gradient_sync, optimizer, amp, pipeline, groups    where torch is hooked
     loop       what the training thread is doing; becomes regions of the recorder
     steps      where a step ends and the next begins
-    learned    model, optimizer, samples and tokens, for run.json
+    job_notes  model, optimizer, samples and tokens, for run.json
 
 `install.install(config)` puts all of it in; `docs/recording.md` explains the rules.
 """

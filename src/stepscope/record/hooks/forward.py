@@ -19,7 +19,7 @@ from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import ATTRIBUTE, TimedCall, leave_out_of_state, restore_state
 
 SEARCH_STEPS = 3
-_MOST_LATER_SEARCHES = 40
+_MAX_LATER_SEARCHES = 40
 _ROWS_UNTIL_OFF = 3
 
 
@@ -124,7 +124,7 @@ class ForwardHooks:
 
     def search_again(self) -> None:
         """Search until the step ends: somebody calls a module that we do not know (evaluation does)."""
-        if not self.search.wanted and self._later_searches < _MOST_LATER_SEARCHES:
+        if not self.search.wanted and self._later_searches < _MAX_LATER_SEARCHES:
             self._later_searches += 1
             self._search(wanted=True)
 

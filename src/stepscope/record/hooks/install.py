@@ -28,7 +28,7 @@ from stepscope.record.hooks.after_import import after_import
 from stepscope.record.hooks.compiler import CompilerWatch
 from stepscope.record.hooks.gradient_sync import GradientSync
 from stepscope.record.hooks.loop.batch_size import BatchSize
-from stepscope.record.hooks.loop.learned import Learned
+from stepscope.record.hooks.loop.job_notes import JobNotes
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.loop.step_unit import StepUnit
 from stepscope.record.hooks.patches import Patches
@@ -46,7 +46,7 @@ class Hooks:
     forwards: forward.ForwardHooks | None
     compiler: CompilerWatch
     recurring: Recurring
-    learned: Learned
+    learned: JobNotes
 
     def finish(self) -> None:
         """Training is over: end the last step and note what was learned."""
@@ -93,7 +93,7 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
     patches, batch_size = Patches(), BatchSize()
     loop = Loop(lambda: _started(start_recorder, hooks), unit)
-    sync, learned = GradientSync(loop), Learned(batch_size)
+    sync, learned = GradientSync(loop), JobNotes(batch_size)
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     hooks = Hooks(
         loop,

@@ -11,7 +11,7 @@ from stepscope.record.failsafe import say
 from stepscope.record.progress_notes import leave_word
 from stepscope.record.window.kineto_settings import set_kineto_settings
 
-OLDEST_TORCH = (2, 4)
+MIN_TORCH = (2, 4)
 
 
 def begin() -> None:
@@ -22,8 +22,8 @@ def begin() -> None:
     leave_word("torch")
     set_kineto_settings(os.environ)  # a launcher in between (sudo, srun --export) may have dropped them
     found = tuple(int(n) for n in re.findall(r"\d+", str(torch.__version__))[:2])
-    if found < OLDEST_TORCH:
-        wanted = ".".join(map(str, OLDEST_TORCH))
+    if found < MIN_TORCH:
+        wanted = ".".join(map(str, MIN_TORCH))
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
     from stepscope.record.hooks.install import install

@@ -23,7 +23,7 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
 from stepscope.record.launch.outside_tool import UNDER_TOOL, is_one_process, keep_outputs, under_tool
-from stepscope.record.launch.pass_signals import signals_passed_on
+from stepscope.record.launch.pass_signals import pass_signals
 from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
 from stepscope.record.samplers.nccl_log import debug_environment
 from stepscope.record.window.kineto_settings import KINETO_SETTINGS
@@ -38,7 +38,7 @@ _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchOutcome:
     """How a job ended, and what is known of what it recorded."""
 
     exit_code: int  # negative: ended by that signal
@@ -49,7 +49,7 @@ class Launched:
     outputs: tuple[Path, ...] = ()  # of an outside tool
 
 
-def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> Launched:
+def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> LaunchOutcome:
     """Return how the command ended, after running it under the recorder."""
     config = replace(
         config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
@@ -62,7 +62,7 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
         exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
         folders = _folders(config, seen)
-        return Launched(
+        return LaunchOutcome(
             exit_code,
             folders=folders,
             python_seen=seen is None or (seen / "python").exists(),
@@ -132,7 +132,7 @@ def why_not_writable(out: str) -> str | None:
 
 
 def _run(command: Sequence[str], env: dict[str, str]) -> int:
-    with signals_passed_on() as job_started:
+    with pass_signals() as job_started:
         try:
             job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
         except OSError as e:

@@ -8,7 +8,7 @@ from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """One run: which ranks left a step log, how many steps, and what became of the profiled window."""
 
     folder: Path
@@ -24,7 +24,7 @@ class Recorded:
     warnings: tuple[str, ...] = ()
 
 
-def recorded_in(folder: Path) -> Recorded:
+def recorded_in(folder: Path) -> RecordedRun:
     """Return what is in the folder so far."""
     logs = sorted(folder.glob("rank*.steps.jsonl"))
     ranks = tuple(rank for log in logs if (rank := rank_of(log.name)) is not None)
@@ -34,7 +34,7 @@ def recorded_in(folder: Path) -> Recorded:
     in_log = max((_steps(log) for log in logs), default=0)
     per_rank = [w for window in windows for w in window["ranks"].values()]
     written = [w for w in per_rank if w.get("status") == "written" and w["last_step"] > w["first_step"]]
-    return Recorded(
+    return RecordedRun(
         folder=folder,
         ranks=ranks,
         steps=in_log,

@@ -25,7 +25,7 @@ _CANARY_S = 0.1
 
 
 @contextmanager
-def signals_passed_on() -> Iterator[Any]:
+def pass_signals() -> Iterator[Any]:
     """Yield a function to call with the started job; until the block ends its signals are passed on."""
     canary = Canary()
     started: list[subprocess.Popen[bytes]] = []

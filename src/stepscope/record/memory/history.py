@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.run_folder import rank_file, written_whole
+from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.record.failsafe import explain, say
 
-MOST_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
+MAX_ENTRIES = 100_000  # bounds memory (about 100 MB with stacks) and the time that the dump takes
 
 
 class MemoryHistory:
     """A sampler that captures the allocator's history in the window. `memory` is `torch.cuda.memory`."""
 
-    def __init__(self, *, memory: Any = None, most_entries: int = MOST_ENTRIES) -> None:
+    def __init__(self, *, memory: Any = None, max_entries: int = MAX_ENTRIES) -> None:
         self._memory = torch.cuda.memory if memory is None else memory
-        self._most_entries = most_entries
+        self._max_entries = max_entries
         self._recording = False
         self._captured: Any = None
         self.dump_ms: float | None = None
@@ -50,7 +50,7 @@ class MemoryHistory:
         if snapshot is None:
             return
         since_ns = time.perf_counter_ns()
-        with written_whole(Path(folder) / rank_file(rank, "memory.pickle")) as f:
+        with atomic_write(Path(folder) / rank_file(rank, "memory.pickle")) as f:
             pickle.dump(snapshot, f, protocol=4)
         self.dump_ms = (time.perf_counter_ns() - since_ns) / 1e6
 
@@ -61,7 +61,7 @@ class MemoryHistory:
 
     def _switch_on(self) -> None:
         self._memory._record_memory_history(
-            enabled="all", context="alloc", stacks="python", max_entries=self._most_entries
+            enabled="all", context="alloc", stacks="python", max_entries=self._max_entries
         )
         self._recording = True
 

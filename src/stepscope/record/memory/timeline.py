@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.run_folder import rank_file, written_whole
+from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.record.memory.categories import CATEGORIES, Storage, at_peak, live_objects, storages_of, totals
 from stepscope.record.memory.snapshots import MemorySnapshot, device_stats, memory_snapshot
 
-_MOST_SNAPSHOTS = 2_000
+_MAX_SNAPSHOTS = 2_000
 _CLOSE_STEPS = 2
 NO_DEVICE = "the host's allocator keeps no counters: activations and temporary memory are known on CUDA only"
 
@@ -82,7 +82,7 @@ class MemoryTimeline:
             return
         rows = [*self._lines, self._peak(), *({"kind": "storage", **asdict(s)} for s in self._storages)]
         path = Path(folder) / rank_file(rank, "memory.jsonl")
-        with written_whole(path) as f:
+        with atomic_write(path) as f:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def _let_go(self) -> None:
@@ -98,7 +98,7 @@ class MemoryTimeline:
         if peak > self._peak_bytes:
             self._peak_bytes, self._peak_between = peak, (self._last_edge, label)
         self._last_edge = label
-        if self._looks_closely and len(self._lines) < _MOST_SNAPSHOTS:
+        if self._looks_closely and len(self._lines) < _MAX_SNAPSHOTS:
             self._lines.append(self._line(label))
 
     def _line(self, label: str) -> dict[str, Any]:

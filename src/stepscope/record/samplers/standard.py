@@ -18,11 +18,11 @@ def standard_samplers(config: RecordConfig) -> list[Any]:
         (config.memory or config.memory_history, "memory history", _history),
         (config.nccl_log, "NCCL's log", _nccl_log),
     ]
-    made = [_made(what, make) for is_wanted, what, make in wanted if is_wanted]
+    made = [_make_sampler(what, make) for is_wanted, what, make in wanted if is_wanted]
     return [sampler for sampler in made if sampler is not None]
 
 
-def _made(what: str, make: Callable[[], Any]) -> Any:
+def _make_sampler(what: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as e:  # noqa: BLE001 - training comes first

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.run_folder import rank_file, written_whole
+from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.record.failsafe import explain, say
 from stepscope.record.samplers.nvml import Nvml
 
 PERIOD_S = 1.0
 WINDOW_PERIOD_S = 0.1
-_MOST_SAMPLES = 100_000  # over a day at one a second; the oldest go first
+_MAX_SAMPLES = 100_000  # over a day at one a second; the oldest go first
 
 
 class Telemetry:
@@ -46,7 +46,7 @@ class Telemetry:
         self._wake = threading.Event()
         self._over = False
         self._device: dict[str, Any] = {}
-        self._states: deque[dict[str, Any]] = deque(maxlen=_MOST_SAMPLES)
+        self._states: deque[dict[str, Any]] = deque(maxlen=_MAX_SAMPLES)
         self.why_not: str | None = None
 
     def on_window_start(self) -> None:
@@ -80,7 +80,7 @@ class Telemetry:
         if self._states:
             rows = [{"kind": "device", **self._device}, *list(self._states)]
             path = Path(folder) / rank_file(rank, "telemetry.jsonl")
-            with written_whole(path) as f:
+            with atomic_write(path) as f:
                 f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
 
     def _watch(self, device: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-_MOST_PENDING = 64
+_MAX_PENDING = 64
 
 
 def device_timer() -> "DeviceTimer | None":
@@ -46,7 +46,7 @@ class DeviceTimer:
         while self._pending:
             ticket, begin, end = self._pending[0]
             passed = end is None or end.query()
-            if not (passed or all_of_them or len(self._pending) > _MOST_PENDING):
+            if not (passed or all_of_them or len(self._pending) > _MAX_PENDING):
                 break
             self._pending.popleft()
             known = passed and begin is not None and end is not None

@@ -45,7 +45,7 @@ def summed(a: RegionTimes, b: RegionTimes) -> RegionTimes:
     }
 
 
-class _Open:
+class _OpenRegion:
     """One region that has begun and not ended. Without `__init__`, because many are made."""
 
     name: str
@@ -69,7 +69,7 @@ class Regions:
         self.interruptions: Interruptions | None = None
         self._on_first = on_first
         self.training_thread = threading.get_ident()
-        self._stacks: dict[int, list[_Open]] = {}
+        self._stacks: dict[int, list[_OpenRegion]] = {}
         self._totals: dict[str, list[int]] = {}
 
     def begin(self, name: str, at_ns: int | None = None) -> None:
@@ -80,7 +80,7 @@ class Regions:
             stack = self._stacks[thread] = []
             if self._on_first is not None and len(self._stacks) == 1:
                 self._on_first()
-        opened = _Open()
+        opened = _OpenRegion()
         opened.name, opened.since_ns = name, perf_counter_ns() if at_ns is None else at_ns
         if self.interruptions and thread == self.training_thread:
             self._interrupt(stack, opened.since_ns)
@@ -133,7 +133,7 @@ class Regions:
         totals, self._totals = self._totals, {}
         return {name: {"ns": ns, "n": n} for name, (ns, n) in totals.items()}
 
-    def _interrupt(self, stack: list[_Open] | None, now_ns: int) -> None:
+    def _interrupt(self, stack: list[_OpenRegion] | None, now_ns: int) -> None:
         """Give what interrupted this thread since its last edge a region of its own, off the innermost open one."""
         assert self.interruptions is not None
         for interruption in self.interruptions.taken(before_ns=now_ns):
@@ -141,7 +141,7 @@ class Regions:
             if stack and stack[-1].since_ns <= interruption.begin_ns:
                 stack[-1].child_ns += interruption.own_ns
 
-    def _split_open(self, stack: list[_Open], now_ns: int) -> None:
+    def _split_open(self, stack: list[_OpenRegion], now_ns: int) -> None:
         inner_ns = 0
         for region in reversed(stack):
             span_ns = now_ns - region.since_ns
@@ -162,7 +162,7 @@ class Regions:
             total[0] += own_ns
             total[1] += count
 
-    def _close_marks(self, region: _Open) -> None:
+    def _close_marks(self, region: _OpenRegion) -> None:
         if region.nvtx and self.nvtx is not None:
             self.nvtx.range_pop()
         if region.mark is not None:

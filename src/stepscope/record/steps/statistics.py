@@ -13,9 +13,9 @@ from typing import Any
 
 FIRST_STEPS = 2
 SETTLING_STEPS = 1
-FEWEST_BEFORE = 3
+MIN_BEFORE = 3
 """steps before the window that can stand for the others; with fewer, those after it do"""
-_FEWEST_COMPARED = 5
+_MIN_COMPARED = 5
 _ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps resemble each other
 _KEPT = 2_000
 
@@ -53,7 +53,7 @@ class StepStatistics:
         """
         parts = {phase: _median_of(list(kept)) for phase, kept in self._durations.items()}
         before, after = list(self._durations["before"]), list(self._durations["after"])
-        source = "before" if len(before) >= FEWEST_BEFORE or not after else "after"
+        source = "before" if len(before) >= MIN_BEFORE or not after else "after"
         return {
             "count": self.count,
             "last": self.last,
@@ -66,7 +66,7 @@ class StepStatistics:
 
 def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | None]]) -> dict[str, float] | None:
     """Return how much longer steps after the window take, with an interval: medians and their spread."""
-    if min(len(before), len(after)) < _FEWEST_COMPARED:
+    if min(len(before), len(after)) < _MIN_COMPARED:
         return None
     sides = [_known(before), _known(after)]
     (first, error), (second, other) = ((statistics.median(side), _error_of_median(side)) for side in sides)
@@ -80,7 +80,7 @@ def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | No
 def _known(steps: list[tuple[int, int | None]]) -> list[int]:
     """Return the times by the device where it tells, else the host's."""
     device = [ns for _, ns in steps if ns is not None]
-    return device if len(device) >= _FEWEST_COMPARED else [dur for dur, _ in steps]
+    return device if len(device) >= _MIN_COMPARED else [dur for dur, _ in steps]
 
 
 def _error_of_median(values: list[int]) -> float:

@@ -21,7 +21,7 @@ _LOOK_EVERY_S = 0.05
 
 
 @dataclass(frozen=True)
-class UsualStep:
+class TypicalStep:
     """What a step was like before the window; None where that is not known."""
 
     events: int | None = None
@@ -29,7 +29,7 @@ class UsualStep:
     growth_bytes: int = 0  # of the process's own memory, per step
 
 
-def most_events(config: RecordConfig, *, group_timeout_s: float | None) -> int:
+def max_window_events(config: RecordConfig, *, group_timeout_s: float | None) -> int:
     """Return how many events a window may have: those asked for, and no more than other ranks can wait for.
 
     While this rank exports, the others wait in a collective: a quarter of their patience is the limit.
@@ -43,11 +43,11 @@ class Budget:
     """The limits of one window, from the moment it is made."""
 
     def __init__(
-        self, config: RecordConfig, *, usual: UsualStep | None = None, group_timeout_s: float | None = None
+        self, config: RecordConfig, *, usual: TypicalStep | None = None, group_timeout_s: float | None = None
     ) -> None:
         self._config = config
-        self._usual = usual or UsualStep()
-        self._max_events = most_events(config, group_timeout_s=group_timeout_s)
+        self._usual = usual or TypicalStep()
+        self._max_events = max_window_events(config, group_timeout_s=group_timeout_s)
         self._begin_s = self._looked_s = self._step_s = time.monotonic()
         self._begin_bytes = anonymous_bytes()
         self._steps_done = 0

@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity
 from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain
-from stepscope.record.window.budget import Budget, UsualStep
+from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.flops import flops_of
 from stepscope.record.window.kineto import activities_of, why_not_available
 from stepscope.record.window.profiler_guard import ProfilerGuard
@@ -32,7 +32,7 @@ _BACKWARD = "autograd::engine::evaluate_function"
 class StepCensus:
     """Watches one step: `begin()` before it, `end()` after it."""
 
-    def __init__(self, guard: ProfilerGuard, config: RecordConfig, usual: UsualStep) -> None:
+    def __init__(self, guard: ProfilerGuard, config: RecordConfig, usual: TypicalStep) -> None:
         self._guard = guard
         self._config = config
         self._usual = usual

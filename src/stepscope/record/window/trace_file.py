@@ -48,7 +48,7 @@ def trouble_with_export(plain: Path) -> str | None:
 
 def compress_into(plain: Path, target: Path) -> int:
     """Return the size in bytes of `target`, the compressed `plain`; on failure nothing is left of it."""
-    with plain.open("rb") as source, _placed_whole(target) as raw:
+    with plain.open("rb") as source, _place_whole(target) as raw:
         with gzip.GzipFile(filename="", fileobj=raw, mode="wb", compresslevel=_LEVEL, mtime=0) as packed:
             shutil.copyfileobj(source, packed, _COPY_BYTES)
         return raw.tell()
@@ -56,12 +56,12 @@ def compress_into(plain: Path, target: Path) -> int:
 
 def place_whole(text: bytes, target: Path) -> None:
     """Write `text` to `target` in one move; the old file or the new one is there, never half."""
-    with _placed_whole(target) as f:
+    with _place_whole(target) as f:
         f.write(text)
 
 
 @contextlib.contextmanager
-def _placed_whole(target: Path) -> Iterator[IO[bytes]]:
+def _place_whole(target: Path) -> Iterator[IO[bytes]]:
     temporary = temporary_for(target)
     try:
         with temporary.open("wb") as f:

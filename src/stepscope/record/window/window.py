@@ -18,7 +18,7 @@ import torch
 from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
-from stepscope.record.window.budget import Budget, UsualStep
+from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.cuda_range import CudaRange
 from stepscope.record.window.kineto import Kineto, why_not_available
 from stepscope.record.window.profiler_guard import ProfilerGuard
@@ -44,7 +44,7 @@ class Window:
         on_trace_ready: Callable[[Any], Any] | None = None,
     ) -> None:
         self.state = IDLE
-        self.usual = UsualStep()
+        self.usual = TypicalStep()
         self._config = config
         self._guard = guard
         self._scratch = scratch

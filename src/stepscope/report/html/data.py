@@ -35,7 +35,7 @@ class Grid(ArrayRecord):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Matched(ArrayRecord):
+class MatchedCollectives(ArrayRecord):
     """Collectives that several ranks took part in. `last_rank` is the rank that started last."""
 
     what: tuple[str, ...]
@@ -66,7 +66,7 @@ class Slices(ArrayRecord):
     match: Int64s
     """index into `matched`, NO_MATCH where there is none"""
     names: tuple[str, ...]
-    matched: Matched
+    matched: MatchedCollectives
     notes: tuple[str, ...] = ()
     """what was left out or rounded, in words"""
 

@@ -12,14 +12,14 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
-from stepscope.report.html.data import NO_MATCH, Grid, Matched, Slices
+from stepscope.report.html.data import NO_MATCH, Grid, MatchedCollectives, Slices
 from stepscope.report.html.rank_slices import RankSlices, rank_slices
 from stepscope.trace.table import Int64s
 from stepscope.units import readable_bytes
 
-MOST_SLICES = 60_000
-MOST_RANKS = 128
-LONGEST_NAME = 160
+MAX_SLICES = 60_000
+MAX_RANKS = 128
+MAX_NAME_LENGTH = 160
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,7 +33,7 @@ class _Window(ArrayRecord):
 
 
 def slices_of(
-    account: Account, grid: Grid | None, *, wanted: Sequence[int] = (), most: int = MOST_SLICES
+    account: Account, grid: Grid | None, *, wanted: Sequence[int] = (), most: int = MAX_SLICES
 ) -> Slices | None:
     """Return the slices of one step; ranks in `wanted` come first where not all fit. None where nothing ran."""
     window = _window(account, grid)
@@ -88,8 +88,8 @@ def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
     """Return which ranks to show, most wanted first, then spread evenly over the job."""
     ranks = account.run.ranks
     first = [i for i, r in enumerate(ranks) if r.rank in set(wanted)]
-    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MOST_RANKS)).round().astype(int).tolist()
-    return list(dict.fromkeys([*first, *spread]))[:MOST_RANKS]
+    spread = np.linspace(0, len(ranks) - 1, min(len(ranks), MAX_RANKS)).round().astype(int).tolist()
+    return list(dict.fromkeys([*first, *spread]))[:MAX_RANKS]
 
 
 def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
@@ -116,10 +116,10 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+    return name if len(name) <= MAX_NAME_LENGTH else name[: MAX_NAME_LENGTH - 1] + "…"
 
 
-def _matched(account: Account, used: Int64s) -> Matched:
+def _matched(account: Account, used: Int64s) -> MatchedCollectives:
     matches, arrival = account.shared.matches, account.shared.arrival_ns
     what, last = [], []
     for m in used.tolist():
@@ -130,7 +130,7 @@ def _matched(account: Account, used: Int64s) -> Matched:
         first, end = int(matches.first[m]), int(matches.first[m + 1])
         latest = first + int(np.argmax(arrival[first:end]))
         last.append(account.run.ranks[int(matches.rank_index[latest])].rank)
-    return Matched(tuple(what), np.array(last, np.int64))
+    return MatchedCollectives(tuple(what), np.array(last, np.int64))
 
 
 def _notes(account: Account, parts: list[RankSlices], whole: list[RankSlices]) -> list[str]:

@@ -21,7 +21,7 @@ ROUNDED_NS = 100
 _FINE_CELLS = 100_000
 _FINE_LEVELS, _COARSE_LEVELS = 4000, 64
 """steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones"""
-_LEAST_QUANTUM_NS = 1_000
+_MIN_QUANTUM_NS = 1_000
 
 _Columns = dict[str, bytes]
 
@@ -92,10 +92,10 @@ def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
     """Return the rounding of one group's times; extremes keep their size, so that one cannot flatten the rest."""
     known = group[~np.isnan(group)]
     if not len(known):
-        return float(_LEAST_QUANTUM_NS)
+        return float(_MIN_QUANTUM_NS)
     low, high = np.percentile(known, [5, 95])
     levels = _FINE_LEVELS if group.size <= _FINE_CELLS else _COARSE_LEVELS
-    return float(max(_LEAST_QUANTUM_NS, round((high - low) / levels)))
+    return float(max(_MIN_QUANTUM_NS, round((high - low) / levels)))
 
 
 def _slices(s: Slices, columns: _Columns) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from math import log2
 
-from stepscope.results.scaling import Scaled
+from stepscope.results.scaling import ScalingPoint
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 520, 320, 60, 50, 40
 _COLOURS = {"strong": "#2563eb", "weak": "#d97706"}
 
 
-def scaling_svg(scaled: Sequence[Scaled]) -> str:
+def scaling_svg(scaled: Sequence[ScalingPoint]) -> str:
     """Return the picture; world sizes on a logarithmic axis, efficiency from 0 to 120 %."""
     sizes = sorted({s.world_size for s in scaled})
     parts = [
@@ -43,7 +43,7 @@ def _grid(sizes: Sequence[int]) -> str:
     return "".join(parts)
 
 
-def _line(scaled: Sequence[Scaled], mode: str, sizes: Sequence[int], place: int) -> str:
+def _line(scaled: Sequence[ScalingPoint], mode: str, sizes: Sequence[int], place: int) -> str:
     if not scaled:
         return ""
     colour = _COLOURS[mode]

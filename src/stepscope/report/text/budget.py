@@ -8,8 +8,8 @@ from stepscope.analyze.step.parts import PARTS
 from stepscope.report.text.terminal import speaks_unicode
 from stepscope.units import NS_PER_MS
 
-_LEAST_SHARE = 0.005
-_WIDEST_BAR = 40
+_MIN_SHARE = 0.005
+_MAX_BAR = 40
 _COLOURS = {
     "forward": "green", "backward": "green", "optimizer": "green", "other_compute": "green",
     "exposed_transfer": "red", "wait": "magenta", "pipeline_bubble": "magenta",
@@ -25,15 +25,15 @@ def print_budget(account: Account, out: Console) -> None:
     if step is None or not step.step_ns:
         return
     parts = sorted(((part, step.ns(part)) for part in PARTS if step.ns(part) > 0), key=lambda p: -p[1])
-    shown = [(part, ns) for part, ns in parts if ns >= _LEAST_SHARE * step.step_ns]
-    rest = [(part, ns) for part, ns in parts if ns < _LEAST_SHARE * step.step_ns]
+    shown = [(part, ns) for part, ns in parts if ns >= _MIN_SHARE * step.step_ns]
+    rest = [(part, ns) for part, ns in parts if ns < _MIN_SHARE * step.step_ns]
     out.print()
     out.print(Text("Where the step goes", style="bold").append("  (mean rank)", style="not bold"))
     widest = max((len(part) for part, _ in shown), default=0)
     for part, part_ns in shown:
         line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")
         if out.is_terminal:
-            most = max(1, min(_WIDEST_BAR, out.width - len(line) - 3))
+            most = max(1, min(_MAX_BAR, out.width - len(line) - 3))
             line.append("  ").append(_bar(part_ns / shown[0][1], most, out), style=_COLOURS.get(part, ""))
         out.print(line)
     if rest:

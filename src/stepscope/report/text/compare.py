@@ -8,10 +8,10 @@ from rich.text import Text
 
 from stepscope.report.text.terminal import name_text, plain_table
 
-_MOST_PARTS = 8
-_MOST_ROWS = 6
-_MOST_METRICS = 8
-_MOST_FINDINGS = 6
+_MAX_PARTS = 8
+_MAX_ROWS = 6
+_MAX_METRICS = 8
+_MAX_FINDINGS = 6
 _SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
 _STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "went": "green"}
 
@@ -74,11 +74,11 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
         return
     table = plain_table(out, "where the difference went", "A ms", "B ms", "change ms", "95 % interval", "")
     shown = sorted(parts, key=lambda p: -abs(p["change"]))
-    for p in shown[:_MOST_PARTS]:
+    for p in shown[:_MAX_PARTS]:
         table.add_row(
             p["part"], _number(p["a"]), _number(p["b"]), _signed(p["change"]), _interval(p), _marked(p["what"])
         )
-    rest = shown[_MOST_PARTS:]
+    rest = shown[_MAX_PARTS:]
     if rest:
         table.add_row(f"{len(rest)} other parts", *(_number(sum(p[k] for p in rest)) for k in ("a", "b")),
                       _signed(sum(p["change"] for p in rest)), "", "")  # fmt: skip
@@ -90,7 +90,7 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
 def _metrics(metrics: Sequence[Document], out: Console) -> None:
     """Print the metrics that everybody asks for, as far as they are known."""
     shown = [m for name in _SHOWN for m in metrics if m["name"] == name and m["change"] is not None]
-    for m in shown[:_MOST_METRICS]:
+    for m in shown[:_MAX_METRICS]:
         doubt = m["reason"] or f"95 % interval {_pct_interval(m)} %"
         change = f"{_signed(m['change_pct'], 1)} %" if m["change_pct"] is not None else "from nothing"
         out.print(f"{m['name'].split('.')[-1]}  {m['a']:,.4g} -> {m['b']:,.4g}  {change}  ({doubt})")
@@ -102,24 +102,24 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
         out.print(f"{what}: none appeared, vanished, or changed by more than chance")
         return
     table = plain_table(out, what, "A ms", "B ms", "change ms", "A calls", "B calls", "")
-    for r in marked[:_MOST_ROWS]:
+    for r in marked[:_MAX_ROWS]:
         calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
         cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
         table.add_row(name_text(r["name"], width=48), *cells, _marked(r["what"]))
     out.print(table)
-    if count > _MOST_ROWS:
+    if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
 
 
 def _findings(findings: Sequence[Document], out: Console) -> None:
     if not findings:
         out.print("findings: none on either side")
-    for f in findings[:_MOST_FINDINGS]:
+    for f in findings[:_MAX_FINDINGS]:
         line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
         line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
         out.print(line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)"))
-    if len(findings) > _MOST_FINDINGS:
-        out.print(f"... and {len(findings) - _MOST_FINDINGS} more findings with --json")
+    if len(findings) > _MAX_FINDINGS:
+        out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
 
 
 def _end(document: Document, out: Console) -> None:

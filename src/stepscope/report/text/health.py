@@ -13,7 +13,7 @@ from stepscope.diagnose.verdict import Conclusion
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.units import NS_PER_MS
 
-_MOST_RANKS = 32
+_MAX_RANKS = 32
 _STYLE = {"pass": "green", "fail": "red", "not measured": "bright_black"}
 
 
@@ -65,14 +65,14 @@ def _ranks(rows: Sequence[RankHealth], out: Console) -> None:
         cells = [f"{r.step_ns / NS_PER_MS:.2f}", *(f"{r.pct[c]:.1f}" for c in shown), late]
         table.add_row(str(r.rank), *cells, style="bold red" if r.late_ns is not None else "")
     out.print(table)
-    if len(rows) > _MOST_RANKS:
-        out.print(f"... {len(rows) - _MOST_RANKS} more ranks are like these; --json has them all")
+    if len(rows) > _MAX_RANKS:
+        out.print(f"... {len(rows) - _MAX_RANKS} more ranks are like these; --json has them all")
 
 
 def _worth_showing(rows: Sequence[RankHealth]) -> list[RankHealth]:
     """Return the late ranks and as many others as fit, by rank."""
-    late = [r for r in rows if r.late_ns is not None][:_MOST_RANKS]
-    others = [r for r in rows if r.late_ns is None][: _MOST_RANKS - len(late)]
+    late = [r for r in rows if r.late_ns is not None][:_MAX_RANKS]
+    others = [r for r in rows if r.late_ns is None][: _MAX_RANKS - len(late)]
     return sorted([*late, *others], key=lambda r: r.rank)
 
 

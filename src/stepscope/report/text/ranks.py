@@ -10,7 +10,7 @@ from stepscope.analyze.ranks.window import RankAccount
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_MS
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 _COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap %", "late ms/step")
 _OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
 _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
@@ -23,11 +23,11 @@ def print_ranks(account: Account, out: Console) -> None:
     late = {s.rank: s for s in account.stragglers}
     shown = list(zip(account.run.ranks, account.ranks, account.waits, strict=True))
     shown.sort(key=lambda row: (row[0].rank not in late, row[0].rank))
-    rows = [(str(r.rank), _cells(a, w, late.get(r.rank))) for r, a, w in shown[:MOST_RANKS]]
+    rows = [(str(r.rank), _cells(a, w, late.get(r.rank))) for r, a, w in shown[:MAX_RANKS]]
     out.print()
     out.print(_fitting(rows, out, alone=not _communicates(account)))
-    if len(shown) > MOST_RANKS:
-        out.print(f"... and {len(shown) - MOST_RANKS} more ranks with --json")
+    if len(shown) > MAX_RANKS:
+        out.print(f"... and {len(shown) - MAX_RANKS} more ranks with --json")
     _last_to_arrive(account, out)
 
 

@@ -14,7 +14,7 @@ from stepscope.units import NS_PER_MS
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
-_MOST_RANKS = 32
+_MAX_RANKS = 32
 
 
 def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings: Sequence[str] = ()) -> None:
@@ -45,12 +45,12 @@ def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> N
     names = _regions(logs)
     table = plain_table(out, "rank", "steps", "step", *names)
     order = {one.rank: i for i, one in enumerate(late)}
-    for log in sorted(logs, key=lambda log: order.get(log.rank, len(order)))[:_MOST_RANKS]:
+    for log in sorted(logs, key=lambda log: order.get(log.rank, len(order)))[:_MAX_RANKS]:
         cells = [_median(log, log.column(f"{_PREFIX}{name}{_SUFFIX}")) for name in names]
         table.add_row(str(log.rank), str(len(log)), _median(log, log.dur_ns.astype(float)), *cells)
     out.print(table)
-    if len(logs) > _MOST_RANKS:
-        out.print(f"and {len(logs) - _MOST_RANKS} more ranks")
+    if len(logs) > _MAX_RANKS:
+        out.print(f"and {len(logs) - _MAX_RANKS} more ranks")
 
 
 def _regions(logs: Sequence[StepLog]) -> list[str]:

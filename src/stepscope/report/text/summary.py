@@ -19,8 +19,8 @@ from stepscope.report.text.serving import print_serving
 from stepscope.report.text.terminal import name_text, print_indented
 from stepscope.units import NS_PER_MS
 
-_MOST_FINDINGS = 5
-_MOST_WARNINGS = 6
+_MAX_FINDINGS = 5
+_MAX_WARNINGS = 6
 _WORTH_TELLING = 0.05
 
 
@@ -94,14 +94,14 @@ def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, ou
 def _worth(diagnosis: Diagnosis, out: Console, *, over: str) -> None:
     saving = diagnosis.worth
     out.print(Text(f"What to fix first{over}", style="bold"))
-    for n, finding in enumerate(saving[:_MOST_FINDINGS], start=1):
+    for n, finding in enumerate(saving[:_MAX_FINDINGS], start=1):
         _finding(n, finding, out)
     # All ids of findings without a saving come last, so the first k of `combined` are those printed.
     if len(saving) > 1:
-        ids, together = diagnosis.combined[min(len(saving), _MOST_FINDINGS) - 1]
+        ids, together = diagnosis.combined[min(len(saving), _MAX_FINDINGS) - 1]
         out.print(f"   the first {len(ids)} together save {together / NS_PER_MS:.1f} ms{over or ' per step'}")
-    if len(saving) > _MOST_FINDINGS:
-        out.print(f"   and {len(saving) - _MOST_FINDINGS} more with --json")
+    if len(saving) > _MAX_FINDINGS:
+        out.print(f"   and {len(saving) - _MAX_FINDINGS} more with --json")
 
 
 def _finding(n: int, f: Finding, out: Console) -> None:
@@ -125,7 +125,7 @@ def _on_top(f: Finding) -> str:
 def _warnings(account: Account, out: Console) -> None:
     """Print what to be careful about; what another line says in full is not said twice."""
     lines = [w for w in account.warnings if not any(w in other and w != other for other in account.warnings)]
-    shown = lines if len(lines) == _MOST_WARNINGS + 1 else lines[:_MOST_WARNINGS]
+    shown = lines if len(lines) == _MAX_WARNINGS + 1 else lines[:_MAX_WARNINGS]
     for line in shown:
         print_indented(out, name_text(line, width=400), first="! ", indent="  ")
     if len(lines) > len(shown):

@@ -8,7 +8,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from stepscope.report.text.terminal import name_text, plain_table
-from stepscope.results.sweeps.judgement import Judged
+from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.sweeps.verdict import Verdict
 from stepscope.units import printable
 
@@ -47,7 +47,7 @@ def _table(verdict: Verdict, out: Console) -> Table:
     return table
 
 
-def _column(variant: Judged, *, first: bool) -> dict[str, str | None]:
+def _column(variant: VariantResult, *, first: bool) -> dict[str, str | None]:
     found = variant.agreement
     return {
         "median ms": _number(variant.step_ms, ".2f"),
@@ -72,7 +72,7 @@ def _judged_otherwise(sweep: Mapping[str, Any], verdict: Verdict) -> list[str]:
     return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
-def _gain(variant: Judged) -> str:
+def _gain(variant: VariantResult) -> str:
     if variant.gain is None:
         return "?"
     text = f"{variant.gain.speedup:.2f} x [{variant.gain.low:.2f}, {variant.gain.high:.2f}]"

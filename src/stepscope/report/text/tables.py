@@ -14,11 +14,11 @@ from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.tables.schema import TABLES
 from stepscope.tables.sql import Answer
 
-MOST_ROWS = 100
-_WIDEST = 60
+MAX_ROWS = 100
+_MAX_WIDTH = 60
 
 
-def print_answer(answer: Answer, out: Console, *, most: int = MOST_ROWS) -> None:
+def print_answer(answer: Answer, out: Console, *, most: int = MAX_ROWS) -> None:
     """Print the first rows of an answer, and how to get all where there are more."""
     rows = list(islice(answer.rows, most + 1))
     table = plain_table(out, *(name_text(name).plain for name in answer.columns))
@@ -56,7 +56,7 @@ def _cell(value: Any) -> Text:
         return Text("")
     if isinstance(value, float | Decimal):
         return Text(f"{value:,.3f}")
-    return Text(str(value)) if isinstance(value, int) else name_text(str(value), width=_WIDEST)
+    return Text(str(value)) if isinstance(value, int) else name_text(str(value), width=_MAX_WIDTH)
 
 
 def _json_value(value: Any) -> Any:

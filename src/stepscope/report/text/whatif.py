@@ -10,7 +10,7 @@ from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.units import NS_PER_MS, ms
 from stepscope.whatif.settings import Answer
 
-_MOST_RANKS = 16
+_MAX_RANKS = 16
 
 
 def whatif_json(name: str, answer: Answer) -> dict[str, Any]:
@@ -53,8 +53,8 @@ def _ranks(answer: Answer, out: Console) -> None:
     by_rank = list(answer.prediction.rank_step_ns.items())
     if len(by_rank) < 2:
         return
-    shown = ", ".join(f"rank {rank} {_ms(ns)}" for rank, ns in by_rank[:_MOST_RANKS])
-    more = f" and {len(by_rank) - _MOST_RANKS} more (--json has them all)" if len(by_rank) > _MOST_RANKS else ""
+    shown = ", ".join(f"rank {rank} {_ms(ns)}" for rank, ns in by_rank[:_MAX_RANKS])
+    more = f" and {len(by_rank) - _MAX_RANKS} more (--json has them all)" if len(by_rank) > _MAX_RANKS else ""
     out.print(f"predicted ms per rank: {shown}{more}")
 
 

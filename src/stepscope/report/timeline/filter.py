@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.report.timeline.limit import MOST_SLICES
+from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.run.collectives.gloo import span_rows
 from stepscope.run.device_work import DEVICE_KINDS
 from stepscope.run.quality import rank_ranges
@@ -19,7 +19,7 @@ from stepscope.run.steps import PROFILER_STEP
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.units import NS_PER_US
 
-_SHORTEST_US = (5, 20, 100, 500)
+_MIN_DURATIONS_US = (5, 20, 100, 500)
 _ON_DEVICE = (*DEVICE_KINDS, EventKind.DEVICE_ANNOTATION, EventKind.DEVICE_SYNC)
 
 Mask = npt.NDArray[np.bool_]
@@ -82,7 +82,7 @@ def collective_rows(rank: Rank) -> npt.NDArray[np.intp]:
     return np.array(span_rows(rank.trace, rank.kinds), np.intp)
 
 
-def fitted(ranks: Sequence[Rank], given: Filter, *, most: int | None = MOST_SLICES) -> tuple[Filter, int]:
+def fitted(ranks: Sequence[Rank], given: Filter, *, most: int | None = MAX_SLICES) -> tuple[Filter, int]:
     """Return the filter that leaves at most `most` slices, and how many complete events it leaves out.
 
     Only what the user did not choose is tightened; where that does not suffice the tightest is returned.
@@ -108,7 +108,7 @@ def _tighter(ranks: Sequence[Rank], given: Filter) -> Iterator[Filter]:
         chosen = replace(chosen, steps=middle)
         yield chosen
     if given.min_ns is None:
-        for shortest_us in _SHORTEST_US:
+        for shortest_us in _MIN_DURATIONS_US:
             yield replace(chosen, min_ns=shortest_us * NS_PER_US)
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from stepscope.trace.table import Int64s
 
-MOST_LANES = 64
+MAX_LANES = 64
 """what overlaps more than so many others at once is left out and counted"""
 
 Tokens = list[int]
@@ -47,7 +47,7 @@ def lanes(start: Int64s, end: Int64s) -> Lanes:
             if not is_open or ends[is_open[-1]] >= finishes:
                 break
         else:
-            if len(tokens) == MOST_LANES:
+            if len(tokens) == MAX_LANES:
                 left_out += 1
                 continue
             lane, is_open = [], []

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.records import ArrayRecord
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2
-_MOST_BYTES = 10
+_MAX_BYTES = 10
 """of a varint"""
 
 
@@ -67,11 +67,11 @@ class Column(ArrayRecord):
 
 def varints(values: npt.NDArray[np.int64]) -> Column:
     """Return numbers of at least 0, one per message."""
-    data = np.zeros((len(values), _MOST_BYTES), np.uint8)
+    data = np.zeros((len(values), _MAX_BYTES), np.uint8)
     length = np.ones(len(values), np.int64)
     rest = values.astype(np.uint64)
     width = 0
-    while width < _MOST_BYTES:
+    while width < _MAX_BYTES:
         more = rest > 0x7F
         data[:, width] = (rest & np.uint64(0x7F)).astype(np.uint8) | (more.astype(np.uint8) << 7)
         width += 1

@@ -19,11 +19,11 @@ from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
 from stepscope.report.timeline.filter import Filter, collective_rows, fitted, shown_rows
 from stepscope.report.timeline.lanes import lanes
-from stepscope.report.timeline.limit import MOST_SLICES
+from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.report.timeline.tracks import track_of_row
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.load import Progress
-from stepscope.tables.interned import Interned
+from stepscope.tables.string_table import StringTable
 from stepscope.trace.table import Int64s
 
 FIRST_PID = 1000
@@ -103,7 +103,7 @@ def timeline_of(
     shared: Aligned,
     *,
     given: Filter | None = None,
-    most: int | None = MOST_SLICES,
+    most: int | None = MAX_SLICES,
     progress: Progress | None = None,
 ) -> Timeline:
     """Return the timeline of a run: what the filter leaves, of which at most `most` slices.
@@ -114,7 +114,7 @@ def timeline_of(
     asked = given or Filter()
     chosen, left_out = fitted(ranks, asked, most=most)
     rows = [shown_rows(rank, chosen) for rank in ranks]
-    texts, categories = Interned(), Interned()
+    texts, categories = StringTable(), StringTable()
     base_ns = min((int(_shared_start(shared, i, r).min()) for i, r in enumerate(rows) if len(r)), default=0)
     flows = _flows(shared, rows)
     total, done = sum(map(len, rows)), 0
@@ -160,8 +160,8 @@ def _rank_timeline(
     *,
     rows: npt.NDArray[np.intp],
     base_ns: int,
-    texts: Interned,
-    categories: Interned,
+    texts: StringTable,
+    categories: StringTable,
     flows: dict[int, tuple[int, ...]],
 ) -> RankTimeline:
     rank = shared.run.ranks[index]

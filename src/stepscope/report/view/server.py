@@ -22,7 +22,7 @@ from stepscope.errors import StepscopeError, UsageError, debugging
 LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 20
 REQUEST_WITHIN_S = 10.0
-MOST_CONNECTIONS = 64
+MAX_CONNECTIONS = 64
 MAX_FIELDS = 32
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -50,13 +50,13 @@ class LocalServer(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, site: Site, *, port: int = 0, token: str, within_s: float = REQUEST_WITHIN_S) -> None:
         self.site = site
         self.token = token
         self.within_s = within_s
-        self._free = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((LOOPBACK, port), _Handler)
         self.names = tuple(f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost"))
 

@@ -12,7 +12,7 @@ from stepscope.report.view.shell import POLICY, shell_page
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Cells, Table
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 PERFETTO = "https://ui.perfetto.dev"
 _FRAMED = {"Content-Security-Policy": "frame-ancestors 'self'"}
 
@@ -69,7 +69,7 @@ class ViewSite:
 
 def table_page(table: Table, *, offset: int, limit: int) -> dict[str, Any]:
     """Return some rows of a table as JSON values, with the unit and the meaning of each column."""
-    rows = slice(offset, offset + min(limit, MOST_ROWS))
+    rows = slice(offset, offset + min(limit, MAX_ROWS))
     parts = [_values(table.cells[name], rows) for name in table.columns]
     return {
         "columns": [{"name": c.name, "unit": c.unit, "meaning": c.meaning} for c in table.schema.columns],

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stepscope.results.sweeps.gain import Gain, Row, gain
-from stepscope.results.sweeps.judgement import Judged
+from stepscope.results.sweeps.judgement import VariantResult
 
 _WORTH_PCT = 2.0
 """less time or memory than this is not worth a sentence, nor a larger batch"""
@@ -12,7 +12,7 @@ Advice = tuple[str, list[str]]
 """the name of what to use, and the sentences"""
 
 
-def time_advice(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Row]) -> Advice:
+def time_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: Mapping[str, Row]) -> Advice:
     """Return the fastest of those that are faster beyond the noise and compute the same."""
     good = [v for v in rest if not v.out]
     faster = sorted((v for v in good if v.gain and v.gain.faster), key=_speedup)
@@ -26,7 +26,7 @@ def time_advice(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Ro
     return best.name, advice + _caveats(reference, rest, good)
 
 
-def memory_advice(reference: Judged, rest: Sequence[Judged]) -> Advice:
+def memory_advice(reference: VariantResult, rest: Sequence[VariantResult]) -> Advice:
     """Return one that saves memory and costs no measurable time, or what each saves for what."""
     savers = [v for v in rest if not v.out and _saved_pct(reference, v) > _WORTH_PCT]
     free = [v for v in savers if v.gain and not v.gain.slower and not v.gain.undecided]
@@ -43,7 +43,7 @@ def memory_advice(reference: Judged, rest: Sequence[Judged]) -> Advice:
     return reference.name, advice + _exchanges(reference, _worth_their_price(reference, savers)) + caveats
 
 
-def size_advice(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Row]) -> Advice:
+def size_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: Mapping[str, Row]) -> Advice:
     """Return the smallest batch whose speed per sample is that of the best, but for the noise or 2 %."""
     sizes = [reference, *(v for v in rest if not v.out)]
     best = max(sizes, key=_speedup)
@@ -57,7 +57,7 @@ def size_advice(reference: Judged, rest: Sequence[Judged], rows: Mapping[str, Ro
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]
 
 
-def held_memory(reference: Judged, rest: Sequence[Judged]) -> list[str]:
+def held_memory(reference: VariantResult, rest: Sequence[VariantResult]) -> list[str]:
     """Return the sentence on the memory that an allocator holds, beside what was asked of it."""
     before_gb = _held_gb(reference)
     held_gb = {v.name: found for v in rest if not v.out and (found := _held_gb(v)) is not None}
@@ -76,7 +76,7 @@ def gain_text(found: Gain | None) -> str:
     return f"{found.speedup:.2f} times as fast [{found.low:.2f}, {found.high:.2f}] as"
 
 
-def _why_none_is_faster(rest: Sequence[Judged]) -> str:
+def _why_none_is_faster(rest: Sequence[VariantResult]) -> str:
     if not rest:
         return "nothing else was measured"
     excluded = [f"{v.name} ({_in_short(v.gain)})" for v in rest if v.out and v.gain and v.gain.faster]
@@ -88,7 +88,7 @@ def _why_none_is_faster(rest: Sequence[Judged]) -> str:
     return f"{said} (closest: {closest.name}, {_in_short(closest.gain)})"
 
 
-def _why_none_saves(reference: Judged, rest: Sequence[Judged]) -> str:
+def _why_none_saves(reference: VariantResult, rest: Sequence[VariantResult]) -> str:
     if not rest:
         return "nothing else was measured"
     if reference.peak_memory_gb is None:
@@ -99,7 +99,7 @@ def _why_none_saves(reference: Judged, rest: Sequence[Judged]) -> str:
     )
 
 
-def _caveats(reference: Judged, rest: Sequence[Judged], weighed: Sequence[Judged]) -> list[str]:
+def _caveats(reference: VariantResult, rest: Sequence[VariantResult], weighed: Sequence[VariantResult]) -> list[str]:
     """Return who is out and why, whose results could not be judged, and where the noise is too large to tell."""
     out = [f"{v.name} is out: its results differ from {reference.name}'s{_errors(v)}" for v in rest if v.out]
     unknown: dict[str, list[str]] = {}
@@ -113,7 +113,7 @@ def _caveats(reference: Judged, rest: Sequence[Judged], weighed: Sequence[Judged
     ]
 
 
-def _undecided(variants: Sequence[Judged]) -> list[str]:
+def _undecided(variants: Sequence[VariantResult]) -> list[str]:
     names = [v.name for v in variants if v.gain and v.gain.undecided]
     remedy = "the noise hides differences over 5 %; more --runs, or a quieter machine"
     return [f"undecided for {', '.join(names)}: {remedy}"] if names else []
@@ -129,7 +129,7 @@ def _about_as_fast(row: Row, best: Row) -> bool:
     return not found.slower or found.speedup > 1 - _WORTH_PCT / 100
 
 
-def _speedup(variant: Judged) -> float:
+def _speedup(variant: VariantResult) -> float:
     return variant.gain.speedup if variant.gain else 0.0
 
 
@@ -137,7 +137,7 @@ def _in_short(found: Gain | None) -> str:
     return f"{found.speedup:.2f} x [{found.low:.2f}, {found.high:.2f}]" if found else "?"
 
 
-def _paid_back(reference: Judged, best: Judged) -> str:
+def _paid_back(reference: VariantResult, best: VariantResult) -> str:
     """Say after how many steps a long first step is paid back."""
     if None in (reference.first_step_ms, best.first_step_ms, reference.step_ms, best.step_ms):
         return ""
@@ -148,35 +148,35 @@ def _paid_back(reference: Judged, best: Judged) -> str:
     return f"; its first step takes {extra_ms / 1e3:.1f} s longer, paid back after {extra_ms / saved_ms:,.0f} steps"
 
 
-def _held_gb(variant: Judged) -> float | None:
+def _held_gb(variant: VariantResult) -> float | None:
     return variant.reserved_memory_gb if variant.reserved_memory_gb is not None else variant.peak_memory_gb
 
 
-def _saved_pct(reference: Judged, variant: Judged) -> float:
+def _saved_pct(reference: VariantResult, variant: VariantResult) -> float:
     """Return the memory saved in percent of the reference's peak; 0 where it is not known."""
     if not reference.peak_memory_gb or variant.peak_memory_gb is None:
         return 0.0
     return 100 * (1 - variant.peak_memory_gb / reference.peak_memory_gb)
 
 
-def _cost_pct(variant: Judged) -> float:
+def _cost_pct(variant: VariantResult) -> float:
     return 100 * (1 / variant.gain.speedup - 1) if variant.gain else 0.0
 
 
-def _worth_their_price(reference: Judged, savers: Sequence[Judged]) -> list[Judged]:
+def _worth_their_price(reference: VariantResult, savers: Sequence[VariantResult]) -> list[VariantResult]:
     """Return those that nothing beats in both memory and time, the cheapest first."""
-    by_cost, found = sorted(savers, key=_cost_pct), list[Judged]()
+    by_cost, found = sorted(savers, key=_cost_pct), list[VariantResult]()
     for variant in by_cost:
         if not found or _saved_pct(reference, variant) > _saved_pct(reference, found[-1]):
             found.append(variant)
     return found
 
 
-def _exchanges(reference: Judged, variants: Sequence[Judged]) -> list[str]:
+def _exchanges(reference: VariantResult, variants: Sequence[VariantResult]) -> list[str]:
     return [f"{v.name}: {_exchange(reference, v)}" for v in variants]
 
 
-def _exchange(reference: Judged, variant: Judged) -> str:
+def _exchange(reference: VariantResult, variant: VariantResult) -> str:
     assert variant.gain is not None
     saved = f"saves {_saved_pct(reference, variant):.0f} % of the peak memory"
     if variant.gain.equal and not variant.gain.undecided:
@@ -187,7 +187,7 @@ def _exchange(reference: Judged, variant: Judged) -> str:
     return f"{saved} for {_cost_pct(variant):+.0f} % of time [{low:+.0f}, {high:+.0f}]"
 
 
-def _errors(variant: Judged) -> str:
+def _errors(variant: VariantResult) -> str:
     found = variant.agreement
     if found is None or found.gradient_error is None or found.loss_error is None:
         return f" ({found.why})" if found else ""

@@ -25,7 +25,7 @@ class Agreement:
     """by what they were judged, or why they were not"""
 
 
-class _Apart(NamedTuple):
+class _Distance(NamedTuple):
     """The distance of two checks, relative; infinite where one is not finite."""
 
     gradient: float
@@ -55,7 +55,7 @@ def agreement(
 
 
 def _after_one_run(
-    apart: _Apart, name: str, tolerance: Tolerance, reordered: Tolerance | None
+    apart: _Distance, name: str, tolerance: Tolerance, reordered: Tolerance | None
 ) -> tuple[bool | None, str]:
     """Say whether results that are apart agree, where nobody knows how far the reference would be from itself."""
     if reordered and _within(apart, reordered):
@@ -64,7 +64,7 @@ def _after_one_run(
 
 
 def _beside_its_own(
-    apart: _Apart, own: _Apart, name: str, tolerance: Tolerance, widest: Tolerance
+    apart: _Distance, own: _Distance, name: str, tolerance: Tolerance, widest: Tolerance
 ) -> tuple[bool | None, str]:
     """Say whether results that are apart agree, where runs of the reference are `own` apart."""
     if _within(own, tolerance):
@@ -78,15 +78,15 @@ def _beside_its_own(
     return _within(apart, widest), f"{itself}; so the bounds are those of {widest['why']} ({bounds})"
 
 
-def _worst(checks: Sequence[Check], other: Check) -> _Apart:
+def _worst(checks: Sequence[Check], other: Check) -> _Distance:
     found = [_apart(check, other) for check in checks]
-    return _Apart(max(a.gradient for a in found), max(a.loss for a in found))
+    return _Distance(max(a.gradient for a in found), max(a.loss for a in found))
 
 
-def _apart(ours: Check, theirs: Check) -> _Apart:
+def _apart(ours: Check, theirs: Check) -> _Distance:
     pairs = zip(ours["losses"], theirs["losses"], strict=True)
     loss = max(abs(a - b) / max(abs(b), 1e-30) for a, b in pairs)
-    return _Apart(_gradients_apart(ours["sketch"], theirs["sketch"]), loss if isfinite(loss) else inf)
+    return _Distance(_gradients_apart(ours["sketch"], theirs["sketch"]), loss if isfinite(loss) else inf)
 
 
 def _gradients_apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
@@ -96,5 +96,5 @@ def _gradients_apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return apart / size if size else float(apart > 0)
 
 
-def _within(apart: _Apart, tolerance: Tolerance) -> bool:
+def _within(apart: _Distance, tolerance: Tolerance) -> bool:
     return bool(apart.gradient <= tolerance["gradient"] and apart.loss <= tolerance["loss"])

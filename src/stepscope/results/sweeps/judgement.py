@@ -12,7 +12,7 @@ _STATUS = {"not_measured": "not measured", "out_of_memory": "out of memory", "fa
 
 
 @dataclass(frozen=True)
-class Judged:
+class VariantResult:
     """One variant."""
 
     name: str
@@ -35,24 +35,24 @@ class Judged:
         return self.agreement is not None and self.agreement.agrees is False
 
 
-def judged(
+def variant_result(
     variant: Mapping[str, Any],
     row: Row | None,
     first: Row | None,
     *,
     sweep: Mapping[str, Any],
     peak_flops_per_s: float | None,
-) -> Judged:
+) -> VariantResult:
     """Return how a variant did against the first measured one; `row` is None where it has no measurement."""
     refused = sweep["refusals"].get(variant["name"])
     status = "measured" if row and not refused else _STATUS[refused["what"]] if refused else "not measured"
     reason = refused["reason"] if refused else None if row else "the sweep ended before"
     if row is None or first is None:
-        return Judged(variant["name"], status, reason)
+        return VariantResult(variant["name"], status, reason)
     summary = row["summary"]
     step_ms = median(t for run in row["samples_ms"] for t in run)
     on_device = None if variant.get("graph_memory") else summary.get("peak_memory_allocated_gb")
-    return Judged(
+    return VariantResult(
         name=variant["name"],
         status=status,
         reason=reason,

@@ -6,14 +6,14 @@ from typing import Any
 
 from stepscope.cost.chips.hardware import look_up, mfu_peak
 from stepscope.results.sweeps.advice import held_memory, memory_advice, size_advice, time_advice
-from stepscope.results.sweeps.judgement import Judged, judged
+from stepscope.results.sweeps.judgement import VariantResult, variant_result
 
 
 @dataclass(frozen=True)
 class Verdict:
     """All variants and the advice; `chosen` is None where nothing was measured."""
 
-    variants: tuple[Judged, ...]
+    variants: tuple[VariantResult, ...]
     chosen: str | None
     advice: tuple[str, ...]
     mfu_reason: str | None
@@ -25,7 +25,9 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
     sweep, rows = document["sweep"], {row["name"]: row for row in document["series"]}
     peak, mfu_reason = _peak(document["environment"])
     first = next((rows[v["name"]] for v in sweep["variants"] if v["name"] in rows), None)
-    every = tuple(judged(v, rows.get(v["name"]), first, sweep=sweep, peak_flops_per_s=peak) for v in sweep["variants"])
+    every = tuple(
+        variant_result(v, rows.get(v["name"]), first, sweep=sweep, peak_flops_per_s=peak) for v in sweep["variants"]
+    )
     if first is None:
         return Verdict(every, None, ("nothing was measured",), mfu_reason)
     reference = next(v for v in every if v.name == first["name"])

@@ -13,12 +13,12 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-_SHORTEST_FOR_DRIFT_NS = 5 * NS_PER_S
-_FEWEST_FOR_DRIFT = 16
+_MIN_SPAN_FOR_DRIFT_NS = 5 * NS_PER_S
+_MIN_POINTS_FOR_DRIFT = 16
 _POINTS_OF_DRIFT = 64
 _FLOOR_NS = 1_000
-_SMALLEST_JUMP_NS = 5 * NS_PER_MS
-_FEWEST_FOR_JUMP = 6
+_MIN_JUMP_NS = 5 * NS_PER_MS
+_MIN_POINTS_FOR_JUMP = 6
 
 
 def drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usable: Bools) -> tuple[Floats, Int64s]:
@@ -29,7 +29,7 @@ def drifts(num_ranks: int, matches: Matches, when: Int64s, residual: Floats, usa
     lines = []
     for index in range(num_ranks):
         mine = _usable_members(matches, index, usable)
-        if len(mine) < _FEWEST_FOR_DRIFT or np.ptp(when[mine]) < _SHORTEST_FOR_DRIFT_NS:
+        if len(mine) < _MIN_POINTS_FOR_DRIFT or np.ptp(when[mine]) < _MIN_SPAN_FOR_DRIFT_NS:
             return drift, shift
         x, y = when[mine].astype(float), residual[mine]
         lines.append((theil_sen(*_in_chunks(x, y)), x, y))
@@ -74,13 +74,13 @@ def jumps(ranks: tuple[Rank, ...], matches: Matches, residual: Floats, usable: B
 
 def _level_change(values: Floats) -> float:
     """Return by how much a series changes at its largest step, 0 where that is no more than its noise."""
-    if len(values) < _FEWEST_FOR_JUMP:
+    if len(values) < _MIN_POINTS_FOR_JUMP:
         return 0.0
     steps = np.abs(np.diff(values))[1:-1]
     at = 2 + int(np.argmax(steps))
-    if steps[at - 2] <= _SMALLEST_JUMP_NS:
+    if steps[at - 2] <= _MIN_JUMP_NS:
         return 0.0
     before, after = values[:at], values[at:]
     change = float(np.median(after) - np.median(before))
     noise = max(mad_sigma(before), mad_sigma(after), 1.0)
-    return change if abs(change) > max(20 * noise, _SMALLEST_JUMP_NS) else 0.0
+    return change if abs(change) > max(20 * noise, _MIN_JUMP_NS) else 0.0

@@ -23,7 +23,7 @@ from stepscope.side_file import side_file_lines
 from stepscope.trace.table import Int64s
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
-_MOST_CALLS = 20_000
+_MAX_CALLS = 20_000
 """torch keeps 2,000 unless told otherwise"""
 MAX_FILE_BYTES = 64 << 20
 """of which each call takes a few hundred"""
@@ -47,7 +47,7 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     try:
         lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=MAX_FILE_BYTES))
         groups = _groups(next(lines, {}))
-        for line in islice(lines, _MOST_CALLS):
+        for line in islice(lines, _MAX_CALLS):
             call = _call(line, groups)
             if call is not None:
                 calls.append(call)

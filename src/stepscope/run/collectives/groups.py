@@ -6,7 +6,7 @@ from typing import Any
 from stepscope.side_file import parsed_json
 from stepscope.trace.table import Trace
 
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 """a group said to be larger is not written out"""
 MAX_RANK = 1 << 30
 
@@ -50,7 +50,7 @@ def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group
     name = trace.text(record["group_name"]) or "?"
     listed = known.get(name)
     desc = trace.text(record["group_desc"]) or (listed.desc if listed else "")
-    size = record["group_size"] if 0 < record["group_size"] <= _MOST_RANKS else (listed.size if listed else None)
+    size = record["group_size"] if 0 < record["group_size"] <= _MAX_RANKS else (listed.size if listed else None)
     ranks = _parse_ranks(trace.text(record["group_ranks"]))
     if ranks is None or (size is not None and len(ranks) != size):
         ranks = listed.ranks if listed and listed.ranks else _regular(record, size)
@@ -61,7 +61,7 @@ def group_of_record(trace: Trace, record: dict[str, int], known: dict[str, Group
 
 def _regular(record: dict[str, int], size: int | None) -> tuple[int, ...] | None:
     start, stride = record["group_start"], record["group_stride"]
-    if size is None or not 0 < size <= _MOST_RANKS or not 0 <= start <= MAX_RANK or not 0 < stride <= MAX_RANK:
+    if size is None or not 0 < size <= _MAX_RANKS or not 0 <= start <= MAX_RANK or not 0 < stride <= MAX_RANK:
         return None
     return tuple(range(start, start + stride * size, stride))
 
@@ -74,7 +74,7 @@ def _parse_ranks(text: str | None) -> tuple[int, ...] | None:
 
 
 def _rank_tuple(ranks: object) -> tuple[int, ...] | None:
-    if isinstance(ranks, list) and 0 < len(ranks) <= _MOST_RANKS and all(_is_rank(r) for r in ranks):
+    if isinstance(ranks, list) and 0 < len(ranks) <= _MAX_RANKS and all(_is_rank(r) for r in ranks):
         return tuple(ranks)
     return None
 
@@ -84,4 +84,4 @@ def _is_rank(value: object) -> bool:
 
 
 def _size(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MOST_RANKS else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_RANKS else None

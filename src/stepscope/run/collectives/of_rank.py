@@ -30,7 +30,7 @@ _RECORD_ARGS = (
     "group_start", "group_stride", "src_rank", "dst_rank", "comm_seq",
 )  # fmt: skip
 _GROUP_ARGS = tuple(name for name in _RECORD_ARGS if name.startswith("group_"))
-_MOST_RANKS = 1 << 30
+_MAX_RANKS = 1 << 30
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -146,7 +146,7 @@ def collective_table(
         group=group,
         in_bytes=_known(m.in_bytes for m in meanings),
         out_bytes=_known(m.out_bytes for m in meanings),
-        peer=_known((m.peer for m in meanings), most=_MOST_RANKS).astype(np.int32),
+        peer=_known((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32),
         step=step,
         device_index=device_index,
         record_row=np.array([m.record_row for m in meanings], np.int64),
@@ -154,7 +154,7 @@ def collective_table(
         messages=Messages(
             collective=np.array([m[0] for m in messages], np.int64),
             is_send=np.array([m[1] for m in messages], bool),
-            peer=_known((m[2] for m in messages), most=_MOST_RANKS).astype(np.int32),
+            peer=_known((m[2] for m in messages), most=_MAX_RANKS).astype(np.int32),
             size_bytes=_known(m[3] for m in messages),
         ),
         unanswered=unanswered,

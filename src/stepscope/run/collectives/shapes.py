@@ -10,9 +10,9 @@ from typing import Any
 from stepscope.contract.collectives import element_bytes
 from stepscope.side_file import parsed_json
 
-_MOST_ELEMENTS = 1 << 50
+_MAX_ELEMENTS = 1 << 50
 """a tensor of more than a petabyte is no tensor"""
-_MOST_DIMENSIONS = 64
+_MAX_DIMENSIONS = 64
 UNKNOWN = -1
 
 
@@ -54,9 +54,9 @@ def _listed(text: str | None) -> list[Any]:
 
 def shape_elements(shape: Any) -> int | None:
     """Return the number of elements of one shape, None where it is none (an empty one stands for no tensor)."""
-    if not isinstance(shape, list) or not 0 < len(shape) <= _MOST_DIMENSIONS:
+    if not isinstance(shape, list) or not 0 < len(shape) <= _MAX_DIMENSIONS:
         return None
     if not all(type(n) is int and n >= 0 for n in shape):
         return None
     elements = math.prod(shape)
-    return elements if elements <= _MOST_ELEMENTS else None
+    return elements if elements <= _MAX_ELEMENTS else None

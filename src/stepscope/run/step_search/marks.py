@@ -19,7 +19,7 @@ _LOADER = re.compile(r"^enumerate\(DataLoader\)#|^\[pl\]\[profile\]\[_?TrainingE
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _ENGINE = re.compile(r"^autograd::engine::evaluate_function|^torch::autograd::|Backward\d*$")
 _FEWEST = 2
-_MOST_OPTIMIZERS = 4
+_MAX_OPTIMIZERS = 4
 _ALIKE = 0.05
 """of the operators between two optimizer steps may differ from those one pattern later"""
 
@@ -71,7 +71,7 @@ def _last_of_each(trace: Trace, kinds: Kinds, optimizer: Int64s) -> Int64s:
 
 def _pattern_length(count: npt.NDArray[np.intp]) -> int:
     """Return after how many optimizer steps the same number of operators comes again, 1 where it always does."""
-    for length in range(1, _MOST_OPTIMIZERS + 1):
+    for length in range(1, _MAX_OPTIMIZERS + 1):
         if len(count) < 2 * length:
             break
         off = np.abs(count[length:] - count[:-length]) / np.maximum(count[:-length], 1)

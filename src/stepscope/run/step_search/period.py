@@ -17,19 +17,19 @@ from stepscope.run.device_work import DeviceWork
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s, Trace
 
-FEWEST_STEPS = 2
+MIN_STEPS = 2
 """whole ones; fewer repetitions may be chance"""
-LEAST_CONFIDENCE = 0.9
+MIN_CONFIDENCE = 0.9
 _NEARLY_BEST = 0.02
-_FEWEST_KERNELS = 5
+_MIN_KERNELS = 5
 """in a step: a loop over a handful of kernels is a benchmark, not a step"""
-_MOST_KERNELS = 400_000
-_MOST_NAMES = 4_000
-_MOST_CELLS = 1_000_000
+_MAX_KERNELS = 400_000
+_MAX_NAMES = 4_000
+_MAX_CELLS = 1_000_000
 """pieces times names that are compared for one anchor"""
-_LEAST_FITTING = 0.98
+_MIN_FITTING = 0.98
 """of the kernels before the first and after the last anchor must belong to a usual step"""
-_LEAST_COVERED = 0.6
+_MIN_COVERED = 0.6
 """of the launched kernels must lie in the steps found"""
 
 
@@ -46,13 +46,13 @@ class Period:
 def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
     rows = np.flatnonzero((work.launch_row >= 0) & np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
-    if not FEWEST_STEPS * _FEWEST_KERNELS <= len(rows) <= _MOST_KERNELS:
+    if not MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
         return None
     asked = trace["ts_ns"][work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], asked))
     rows, asked = rows[order], asked[order]
     names, code = np.unique(work.name[rows], return_inverse=True)
-    if len(names) > _MOST_NAMES:
+    if len(names) > _MAX_NAMES:
         return None
     anchors = _anchors(code, len(names))
     if not anchors:
@@ -63,7 +63,7 @@ def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     alike = [(at, score) for at, score in near if len(at) == most]
     at, score = max(alike, key=lambda anchor: _idle_before(work, rows, anchor[0]))
     begins = asked[at]
-    if score < LEAST_CONFIDENCE or not (np.diff(begins) > 0).all():
+    if score < MIN_CONFIDENCE or not (np.diff(begins) > 0).all():
         return None
     return Period(begins[:-1], begins[1:], round(score, 3))
 
@@ -75,10 +75,10 @@ def _anchors(code: npt.NDArray[np.intp], names: int) -> list[tuple[npt.NDArray[n
     out = []
     for name in range(names):
         at = np.sort(by_name[cuts[name] : cuts[name + 1]])
-        if len(at) <= FEWEST_STEPS or at[-1] - at[0] < _LEAST_COVERED * len(code):
+        if len(at) <= MIN_STEPS or at[-1] - at[0] < _MIN_COVERED * len(code):
             continue
         length = np.diff(at)
-        if length.min() < max(_FEWEST_KERNELS, LEAST_CONFIDENCE * length.max()) or len(at) * names > _MOST_CELLS:
+        if length.min() < max(_MIN_KERNELS, MIN_CONFIDENCE * length.max()) or len(at) * names > _MAX_CELLS:
             continue
         out.append((at, _likeness(code, at, names)))
     return out
@@ -98,7 +98,7 @@ def _likeness(code: npt.NDArray[np.intp], at: npt.NDArray[np.intp], names: int) 
     inner = float((shared / np.maximum(np.maximum(counts.sum(axis=1), usual.sum()), 1)).min())
     ends = [np.bincount(part, minlength=names) for part in (code[: at[0]], code[at[-1] :])]
     outer = [float(np.minimum(part, usual).sum() / part.sum()) for part in ends if part.any()]
-    return min(inner, *outer) if min(outer, default=1.0) >= _LEAST_FITTING else 0.0
+    return min(inner, *outer) if min(outer, default=1.0) >= _MIN_FITTING else 0.0
 
 
 def _idle_before(work: DeviceWork, rows: Int64s, at: npt.NDArray[np.intp]) -> float:

@@ -10,17 +10,17 @@
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
 """
 
-from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, Parsed, Rows, Text, TextFlags
+from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
 from stepscope.trace.scanner.call_stack import call_stack_parents
 from stepscope.trace.scanner.scanner import Scanner
-from stepscope.trace.scanner.wasm import Exhausted, version
+from stepscope.trace.scanner.wasm import MemoryLimitError, version
 
 __all__ = [
     "Buffer",
     "Counts",
-    "Exhausted",
     "Flags",
-    "Parsed",
+    "MemoryLimitError",
+    "ParsedBlock",
     "Rows",
     "Scanner",
     "Text",

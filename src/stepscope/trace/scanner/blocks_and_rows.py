@@ -77,7 +77,7 @@ class Counts(NamedTuple):
     malformed: int = 0
     bad_time: int = 0
     negative_duration: int = 0
-    mended: int = 0
+    repaired: int = 0
     bad_args: int = 0
 
     def plus(self, more: Iterable[int]) -> "Counts":
@@ -86,7 +86,7 @@ class Counts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parsed:
+class ParsedBlock:
     """What one block gave beside its rows. Offsets count from the block's first byte."""
 
     rest: bytes

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.trace.scanner.wasm import Exhausted, Instance
+from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 
 CHUNK_ROWS = 1 << 16
 """as in call_stack.h"""
@@ -29,6 +29,6 @@ def call_stack_parents(
         for i, column in enumerate((thread, start, end)):
             wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
         if not wasm.call("stack_parents", count, first):
-            raise Exhausted("call stack too deep: expected less than 100 million events inside each other")
+            raise MemoryLimitError("call stack too deep: expected less than 100 million events inside each other")
         parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
     return parents

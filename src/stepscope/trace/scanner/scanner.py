@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, Parsed, Rows, Status, Text, TextFlags
-from stepscope.trace.scanner.wasm import Exhausted, Instance
+from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Status, Text, TextFlags
+from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 from stepscope.trace.schema import ARGS, DENSE
 
 _ROW_CAPACITY = 1 << 15
@@ -48,7 +48,7 @@ class Scanner:
         self._wasm.view(self._input + self._length, "uint8", len(piece))[:] = np.frombuffer(piece, np.uint8)
         self._length = length
 
-    def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> Parsed:
+    def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> ParsedBlock:
         """Parse the block that was put; `sink` is called with its rows, as often as they fill the columns."""
         length, self._length = self._length, 0
         totals = Counts()
@@ -65,12 +65,12 @@ class Scanner:
                 sink(self._rows(rows))
             flags &= ~Flags.LOST
         if status == Status.EXHAUSTED:
-            raise Exhausted(_EXHAUSTED)
+            raise MemoryLimitError(_EXHAUSTED)
         ended = status == Status.ARRAY_END
         if Flags.FINAL in flags and not ended:
             position = min(position, max(0, length - _SALVAGED_BYTES))
         rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
-        return Parsed(rest, ended, bool(lost), bool(cut), totals, first_bad)
+        return ParsedBlock(rest, ended, bool(lost), bool(cut), totals, first_bad)
 
     def num_texts(self) -> int:
         """Return the number of distinct texts seen so far."""
@@ -98,4 +98,4 @@ class Scanner:
     @staticmethod
     def _require(success: int) -> None:
         if not success:
-            raise Exhausted(_EXHAUSTED)
+            raise MemoryLimitError(_EXHAUSTED)

@@ -15,7 +15,7 @@ from stepscope.errors import InputError
 WASM = Path(__file__).with_name("scanner.wasm")
 
 
-class Exhausted(InputError):
+class MemoryLimitError(InputError):
     """A file needs more memory than an instance may have."""
 
 

@@ -27,7 +27,7 @@ from stepscope.trace.table import Int64s
 
 MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
 _NAMED = re.compile(r"^(?P<kind>Forward|Backward) (?P<microbatch>\d+)$")
-_LEAST_SHARE = 0.3
+_MIN_SHARE = 0.3
 """of the operations of a usual stretch of the same kind: one with fewer is no micro-batch"""
 
 
@@ -189,7 +189,7 @@ def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list
     for kind in {a.kind for a in actions}:
         counts = np.array([n for a, n in zip(actions, operations, strict=True) if a.kind == kind])
         # Crumbs may outnumber the micro-batches, so that the median is one of them; the mean from it on is not.
-        least[kind] = _LEAST_SHARE * counts[counts >= np.median(counts)].mean()
+        least[kind] = _MIN_SHARE * counts[counts >= np.median(counts)].mean()
     return [a for a, n in zip(actions, operations, strict=True) if n >= least[a.kind]]
 
 

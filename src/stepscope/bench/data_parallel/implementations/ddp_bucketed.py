@@ -16,7 +16,7 @@ from torch import nn
 
 from stepscope.bench.data_parallel.implementations.averaging import gradient, start_mean
 from stepscope.bench.data_parallel.implementations.parallel import Options, Parallel, trainable
-from stepscope.bench.data_parallel.implementations.start_order import InTurn
+from stepscope.bench.data_parallel.implementations.start_order import StartOrder
 
 FIRST_BUCKET_MB = 1.0
 _MB = 2**20
@@ -28,7 +28,7 @@ class DdpBucketed(Parallel):
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model, options)
         self._buckets = [_Bucket(p) for p in partition(trainable(model)[::-1], size_mb=options.bucket_size_mb)]
-        self._turns = InTurn(len(self._buckets))
+        self._turns = StartOrder(len(self._buckets))
         me = proxy(self)  # hooks are kept by the parameters: holding us, they would keep the model for ever
         for place, bucket in enumerate(self._buckets):
             for parameter in bucket.parameters:
@@ -42,7 +42,7 @@ class DdpBucketed(Parallel):
             bucket.finish()
 
     def _on_gradient(self, place: int) -> None:
-        if self.exchange and self._buckets[place].filled_by_one():
+        if self.exchange and self._buckets[place].count_gradient():
             for each in self._turns.ready(place):
                 self._buckets[each].start()
 
@@ -60,7 +60,7 @@ class _Bucket:
         self._views = [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
         self._work: Any = None
 
-    def filled_by_one(self) -> bool:
+    def count_gradient(self) -> bool:
         """Count one more gradient and return whether it was the last missing one."""
         self._missing -= 1
         return self._missing == 0

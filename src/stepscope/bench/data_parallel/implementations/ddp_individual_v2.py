@@ -16,7 +16,7 @@ from torch import nn
 
 from stepscope.bench.data_parallel.implementations.averaging import gradient, start_mean
 from stepscope.bench.data_parallel.implementations.parallel import Options, Parallel, trainable
-from stepscope.bench.data_parallel.implementations.start_order import InTurn
+from stepscope.bench.data_parallel.implementations.start_order import StartOrder
 
 
 class DdpIndividualV2(Parallel):
@@ -25,7 +25,7 @@ class DdpIndividualV2(Parallel):
     def __init__(self, model: nn.Module, options: Options) -> None:
         super().__init__(model, options)
         self._parameters = trainable(model)[::-1]
-        self._turns = InTurn(len(self._parameters))
+        self._turns = StartOrder(len(self._parameters))
         self._works: list[Any] = []
         self._stream = torch.cuda.Stream() if self._parameters[0].is_cuda else None
         me = proxy(self)  # hooks are kept by the parameters: holding us, they would keep the model for ever

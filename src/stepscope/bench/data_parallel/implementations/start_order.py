@@ -7,7 +7,7 @@ the job hangs. So what is ready early waits until it is its turn.
 """
 
 
-class InTurn:
+class StartOrder:
     """The turns of `count` things within one step."""
 
     def __init__(self, count: int) -> None:

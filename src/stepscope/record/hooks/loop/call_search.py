@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
-_MOST_CALLS_AT_ONCE = 20_000
-_MOST_PERIODS = 2_000
+_MAX_CALLS_AT_ONCE = 20_000
+_MAX_PERIODS = 2_000
 
 
 class CallSearch:
@@ -25,12 +25,12 @@ class CallSearch:
         self._found = found
         self._see: Any = self._look  # one object, so that we recognise it
         self._calls_left = 0
-        self._periods_left = _MOST_PERIODS
+        self._periods_left = _MAX_PERIODS
 
     def resume(self) -> None:
         """Watch calls from now on, if still wanted and nobody else does."""
         if self.wanted and self._periods_left > 0 and sys.getprofile() is None:
-            self._calls_left = _MOST_CALLS_AT_ONCE
+            self._calls_left = _MAX_CALLS_AT_ONCE
             self._periods_left -= 1
             sys.setprofile(self._see)
 

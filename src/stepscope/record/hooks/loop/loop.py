@@ -13,7 +13,7 @@ thread: the loop's own has ended, or waits for others.
 
 Each hook's method asks the `routine` first: where a step goes like the last one, noting the time is all there is to do.
 
-What is called very often is not timed call by call. After `MOST_IN_A_ROW` forwards, or optimizer steps, with nothing
+What is called very often is not timed call by call. After `MAX_IN_A_ROW` forwards, or optimizer steps, with nothing
 else between, the following ones are a *row*: one region from the next call on to whatever comes after the last, during
 which their hooks are off. So a loop that calls a cell for every token, or an optimizer for every parameter, pays for
 some calls per step and no more.
@@ -49,8 +49,8 @@ from stepscope.record.steps import regions
 from stepscope.record.window.interruptions import Interruptions
 
 _QUIET = 64  # a row of forwards without gradients
-MOST_IN_A_ROW = 4
-MOST_IN_A_STEP = 64
+MAX_IN_A_ROW = 4
+MAX_IN_A_STEP = 64
 """forwards that are timed by themselves: beyond it, every forward begins a row"""
 FIRST_STEPS = 8  # in which those who learn about the job are told of each
 # What events are recognised by. Optimizers have their own, larger ones: where they lie in memory.
@@ -274,7 +274,7 @@ class Loop:
             if self.routine.on:
                 return True
         self.forwards += 1
-        if self._begins_row(FORWARD if grad else _QUIET, most=MOST_IN_A_ROW if self.forwards <= MOST_IN_A_STEP else 0):
+        if self._begins_row(FORWARD if grad else _QUIET, most=MAX_IN_A_ROW if self.forwards <= MAX_IN_A_STEP else 0):
             self._forward_row_begins(grad, at_ns)
             return False
         return self._begin(FORWARD, token, at_ns)
@@ -430,7 +430,7 @@ class Loop:
         self._happening = None
         self._finder.optimizer_begins(id(optimizer), type(optimizer).__name__)
         self._optimizer, self._stepper = optimizer, by
-        is_row = self._begins_row(OPTIMIZER, most=MOST_IN_A_ROW)
+        is_row = self._begins_row(OPTIMIZER, most=MAX_IN_A_ROW)
         self._repeats.add(self._optimizer_event(optimizer, by, ("begin", regions.OPTIMIZER), is_row=is_row))
         self._begin(OPTIMIZER, None, at_ns)
         if is_row:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 _SAMPLE = 256
-_MOST_NODES = 10_000
+_MAX_NODES = 10_000
 State = tuple[int, int, bytes | None]
 
 
@@ -42,7 +42,7 @@ class ParameterWatch:
         found: list[Any] = []
         waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
         seen = set(waiting)
-        while waiting and len(found) < 2 and len(seen) < _MOST_NODES:
+        while waiting and len(found) < 2 and len(seen) < _MAX_NODES:
             node = waiting.pop()
             variable = getattr(node, "variable", None)
             if isinstance(variable, torch.nn.Parameter):

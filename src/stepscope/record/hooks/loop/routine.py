@@ -29,7 +29,7 @@ from stepscope.record.window.interruptions import Interruption
 PERIOD_NS = 250_000_000
 SHORT_STEP_NS = 100_000_000
 """longer ones are all followed: what that takes is nothing to them"""
-_MOST_EVENTS = 4096  # of a step
+_MAX_EVENTS = 4096  # of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ class Repeats:
         """Take note of an event that was followed."""
         if self._events is not None:
             self._events.append(event)
-            if len(self._events) > _MOST_EVENTS:
+            if len(self._events) > _MAX_EVENTS:
                 self._events = None
 
     def break_off(self) -> None:

@@ -12,12 +12,12 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 _VARIABLE = "STEPSCOPE_RECORD"
-_OLDEST = (3, 11)
+_MIN_PYTHON = (3, 11)
 
 
 def _record() -> None:
-    if sys.version_info < _OLDEST:
-        needed, found = (".".join(map(str, version[:2])) for version in (_OLDEST, sys.version_info))
+    if sys.version_info < _MIN_PYTHON:
+        needed, found = (".".join(map(str, version[:2])) for version in (_MIN_PYTHON, sys.version_info))
         _say(f"recording needs Python {needed} or newer, found {found}; this process runs unrecorded")
         return
     _make_importable()

@@ -1,13 +1,13 @@
 // One sentence and one picture per parallel strategy; the numbers themselves are in the tables below them.
 
-const MOST_BARS = 24;
+const MAX_BARS = 24;
 
 // rows: [label, [[colour, amount], ...], remark]; amounts in one unit, shown by `show`.
 function stackedBars(label, rows, parts, show = timeText) {
   const sum = ([, values]) => values.reduce((a, b) => a + b, 0);
   const all = rows.map(([name, values, remark]) => [name, values.map((v) => v ?? 0), remark]);
-  const shortest = all.map(sum).sort((a, b) => b - a)[MOST_BARS - 1] ?? 0;
-  const list = all.filter((row) => sum(row) >= shortest).slice(0, MOST_BARS);
+  const shortest = all.map(sum).sort((a, b) => b - a)[MAX_BARS - 1] ?? 0;
+  const list = all.filter((row) => sum(row) >= shortest).slice(0, MAX_BARS);
   const most = Math.max(...list.map(sum), 1e-9);
   const [width, line, from, to] = [1120, 24, 150, 760];
   const chart = picture(width, list.length * line + 2, `${label}; the table below holds its numbers`);

@@ -1,7 +1,7 @@
 // Slices prepared for drawing: per rank and lane, series of one kind that do not overlap, with sums of their lengths.
 // The share of any pixel that a kind fills is then a difference of two sums, however many slices lie in it.
 
-const MOST_TRACKS = 6;
+const MAX_TRACKS = 6;
 
 /** @type {(slices: Slices) => Row[]} */
 function timelineRows(slices) {
@@ -39,7 +39,7 @@ function seriesOf(slices, from, to) {
   for (let i = from; i < to; i++) {
     const [start, end, kind] = [slices.start[i], slices.start[i] + slices.dur[i], slices.kind[i]];
     let track = ends.findIndex((e) => e <= start + 1e-4);
-    if (track < 0) track = Math.min(ends.length, MOST_TRACKS - 1);
+    if (track < 0) track = Math.min(ends.length, MAX_TRACKS - 1);
     ends[track] = end;
     const turn = start + slices.wait[i];
     if (slices.wait[i] > 0) push(track, KINDS.indexOf("wait"), start, turn);

@@ -167,7 +167,7 @@ function drawCursor(context, slices, view, look) {
   context.strokeRect(from - 1, y - 1, Math.max(3, to - from + 2), view.laneHeight + 1);
 }
 
-const MOST_ARROWS = 400;
+const MAX_ARROWS = 400;
 
 function visibleMatches(slices, shown, view) {
   const found = new Set();
@@ -176,7 +176,7 @@ function visibleMatches(slices, shown, view) {
       for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) if (slices.match[i] >= 0) found.add(slices.match[i]);
     }
   }
-  return [...found].slice(0, MOST_ARROWS);
+  return [...found].slice(0, MAX_ARROWS);
 }
 
 function arrow(context, [x0, y0], [x1, y1]) {

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import Given
+from stepscope.analyze.kernels.efficiency import GivenValues
+from stepscope.cli.messages import warn
 from stepscope.cli.progress import reading_progress
-from stepscope.cli.say import warn
 from stepscope.cost.chips.table import load_chips
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration
@@ -32,7 +32,7 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
     """Return the account of a run with the options of the command line."""
     return account_of(
         run,
-        given=Given(
+        given=GivenValues(
             flops_per_step=args.flops_per_step,
             tokens_per_step=args.tokens_per_step,
             samples_per_step=args.samples_per_step,

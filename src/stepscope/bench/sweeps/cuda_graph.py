@@ -9,7 +9,7 @@ _EAGER_STEPS = 3
 """before capture, on a side stream, as capture needs; real steps, so that training goes on as it would"""
 
 
-class Captured:
+class CudaGraphStep:
     """Runs a step eagerly three times, captures it, then replays it on copies of each batch."""
 
     def __init__(self, step: Callable[[Any], torch.Tensor]) -> None:
@@ -27,7 +27,7 @@ class Captured:
             return self._on_the_side(batch)
         if self._graph is None:
             self._capture(batch)
-        _copied(self._batch, batch)
+        _copy_batch(self._batch, batch)
         self._graph.replay()
         assert self._loss is not None
         return self._loss.clone()
@@ -47,13 +47,13 @@ class Captured:
             self._loss = self._step(batch)
 
 
-def _copied(into: Any, batch: Any) -> None:
+def _copy_batch(into: Any, batch: Any) -> None:
     """Copy a batch into the tensors that the graph reads."""
     if isinstance(batch, torch.Tensor):
         into.copy_(batch, non_blocking=True)
     elif isinstance(batch, dict):
         for name, value in batch.items():
-            _copied(into[name], value)
+            _copy_batch(into[name], value)
     elif isinstance(batch, list | tuple):
         for mine, value in zip(into, batch, strict=True):
-            _copied(mine, value)
+            _copy_batch(mine, value)

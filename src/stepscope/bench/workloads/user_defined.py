@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepscope.bench.workloads.loader import moved
+from stepscope.bench.workloads.loader import move_to_device
 from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
@@ -37,7 +37,7 @@ class GivenBatches(Workload):
 
     def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
         """Return this rank's batches on the device; a list or a loader starts over at its end."""
-        return (moved(batch, self.device) for batch in islice(_endless(self.given), rank, None, world_size))
+        return (move_to_device(batch, self.device) for batch in islice(_endless(self.given), rank, None, world_size))
 
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:

@@ -22,8 +22,8 @@ from stepscope.bench.data_parallel.contender import Contender
 from stepscope.bench.data_parallel.profile_summary import Epoch, summary_text
 from stepscope.bench.data_parallel.training import Training
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.session.trace import activities, exported, finished
-from stepscope.contract.run_folder import written_whole
+from stepscope.bench.session.trace import activities, export_trace, wait_for_device
+from stepscope.contract.run_folder import atomic_write
 
 _TOP_OPERATORS = 20
 
@@ -43,7 +43,7 @@ class RegionTimes:
         self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
 
 
-def profiled(bench: Bench, settings: dict[str, Any]) -> None:
+def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     """Train, record the window, and leave trace and summary in the settings' `folder`."""
     name, folder = settings["implementation"], Path(settings["folder"])
     warmup, total = int(settings["warmup_steps"]), int(settings["warmup_steps"]) + int(settings["steps"])
@@ -54,7 +54,7 @@ def profiled(bench: Bench, settings: dict[str, Any]) -> None:
     operators: list[str] = []
 
     def on_trace_ready(profiler: Any) -> None:
-        exported(profiler, folder / f"{name}_rank_{bench.rank}_trace.json")
+        export_trace(profiler, folder / f"{name}_rank_{bench.rank}_trace.json")
         by = "self_cuda_time_total" if bench.device.type == "cuda" else "self_cpu_time_total"
         operators.append(profiler.key_averages().table(sort_by=by, row_limit=_TOP_OPERATORS))
 
@@ -66,7 +66,7 @@ def profiled(bench: Bench, settings: dict[str, Any]) -> None:
     bench.emit(what="epochs", epochs=[vars(epoch) for epoch in epochs])
     if bench.rank == 0:
         text = summary_text(settings, epochs, regions_s=times.seconds, operators=operators[0], bench=vars_of(bench))
-        with written_whole(folder / f"{name}_summary.txt") as f:
+        with atomic_write(folder / f"{name}_summary.txt") as f:
             f.write(text.encode())
 
 
@@ -86,7 +86,7 @@ def _epoch(bench: Bench, training: Training, profiler: Any, total: int, *, recor
     begin = perf_counter()
     with record_function(f"epoch_{number}_{kind.replace('-', '')}_lr_{lr:.6f}"):
         loss = training.step()
-        finished(bench.device)
+        wait_for_device(bench.device)
     taken = Epoch(number, kind, lr, float(loss), 1000 * (perf_counter() - begin), recorded)
     profiler.step()
     if bench.rank == 0:

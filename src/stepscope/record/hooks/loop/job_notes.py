@@ -11,7 +11,7 @@ from stepscope.record.hooks.loop.loop import Loop
 _NOTE_AFTER_STEPS = (2, 8)
 
 
-class Learned:
+class JobNotes:
     """Holds nothing alive: a script that drops its model gets its memory back."""
 
     def __init__(self, batch_size: BatchSize) -> None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.trace.schema import ARGS, NONE_NS, ArgKind
-from stepscope.trace.table import Int64s, Sparse
+from stepscope.trace.table import Int64s, SparseColumn
 
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(1 << 60), 1 << 62, 1 << 61
 """ends and differences of times within these stay within 64 bits; the last time is in the year 2116"""
@@ -38,17 +38,17 @@ Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plausible(ArrayRecord):
+class PlausibleColumns(ArrayRecord):
     """The columns without what cannot be true, and how much that was."""
 
     columns: Columns
-    args: dict[str, Sparse]
+    args: dict[str, SparseColumn]
     far_times: int
     bad_args: int
     notes: tuple[str, ...]
 
 
-def plausible(columns: Columns, args: dict[str, Sparse], *, base_ns: int) -> Plausible:
+def drop_implausible(columns: Columns, args: dict[str, SparseColumn], *, base_ns: int) -> PlausibleColumns:
     """Return the table with the file's base time added, without times and arguments that cannot be true."""
     within = _within_64_bits(columns, base_ns)
     timed = columns["ts_ns"] != NONE_NS
@@ -69,7 +69,7 @@ def plausible(columns: Columns, args: dict[str, Sparse], *, base_ns: int) -> Pla
             f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
         )
     args, bad_args, named = _in_range(args)
-    return Plausible(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
+    return PlausibleColumns(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
 
 
 def _within_64_bits(columns: Columns, base_ns: int) -> Bools:
@@ -128,7 +128,7 @@ def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:
     return stray, int(start[kept].min()), int(end[kept].max()), jump_ns
 
 
-def _only(columns: Columns, args: dict[str, Sparse], keep: Bools) -> tuple[Columns, dict[str, Sparse]]:
+def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple[Columns, dict[str, SparseColumn]]:
     """Return the rows to keep, numbered through again."""
     if keep.all():
         return columns, args
@@ -138,11 +138,11 @@ def _only(columns: Columns, args: dict[str, Sparse], keep: Bools) -> tuple[Colum
     for name, arg in args.items():
         there = keep[arg.rows]
         if there.any():
-            sparse[name] = Sparse(number[arg.rows[there]].astype(arg.rows.dtype), arg.values[there])
+            sparse[name] = SparseColumn(number[arg.rows[there]].astype(arg.rows.dtype), arg.values[there])
     return kept, sparse
 
 
-def _in_range(args: dict[str, Sparse]) -> tuple[dict[str, Sparse], int, list[str]]:
+def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:
     """Return the arguments within the schema's ranges, how many are not, and a line for each field that has such."""
     out, bad, named = dict(args), 0, []
     for column in ARGS:
@@ -156,7 +156,7 @@ def _in_range(args: dict[str, Sparse]) -> tuple[dict[str, Sparse], int, list[str
         bad += count
         named.append(f"{column.keys[0]}: {count:,} values outside {column.low:,} to {column.high:,}, taken as unknown")
         if sound.any():
-            out[column.name] = Sparse(arg.rows[sound], arg.values[sound])
+            out[column.name] = SparseColumn(arg.rows[sound], arg.values[sound])
         else:
             del out[column.name]
     return out, bad, named

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bench.session.ending import ended
+from stepscope.bench.session.exit_code import run_to_exit_code
 from stepscope.bench.session.results import write_results
 from stepscope.bench.trainer.events import Events
 from stepscope.errors import UsageError
@@ -22,18 +22,18 @@ def test_refusals_are_one_line_and_2(
     error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
-    assert ended("program", lambda: raising(error)) == 2
+    assert run_to_exit_code("program", lambda: raising(error)) == 2
     said = capsys.readouterr().err
     assert said.startswith("program: ") and said.count("\n") == 1 and "\x1b" not in said
     monkeypatch.setenv("STEPSCOPE_DEBUG", "1")
     with pytest.raises(type(error)):
-        ended("program", lambda: raising(error))
+        run_to_exit_code("program", lambda: raising(error))
 
 
 def test_faults_of_a_model_keep_their_traceback() -> None:
-    assert ended("program", lambda: 0) == 0
+    assert run_to_exit_code("program", lambda: 0) == 0
     with pytest.raises(RuntimeError):
-        ended("program", lambda: raising(RuntimeError("shapes do not fit")))
+        run_to_exit_code("program", lambda: raising(RuntimeError("shapes do not fit")))
 
 
 def test_results_never_replace_what_is_no_file(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from stepscope.units import escaped, printable
 MAX_WARNING = 400
 
 
-def say(line: str = "") -> None:
+def print_line(line: str = "") -> None:
     """Print one line on standard output, and let it be seen at once."""
     print(escaped(line), flush=True)
 
 
-def say_aside(line: str) -> None:
+def print_stderr(line: str) -> None:
     """Print one line on standard error."""
     print(escaped(line), file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
     """Print one line on standard error about what the answer lacks."""
-    say_aside(f"warning: {printable(line, width=MAX_WARNING)}")
+    print_stderr(f"warning: {printable(line, width=MAX_WARNING)}")

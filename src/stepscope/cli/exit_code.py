@@ -14,7 +14,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import IO
 
-from stepscope.cli.say import say_aside
+from stepscope.cli.messages import print_stderr
 from stepscope.errors import DEBUG, StepscopeError, debugging
 from stepscope.units import printable
 
@@ -24,7 +24,7 @@ STOPPED = 130
 _OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 
 
-def ended(name: str, command: Callable[[], int]) -> int:
+def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
     """Return the exit code of a command after running it; what it raises is said in one sentence."""
     _open_standard_streams()
     try:
@@ -55,7 +55,7 @@ def _after(name: str, error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of our output left, as `head` does
         return 0
     with suppress(OSError, ValueError):  # nobody is left to be told
-        say_aside(f"{name}: {sentence(error)}")
+        print_stderr(f"{name}: {sentence(error)}")
     _give_up_if_broken(sys.stderr)
     if isinstance(error, KeyboardInterrupt):
         return STOPPED

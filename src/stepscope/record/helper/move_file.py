@@ -10,7 +10,7 @@ from stepscope.record.collectives.groups import flight_lines
 from stepscope.record.window.trace_file import compress_into, place_whole, trouble_with_export
 
 
-def taken_over(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
+def move_file(job: dict[str, Any], folder: Path, rank: int) -> dict[str, Any]:
     """Return the size of one file that was brought into the folder, or why it was not worth it."""
     plain, target = Path(job["plain"]), folder / job["name"]
     target.parent.mkdir(exist_ok=True)

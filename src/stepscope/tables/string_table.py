@@ -9,7 +9,7 @@ UNNAMED = "?"
 """stands for an event without the text"""
 
 
-class Interned:
+class StringTable:
     """Grows while ranks are added."""
 
     def __init__(self) -> None:

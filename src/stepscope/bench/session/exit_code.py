@@ -9,7 +9,7 @@ from stepscope.units import printable
 _MAX_SENTENCE = 2000
 
 
-def ended(name: str, program: Callable[[], int]) -> int:
+def run_to_exit_code(name: str, program: Callable[[], int]) -> int:
     """Return the program's exit code; what it refuses, and what the system refuses it, is said in one line.
 
     Anything else keeps its traceback: it comes from the user's own model or from torch, and they need to see where.

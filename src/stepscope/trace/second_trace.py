@@ -37,7 +37,9 @@ def refuse_archive(path: Path, data: bytes) -> None:
             )
 
 
-def watched(chunks: Iterable[Buffer], path: Path, *, offset: int, top_array: bool, packed: bool) -> Iterator[Buffer]:
+def reject_second_trace(
+    chunks: Iterable[Buffer], path: Path, *, offset: int, top_array: bool, packed: bool
+) -> Iterator[Buffer]:
     """Yield the chunks that follow byte `offset` of a file; raise where a second trace begins in them."""
     recent: deque[bytes] = deque()
     seam = b""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
+_MAX_PAUSE_S = 2.0
 _Done = TypeVar("_Done")
 
 
@@ -22,7 +22,7 @@ def may_pass(error: BaseException | None) -> bool:
     return isinstance(error, OSError) and error.errno in _PASSING
 
 
-class Patience:
+class Retries:
     """How long this process goes on trying, and what came of it. Used by several threads."""
 
     def __init__(self, while_running_s: float) -> None:
@@ -58,7 +58,7 @@ class Patience:
                 time.sleep(pause_s)
             else:
                 self._ending.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def summary(self) -> dict[str, Any] | None:
         """Return what was not written at once or at all, None where all was."""

@@ -36,7 +36,7 @@ class HostOptimizer:
             parameter.grad = None
 
 
-def sharded_on_host(model: nn.Module) -> None:
+def shard_on_host(model: nn.Module) -> None:
     """Keep parameters, gradients and optimizer state on the host: FSDP2 brings each block to the device when needed."""
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
