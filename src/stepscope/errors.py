@@ -1,6 +1,6 @@
 """The errors a user can meet, each with the exit code the contract gives it.
 
-A message says what was expected, what was found, where, and what to do, in one line.
+A message is one plain sentence: what is wrong, where, and what to do.
 """
 
 import os

@@ -49,7 +49,7 @@ def why_no_file(path: str | os.PathLike[str]) -> str | None:
     if stat.S_ISREG(mode):
         return None
     kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
-    return f"expected a regular file or a new name, found {kind}"
+    return f"it is {kind}, not a regular file"
 
 
 def why_no_folder(path: str | os.PathLike[str]) -> str | None:

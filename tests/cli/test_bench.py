@@ -91,11 +91,11 @@ def test_nothing_measured_is_an_error_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def launch(*_: Any, **__: Any) -> LaunchResult:
-        return LaunchResult((2,), ([],), "expected 8 devices for 8 NCCL ranks, found 1", False, 1.0)
+        return LaunchResult((2,), ([],), "8 NCCL ranks need 8 devices, and there are 1", False, 1.0)
 
     monkeypatch.setattr(bench_session, "launch", launch)
     assert main(["bench", "ddp", "--out", str(tmp_path / "out")]) == 2
-    assert "expected 8 devices" in capsys.readouterr().err
+    assert "need 8 devices" in capsys.readouterr().err
 
 
 def test_full_disk_while_writing_results_is_one_line_and_leaves_the_old_file(
@@ -185,4 +185,4 @@ def test_collectives_take_the_one_world_size_of_a_configuration(
     (tmp_path / "job.toml").write_text("[ranks]\nworld_size = 1\n")
     out = str(tmp_path / "out")
     assert main(["bench", "collectives", "--config", str(tmp_path / "job.toml"), "--out", out]) == 2
-    assert "expected world sizes of 2 or more, found 1" in capsys.readouterr().err
+    assert "world sizes have to be 2 or more, not 1" in capsys.readouterr().err

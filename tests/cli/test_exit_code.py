@@ -34,8 +34,8 @@ def raising(error: BaseException) -> Callable[[], None]:
 
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "recursion": (recursion, "RecursionError"),
-    "memory": (raising(MemoryError()), "expected enough memory"),
-    "array memory": (lambda: np.empty(1 << 50), "expected enough memory"),
+    "memory": (raising(MemoryError()), "out of memory; give fewer ranks"),
+    "array memory": (lambda: np.empty(1 << 50), "out of memory; give fewer ranks"),
     "overflow": (lambda: int(float("inf")), "OverflowError"),
     "unicode": (lambda: "\ud800".encode(), "UnicodeEncodeError"),
     "key": (raising(KeyError("a\nb\x1b[31m")), "KeyError"),

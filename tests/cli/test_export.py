@@ -66,19 +66,19 @@ def test_tensorboard_folder(folder: Path, tmp_path: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "expected something to write"),
+        ([], "nothing to write; give --perfetto"),
         (["--perfetto", "{new}", "--ranks", "0,x"], "expected ranks such as 0,3,8-15"),
-        (["--perfetto", "{new}", "--ranks", "7"], "expected ranks of the run, found 7; it has 4, 0 to 3"),
+        (["--perfetto", "{new}", "--ranks", "7"], "the run has no rank 7; it has 4, 0 to 3"),
         (["--perfetto", "{new}", "--steps", "8"], "expected FIRST:LAST"),
         (["--perfetto", "{new}", "--steps", "900000000000:999999999999"], "the run has 0:6"),
         (["--perfetto", "{new}", "--min-us", "-1"], "expected a number above 0"),
-        (["--perfetto", "{folder}"], "found a folder"),
+        (["--perfetto", "{folder}"], "it is a folder"),
         (["--perfetto", "{file}"], "use --force"),
-        (["--perfetto", "-"], "expected a file, found -"),
+        (["--perfetto", "-"], "cannot go to standard output"),
         (["--perfetto", "{new}/t.json"], "no folder at"),
-        (["--csv", "{folder}"], "expected a new or empty folder"),
-        (["--csv", "{file}"], "found a file"),
-        (["--csv", "{new}", "--tables", "steps,nothing"], "expected tables of events"),
+        (["--csv", "{folder}"], "is not empty"),
+        (["--csv", "{file}"], "is a file, not a folder"),
+        (["--csv", "{new}", "--tables", "steps,nothing"], "no such table in 'steps,nothing'; use some of events"),
     ],
 )
 def test_wrong_use_is_one_line(
@@ -102,7 +102,7 @@ def test_a_linked_folder_is_never_written_into(
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     assert main(["export", str(folder), "--csv", str(tmp_path / "link"), "--force"]) == 2
-    assert "found a link" in capsys.readouterr().err and not list((tmp_path / "elsewhere").iterdir())
+    assert "is a link; give the folder" in capsys.readouterr().err and not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_parquet_without_pyarrow_is_one_line(

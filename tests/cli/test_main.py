@@ -25,7 +25,7 @@ def test_no_arguments_list_the_commands_and_exit_2(capsys: pytest.CaptureFixture
 def test_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repot", "x"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("stepscope: expected a command, found 'repot'; use one of ")
+    assert said.startswith("stepscope: unknown command 'repot'; use one of ")
     assert said.count("\n") == 1
 
 

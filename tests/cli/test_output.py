@@ -27,7 +27,7 @@ def test_new_file_is_written(tmp_path: Path) -> None:
 def test_existing_file_is_kept_without_force(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     target.write_text("old")
-    with pytest.raises(UsageError, match="found it exists; use --force"):
+    with pytest.raises(UsageError, match="already exists; use --force"):
         write_output(str(target), "new", force=False)
     assert target.read_text() == "old"
     write_output(str(target), "new", force=True)
@@ -42,7 +42,7 @@ def test_link_is_never_followed(tmp_path: Path, dangling: bool) -> None:
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
     for force in (False, True):
-        with pytest.raises(UsageError, match="found a link; give another name"):
+        with pytest.raises(UsageError, match="it is a link, not a regular file; give another name"):
             write_output(str(link), "new", force=force)
     assert link.is_symlink()
     assert elsewhere.exists() != dangling
@@ -50,7 +50,7 @@ def test_link_is_never_followed(tmp_path: Path, dangling: bool) -> None:
 
 
 def test_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="found a folder"):
+    with pytest.raises(UsageError, match="it is a folder"):
         write_output(str(tmp_path), "new", force=True)
 
 
@@ -84,14 +84,14 @@ def test_outputs_are_checked_before_the_work(tmp_path: Path) -> None:
     check_outputs(None, "-", str(tmp_path / "new.json"), force=False)
     check_outputs(str(old), force=True)
     for path, said in (
-        (old, "found it exists"),
-        (tmp_path, "found a folder"),
+        (old, "already exists"),
+        (tmp_path, "it is a folder"),
         (tmp_path / "nowhere" / "x.json", "no folder at"),
         (old / "x.json", "no folder at"),
     ):
         with pytest.raises(UsageError, match=said):
             check_outputs(None, str(path), force=False)
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="two outputs have the name"):
         check_outputs("-", "-", force=True)
 
 
@@ -106,10 +106,10 @@ def test_folder_is_made_and_one_in_use_is_kept(tmp_path: Path) -> None:
     folder = make_folder(str(tmp_path / "a" / "b"))
     refuse_used_folder(str(folder), force=False)
     (folder / "old").write_text("keep")
-    with pytest.raises(UsageError, match="expected a new or empty folder"):
+    with pytest.raises(UsageError, match="is not empty; use --force"):
         refuse_used_folder(str(folder), force=False)
     refuse_used_folder(str(folder), force=True)
-    with pytest.raises(UsageError, match="found a file"):
+    with pytest.raises(UsageError, match="is a file, not a folder"):
         refuse_used_folder(str(folder / "old"), force=True)
     with pytest.raises(UsageError, match="cannot write"):
         make_folder(str(folder / "old" / "below"))
@@ -148,7 +148,7 @@ def test_what_is_no_regular_file_is_refused_and_untouched(kind: str, force: bool
         lambda: write_output(str(place), "new", force=force),
         lambda: write_json(str(place), {}, force=force),
     ):
-        with pytest.raises(UsageError, match="expected a regular file or a new name") as said:
+        with pytest.raises(UsageError, match="not a regular file") as said:
             refused()
         assert "--force" not in str(said.value)
     after = os.lstat(place)
@@ -157,7 +157,7 @@ def test_what_is_no_regular_file_is_refused_and_untouched(kind: str, force: bool
 
 
 def test_null_device_stays_a_device(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="found a device"):
+    with pytest.raises(UsageError, match="it is a device"):
         write_output(os.devnull, "new", force=True)
     assert stat.S_ISCHR(os.lstat(os.devnull).st_mode)
 

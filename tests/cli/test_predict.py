@@ -75,7 +75,7 @@ def test_strategy_names_the_simple_rule_and_what_was_assumed(capsys):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["flops", "--layers", "2", "--seq-len", "8"], "found no --d-model"),
+        (["flops", "--layers", "2", "--seq-len", "8"], "the model lacks --d-model"),
         (["memory", *MODEL, "--device", "Quantum9"], "not in the hardware table"),
         (["memory", *MODEL, "--data", "4", "--expert", "3"], "expected expert ranks to divide"),
         (["strategy", *MODEL, "--sequences", "8", "--world-size", "8"], "--device NAME"),
@@ -96,7 +96,7 @@ def test_nonsense_arguments_are_refused(arguments, calibration, capsys):
 
 
 def test_calibrate_takes_exactly_one_source(capsys):
-    assert main(["calibrate"]) == 2 and "expected one of" in capsys.readouterr().err
+    assert main(["calibrate"]) == 2 and "give exactly one of" in capsys.readouterr().err
     assert main(["calibrate", "--backend", "gloo", "--world-size", "1"]) == 2 and "2 or more" in capsys.readouterr().err
 
 

@@ -96,12 +96,12 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ([], "expected the job's command after --, found none"),
-        (["--"], "expected the job's command after --, found none"),
+        ([], "the job's command is missing"),
+        (["--"], "the job's command is missing"),
         (["--steps", "5", "--", "true"], "--steps: expected FIRST:LAST"),
         (["--steps", "5:5", "--", "true"], "expected FIRST:LAST with 0 <= FIRST < LAST"),
         (["--ranks", "first", "--", "true"], "expected 'all' or rank numbers"),
-        (["--", "no-such-command-here"], "expected a command that can be run after --, found 'no-such-command-here'"),
+        (["--", "no-such-command-here"], "cannot run 'no-such-command-here'"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(

@@ -83,4 +83,4 @@ def test_without_the_extra_it_is_one_line(
     monkeypatch.setitem(sys.modules, missing, None)
     assert main(["sql", str(folder), QUERY]) == 2
     err = capsys.readouterr().err
-    assert f"found {missing} not installed; pip install 'stepscope[sql]'" in err and err.count("\n") == 1
+    assert f"{missing} is not installed: pip install 'stepscope[sql]'" in err and err.count("\n") == 1

@@ -46,7 +46,7 @@ def test_json_alone_goes_to_standard_output(folder: Path, capsys: pytest.Capture
     [
         (["--set", "nothing=1"], "overlap=perfect"),
         (["--set", "network=fast"], "2x or 0.5x"),
-        ([], "expected --set KEY=VALUE"),
+        ([], "give at least one --set KEY=VALUE"),
     ],
 )
 def test_what_cannot_be_set_is_one_line_and_exit_2(

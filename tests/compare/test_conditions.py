@@ -87,9 +87,9 @@ def test_the_profiled_step_stands_in_where_no_other_is_known() -> None:
     [
         ("data_loadin_pct", "did you mean data_loading_pct"),
         ("findings.stragler.saving_pct", "findings.straggler.saving_pct"),
-        ("ranks.7.idle_ms", "no 'ranks.7.idle_ms'"),
+        ("ranks.7.idle_ms", "no number 'ranks.7.idle_ms'"),
         ("step.budget", "is a list"),
-        ("step", "no 'step'"),
+        ("step", "no number 'step'"),
         ("run.name", "is text"),
         ("checks.data_loading_pct.status", "is text"),
     ],

@@ -57,7 +57,7 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
     elsewhere.write_bytes(b"keep")
     link = tmp_path / "link"
     link.symlink_to(elsewhere)
-    with pytest.raises(OutputRefusedError, match="found a link"), atomic_write(link) as f:
+    with pytest.raises(OutputRefusedError, match="it is a link"), atomic_write(link) as f:
         f.write(b"new")
     assert elsewhere.read_bytes() == b"keep"
     assert link.is_symlink()
@@ -66,7 +66,7 @@ def test_link_is_neither_replaced_nor_followed(tmp_path: Path) -> None:
 
 def test_what_appears_while_the_file_is_written_is_not_replaced(tmp_path: Path) -> None:
     target = tmp_path / "out.json"
-    with pytest.raises(OutputRefusedError, match="found a named pipe"), atomic_write(target) as f:
+    with pytest.raises(OutputRefusedError, match="it is a named pipe"), atomic_write(target) as f:
         f.write(b"new")
         os.mkfifo(target)
     assert target.is_fifo()

@@ -25,7 +25,7 @@ def test_variables_of_torchrun_and_a_given_address_hold() -> None:
 
 
 def test_without_slurm_it_says_what_is_missing() -> None:
-    with pytest.raises(UsageError, match="found no SLURM_PROCID; start the job with srun"):
+    with pytest.raises(UsageError, match="SLURM_PROCID is not set; start the job with srun"):
         launcher_variables({})
 
 

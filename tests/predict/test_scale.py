@@ -88,5 +88,5 @@ def test_nonsense_is_refused(even: Account, tmp_path: Path) -> None:
     alone.step(0, 0, 1000)
     with alone.op("aten::mm", 10, 60):
         alone.kernel("gemm", at=20, start=100, end=900)
-    with pytest.raises(InputError, match="2 ranks or more"):
+    with pytest.raises(InputError, match="scaling needs at least 2"):
         scaled(account_of(built_run(tmp_path, [alone])), [8])

@@ -1,4 +1,7 @@
-"""All fault scenarios, run once for the whole test session, and how their run folders are read."""
+"""All fault scenarios, run once for the whole test session, and how their run folders are read.
+
+T1, T2, ... number the faults that recording has to survive, here and in names of tests.
+"""
 
 import gzip
 import json

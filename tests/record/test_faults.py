@@ -1,4 +1,7 @@
-"""T1 to T26: whatever goes wrong while recording, training goes on with the same losses and the same exit code."""
+"""Whatever goes wrong while recording, training goes on with the same losses and the same exit code.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""T32, T5: storage that is full for a while costs nothing; what could never be written is counted and told."""
+"""Storage that is full for a while costs nothing; what could never be written is counted and told.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import contextlib
 import errno

@@ -1,4 +1,7 @@
-"""T26: outside the window recording takes below 0.5 % of a step. `benchmarks/overhead.py` measures it in full."""
+"""Outside the window recording takes below 0.5 % of a step. `benchmarks/overhead.py` measures it in full.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import importlib.util
 import json

@@ -1,4 +1,7 @@
-"""`stepscope.profile` and `stepscope.region` in one process."""
+"""`stepscope.profile` and `stepscope.region` in one process.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import gzip
 import json

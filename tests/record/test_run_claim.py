@@ -1,4 +1,7 @@
-"""A run folder belongs to one run: claims, siblings, leftovers."""
+"""A run folder belongs to one run: claims, siblings, leftovers.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import fcntl
 import json

@@ -95,9 +95,9 @@ def test_unknown_values_are_masked_not_zero(hostile: Run) -> None:
 
 
 def test_unknown_table_and_column_are_named(run: Run) -> None:
-    with pytest.raises(UsageError, match=r"found 'nothing'; use one of events, device_work"):
+    with pytest.raises(UsageError, match=r"no table 'nothing'; use one of events, device_work"):
         RunTables(run).table("nothing")
-    with pytest.raises(UsageError, match="expected a column of steps"):
+    with pytest.raises(UsageError, match="steps has no column"):
         RunTables(run).table("steps")["nothing"]
 
 

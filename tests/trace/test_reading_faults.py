@@ -41,7 +41,7 @@ def names(trace: Trace) -> list[str | None]:
     return [trace.text(i) for i in trace["name"].tolist()]
 
 
-# X1, X2: cut files
+# Cut files
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_file_cut_in_its_last_fields_is_noted_and_keeps_all_events(tmp_path: Pat
     assert trace.num_events == 2
 
 
-# X7, X8: times
+# Times
 
 
 @pytest.mark.parametrize("bad", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 400, '"12"', "[1]", "true"])
@@ -125,7 +125,7 @@ def test_complete_event_needs_times_and_others_do_not(tmp_path: Path) -> None:
     assert trace.quality.bad_time == 1
 
 
-# X9: duplicate keys
+# Duplicate keys
 
 
 def test_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_last_of_duplicate_keys_wins(tmp_path: Path) -> None:
     assert not len(trace.arg("device").rows)
 
 
-# X10 to X12: bad text
+# Bad text
 
 
 def test_bad_text_is_replaced_and_counted(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_bare_quotes_in_names_are_mended(tmp_path: Path) -> None:
     assert trace.quality.malformed == 0
 
 
-# X13 to X15: floods
+# Floods
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_too_many_distinct_names_are_one_line_of_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-# X16: around the JSON
+# Around the JSON
 
 
 def test_byte_order_mark_and_trailing_garbage_are_noted(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_damaged_header_keeps_what_matters(tmp_path: Path) -> None:
     assert any("damaged" in note for note in trace.quality.notes)
 
 
-# X17: order
+# Order
 
 
 def test_disorder_and_overlap_are_read_as_they_are_and_their_union_fits_the_wall(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_disorder_and_overlap_are_read_as_they_are_and_their_union_fits_the_wall
     assert intervals.union(start, start + trace["dur_ns"]).total_ns == 40_000
 
 
-# X6: what is no trace
+# What is no trace
 
 
 def test_what_is_no_file_is_one_line_of_error(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def account_of(
     ranks = tuple(rank_account(r) for r in run.ranks)
     if not any(ranks):
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
-        raise InputError(f"expected steps, device work or operators, found none of them in {paths}")
+        raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
     shared = aligned(run)
     by_rank = budgets(shared)
     training = training_step(run.logs) if unprofiled_ms is None else None

@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started_by_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     worlds = tuple(sorted(set(args.world_size or [int(os.environ.get("WORLD_SIZE", "2"))])))
     if worlds[0] < 2:
-        raise UsageError(f"expected world sizes of 2 or more, found {worlds[0]}")
+        raise UsageError(f"world sizes have to be 2 or more, not {worlds[0]}")
     settings = Settings(args.backend, worlds, tuple(args.op or OPERATIONS), args.max_bytes, args.limit_s)
     if started_by_torchrun:
         _rank_main(int(os.environ["RANK"]), settings, args.out, "env://", int(os.environ["WORLD_SIZE"]))
@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _rank_main(rank: int, settings: Settings, out: str, init_method: str, world_size: int) -> None:
     if settings.world_sizes[-1] > world_size:
-        raise UsageError(f"expected world sizes up to the job's {world_size}, found {settings.world_sizes[-1]}")
+        raise UsageError(f"world size {settings.world_sizes[-1]} is more than the job's {world_size}")
     torch.set_num_threads(1)
     os.environ.setdefault("LOCAL_RANK", str(rank))
     dist.init_process_group(settings.backend, init_method=init_method, rank=rank, world_size=world_size)

@@ -48,7 +48,7 @@ def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
     options = ", ".join(f"--{name.replace('_', '-')}" for name in sources)
     if len(given) != 1:
         found = ", ".join(f"--{name.replace('_', '-')}" for name in given) or "none"
-        raise UsageError(f"expected one of {options}, found {found}")
+        raise UsageError(f"give exactly one of {options}, not {found}")
     if given == ["backend"]:
         return measure_points(args)
     if given == ["from_run"]:
@@ -78,7 +78,7 @@ def measure_points(args: argparse.Namespace, *, ops: Sequence[str] = ()) -> tupl
     given = args.world_size or [2]
     worlds = given if isinstance(given, list) else [given]  # a configuration's `ranks.world_size` is one
     if min(worlds) < 2:
-        raise UsageError(f"expected world sizes of 2 or more, found {min(worlds)}; one rank has nobody to talk to")
+        raise UsageError(f"world sizes have to be 2 or more, not {min(worlds)}: a single rank does not communicate")
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it or use --from-csv")
     with tempfile.TemporaryDirectory() as folder:

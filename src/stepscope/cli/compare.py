@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     gates = [parse_gate(text) for text in args.fail_on]
     benches = [is_bench_folder(given) for given in (*a, *b)]
     if any(benches) and not all(benches):
-        raise UsageError("expected two runs or two benchmark results, found one of each; compare like with like")
+        raise UsageError("cannot compare a run with benchmark results; give two runs or two results")
     document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates)
     write_json(args.json, document, force=args.force)
     if args.html:
@@ -51,7 +51,7 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     named = [side for side in (args.a, args.b) if side]
     given = [*positional, *named]
     if len(given) != 2 or (positional and named):
-        raise UsageError(f"expected two sides, found {len(given)}; {_EXAMPLE}")
+        raise UsageError(f"give two sides to compare, not {len(given)}; {_EXAMPLE}")
     a, b = ([str(path) for one in side for path in runs_in(one)] for side in given)
     return a, b
 

@@ -49,14 +49,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.ranks < 2:
-        raise UsageError(f"--ranks: expected at least 2, so that one can be late, found {args.ranks}")
+        raise UsageError(f"--ranks: the demo needs at least 2, so that one can be late; found {args.ranks}")
     if importlib.util.find_spec("torch") is None:
         raise UsageError(
-            f"the demo trains a small model: expected torch, found none in {sys.prefix}; pip install torch"
+            f"torch is not installed in {sys.prefix}, and the demo trains a small model: pip install torch"
         )
     why_not = why_not_writable(args.out)
     if why_not:
-        raise UsageError(f"--out {args.out}: expected a folder that can be made, found that {why_not}; give another")
+        raise UsageError(f"--out {args.out}: cannot write there, since {why_not}; give another folder")
 
 
 def _record_job(args: argparse.Namespace, *, slow_rank: int) -> Path | None:

@@ -73,7 +73,7 @@ def _sentence(error: BaseException) -> str:
     if isinstance(error, StepscopeError):
         return str(error)
     if isinstance(error, MemoryError):
-        return "expected enough memory, found none left; give fewer ranks or smaller files, or use a larger machine"
+        return "out of memory; give fewer ranks or smaller files, or use a larger machine"
     if isinstance(error, OSError) and error.errno is not None:
         why = error.strerror or errno.errorcode.get(error.errno, str(error))
         if error.filename is not None:

@@ -51,12 +51,9 @@ def run(args: argparse.Namespace) -> int:
 def _refuse_outputs(args: argparse.Namespace) -> None:
     """Raise before anything is read where nothing was asked for or an output cannot be written."""
     if not (args.perfetto or args.csv or args.parquet or args.tensorboard):
-        raise UsageError(
-            "expected something to write, found nothing; "
-            "give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR"
-        )
+        raise UsageError("nothing to write; give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR")
     if args.perfetto == "-":
-        raise UsageError("--perfetto: expected a file, found -; a timeline is not text, give it a name")
+        raise UsageError("--perfetto: a timeline is binary and cannot go to standard output; give a file name")
     check_outputs(args.perfetto, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
@@ -163,12 +160,8 @@ def _refuse_unknown(recorded: Run, chosen: Filter) -> None:
     there = {rank.rank for rank in recorded.ranks}
     if chosen.ranks is not None and not chosen.ranks <= there:
         absent = ", ".join(map(str, sorted(chosen.ranks - there)[:10]))
-        raise UsageError(
-            f"--ranks: expected ranks of the run, found {absent}; it has {len(there)}, {min(there)} to {max(there)}"
-        )
+        raise UsageError(f"--ranks: the run has no rank {absent}; it has {len(there)}, {min(there)} to {max(there)}")
     numbers = {int(n) for rank in recorded.ranks for n in rank.steps.number}
     if chosen.steps is not None and not any(n in chosen.steps for n in numbers):
         known = f"the run has {min(numbers)}:{max(numbers) + 1}" if numbers else "the run has no recorded steps"
-        raise UsageError(
-            f"--steps: expected recorded steps, found none in {chosen.steps.start}:{chosen.steps.stop}; {known}"
-        )
+        raise UsageError(f"--steps: no step was recorded in {chosen.steps.start}:{chosen.steps.stop}; {known}")

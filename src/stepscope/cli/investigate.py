@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, force=args.force)
     check_one_of_both(args, "investigate")
     if args.finding is not None and args.finding not in FINDING_IDS:
-        raise UsageError(f"--finding: expected one of {', '.join(FINDING_IDS)}; found {args.finding!r}")
+        raise UsageError(f"--finding: unknown id {args.finding!r}; use one of {', '.join(FINDING_IDS)}")
     failed = _record_command(args) if args.command else False
     first = account_from(args)
     second = account_from(args, [args.fixed], unprofiled_ms=args.fixed_unprofiled_step_ms) if args.fixed else None

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Return after --help or --version; otherwise say which commands there are."""
     if arguments and not arguments[0].startswith("-"):
-        raise UsageError(f"expected a command, found {arguments[0]!r}; use one of {', '.join(COMMANDS)}")
+        raise UsageError(f"unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}")
     if not arguments:
         parser.print_help(sys.stderr)
         return 2

@@ -23,7 +23,7 @@ def check_outputs(*paths: str | None, force: bool) -> None:
     asked = [path for path in paths if path]
     twice = next((path for path in asked if asked.count(path) > 1), None)
     if twice:
-        raise UsageError(f"expected another name for each output, found {twice} twice; give one of them another name")
+        raise UsageError(f"two outputs have the name {twice}; rename one of them")
     for path in asked:
         if path != "-":
             refuse_existing(Path(path), force=force)
@@ -88,7 +88,7 @@ def refuse_existing(target: Path, *, force: bool) -> None:
     except OSError as error:
         raise _cannot_write(target, error) from error
     if exists and not force:
-        raise UsageError(f"expected to create {target}, found it exists; use --force to overwrite, or another name")
+        raise UsageError(f"{target} already exists; use --force")
 
 
 def refuse_used_folder(path: str, *, force: bool) -> None:
@@ -97,19 +97,16 @@ def refuse_used_folder(path: str, *, force: bool) -> None:
     try:
         why_not = why_no_folder(folder.absolute())
         if folder.is_symlink():
-            raise UsageError(f"expected a folder to write into, found a link at {path}; give the folder itself")
+            raise UsageError(f"{path} is a link; give the folder it leads to")
         if why_not is not None:
             raise UsageError(f"cannot write into {path}: {why_not}; give a path without it")
         if folder.exists() and not folder.is_dir():
-            raise UsageError(f"expected a folder to write into, found a file at {path}; give another name")
+            raise UsageError(f"{path} is a file, not a folder; give another name")
         used = folder.is_dir() and any(folder.iterdir())
     except OSError as error:
         raise _cannot_write(path, error) from error
     if used and not force:
-        raise UsageError(
-            f"expected a new or empty folder, found one with files at {path}; use --force to overwrite files in it, "
-            "or another name"
-        )
+        raise UsageError(f"{path} is not empty; use --force to overwrite files in it, or give another name")
 
 
 def make_folder(path: str) -> Path:

@@ -69,7 +69,7 @@ def _in_vain(args: argparse.Namespace) -> list[str]:
 def _outside(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings for a tool that the ranks run under; none where it is missing."""
     if args.nsys and args.ncu:
-        raise UsageError("expected --nsys or --ncu, found both; record twice")
+        raise UsageError("--nsys and --ncu cannot be used together; record twice")
     tool = "nsys" if args.nsys else "ncu" if args.ncu else None
     if tool is None or why_not_installed(tool) is not None:
         return {}
@@ -164,7 +164,7 @@ def _ending(exit_code: int) -> str:
 def _command(words: list[str]) -> list[str]:
     command = words[1:] if words[:1] == ["--"] else words
     if not command:
-        raise UsageError("expected the job's command after --, found none; e.g. stepscope record -- torchrun train.py")
+        raise UsageError("the job's command is missing; give it after --, e.g. stepscope record -- torchrun train.py")
     return command
 
 

@@ -30,7 +30,7 @@ def check_one_of_both(args: argparse.Namespace, name: str) -> None:
     if bool(args.run) == bool(args.command):
         found = "both" if args.run else "neither"
         raise UsageError(
-            f"expected a RUN or -- COMMAND ..., found {found}; e.g. stepscope {name} run-folder, "
+            f"give a RUN or -- COMMAND ..., not {found}; e.g. stepscope {name} run-folder, "
             f"stepscope {name} -- torchrun train.py"
         )
 
@@ -48,7 +48,7 @@ def record_command(command: Sequence[str], config: RecordConfig, *, keep_stdout:
     if not with_trace:
         ended = f"the command ended with exit code {launched.exit_code}; " if launched.exit_code else ""
         why = "; ".join(line for line in last_words(launched, config) if not line.startswith("next:"))
-        raise InputError(f"{ended}expected a trace to look at, found none: {why}")
+        raise InputError(f"{ended}no trace was recorded: {why}")
     if launched.exit_code:
         print_stderr(f"stepscope: the command ended with exit code {launched.exit_code}")
     return RecordedCommand(with_trace[-1], launched.exit_code)

@@ -41,7 +41,7 @@ def _report_steps(args: argparse.Namespace) -> int:
     folder = Path(args.run[0])
     if args.json or args.html:
         raise InputError(
-            f"expected traces for --json and --html, found step logs only in {folder}; stepscope report {folder} shows "
+            f"--json and --html need traces, and {folder} has only step logs; stepscope report {folder} shows "
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
     logs, warnings = readable_step_logs(folder)

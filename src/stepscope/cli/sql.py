@@ -17,7 +17,7 @@ from stepscope.tables.sql import require_duckdb, run_query
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where a rank could not be read."""
     if args.csv and args.json:
-        raise UsageError("expected --csv or --json, found both: the rows are written once")
+        raise UsageError("--csv and --json cannot be used together; use one")
     check_outputs(args.csv, args.json, force=args.force)
     require_duckdb()
     recorded = run_from(args)

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, force=args.force)
     if not args.settings:
         keys = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
-        raise UsageError(f"expected --set KEY=VALUE, found none; there are {keys}")
+        raise UsageError(f"give at least one --set KEY=VALUE; the keys are {keys}")
     account = account_from(args)
     answer = what_if(account, args.settings)
     write_json(args.json, whatif_json(account.run.name, answer), force=args.force)

@@ -92,10 +92,10 @@ def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
     """Return the numbers that a name stands for: one, or several where it holds `*`; a `UsageError` for no number."""
     found = _short(report, name) if "." not in name else _walked(report, name.split("."))
     if found is None:
-        raise UsageError(f"--fail-on: expected a number of the report, found no {name!r}; {_near(report, name)}")
+        raise UsageError(f"--fail-on: the report has no number {name!r}; {_near(report, name)}")
     wrong = [v for v in found if v is not None and not _is_number(v)]
     if wrong:
-        raise UsageError(f"--fail-on: expected a number of the report, found {name!r} is {_kind(wrong[0])}")
+        raise UsageError(f"--fail-on: {name!r} is {_kind(wrong[0])}, not a number")
     return found
 
 

@@ -90,7 +90,7 @@ def calls_per_step(account: Account, name: str) -> Measurement:
 def overlap(account: Account) -> Measurement:
     """Return the overlap efficiency in percent."""
     found = account.overlap_efficiency
-    return share(found, "compute and communication together / the smaller of both", "no communication beside compute")
+    return share(found, "compute and communication together / the smaller of both", "no communication next to compute")
 
 
 def waiting_in_collectives(account: Account) -> Measurement:

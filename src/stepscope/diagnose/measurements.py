@@ -108,7 +108,7 @@ def gradient_sync_of_backward(account: Account) -> Measurement:
     waiting = ms_text(float(np.mean(waits))) if waits else "unknown how much"
     backward = step.ns("backward")
     said = f"gradients are reduced for {ms_text(whole)} per step ({waiting} of it waiting for a later rank), "
-    said += f"{ms_text(exposed)} exposed, beside {ms_text(backward)} of backward"
+    said += f"{ms_text(exposed)} exposed, next to {ms_text(backward)} of backward"
     return Measurement(100 * exposed / (backward + exposed) if backward else None, said)
 
 

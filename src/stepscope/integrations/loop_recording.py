@@ -96,6 +96,6 @@ class LoopRecording:
 def missing(package: str, error: ImportError) -> ImportError:
     """Return the error of an integration whose framework is not there."""
     return ImportError(
-        f"stepscope.integrations.{package.partition('.')[0]}: expected {package} to be installed, found {error}; "
+        f"stepscope.integrations.{package.partition('.')[0]}: {package} cannot be imported: {error}; "
         f"run: pip install {package}"
     )

@@ -45,9 +45,7 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
             "LOCAL_RANK": environ["SLURM_LOCALID"],
         }
     except KeyError as e:
-        raise UsageError(
-            f"slurm: expected the variables of a task, found no {e.args[0]}; start the job with srun"
-        ) from e
+        raise UsageError(f"slurm: {e.args[0]} is not set; start the job with srun") from e
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "localhost"
     port = _FIRST_PORT + int(environ.get("SLURM_JOB_ID", "0")) % _PORTS  # two jobs may share a node
     where = {"MASTER_ADDR": first_node(nodes), "MASTER_PORT": str(port)}

@@ -81,7 +81,7 @@ def scaled(
     replay, recorded_world = _checked(account, world_sizes)
     rows = growing_rows(account)
     if not any(len(r) for r in rows):
-        raise InputError(f"expected collectives of data-parallel ranks, found none in {account.run.name}")
+        raise InputError(f"{account.run.name} has no collectives of data-parallel ranks")
     base = source if source is not None else calibrate(points_from_run(account.shared))
     recorded = account.step.step_ns if account.step else replay.period_ns
     computing = _slower_compute(replay, compute_factor)
@@ -113,8 +113,8 @@ def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]
     recorded = account.run.world_size
     if account.replay is None or recorded is None or recorded < 2:
         raise InputError(
-            f"expected a run of 2 ranks or more with steps that can be replayed, found {account.run.name} with "
-            f"{recorded or 'unknown'}; record more ranks"
+            f"{account.run.name} has {recorded or 'an unknown number of'} ranks; scaling needs at least 2, with steps "
+            f"that can be replayed; record more ranks"
         )
     return account.replay, recorded
 

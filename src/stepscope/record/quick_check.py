@@ -148,7 +148,7 @@ def _timed_batches(loader: Iterable[Any], device: torch.device) -> Iterator[tupl
             is_first = False
             since_ns = time.perf_counter_ns()
         if is_first:
-            raise UsageError("quick_check: expected a loader with at least one batch, found none")
+            raise UsageError("quick_check: the loader has no batch")
 
 
 def _medians_ns(times: list[_StepTimes]) -> dict[str, float]:

@@ -47,12 +47,12 @@ def read_bench_results(folder: str | Path) -> BenchResults:
     path = Path(folder) / RESULTS_JSON
     document = json_object_in(path)
     if document.get("kind") != KIND or document.get("schema") != SCHEMA:
-        raise InputError(f"expected benchmark results of schema {SCHEMA}, found something else at {path}")
+        raise InputError(f"{path} is not a benchmark result of schema {SCHEMA}")
     rows = document.get("series")
     found = [_series(row, path) for row in (rows if isinstance(rows, list) else [])]
     kept = {s.name: s for s in found if s.samples_ms}
     if not kept:
-        raise InputError(f"expected series with samples_ms, found none in {path}; was the benchmark cut short?")
+        raise InputError(f"{path} has no series with samples_ms; was the benchmark interrupted?")
     return BenchResults(Path(folder).resolve().name, str(document.get("command") or ""), kept)
 
 
@@ -70,7 +70,7 @@ def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:
 def _series(row: Any, path: Path) -> BenchSeries:
     name, samples = (row.get("name"), row.get("samples_ms")) if isinstance(row, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(samples, list):
-        raise InputError(f"expected a series with name and samples_ms, found {type(row).__name__} in {path}")
+        raise InputError(f"{path}: a series has to have name and samples_ms; found {type(row).__name__}")
     runs = [tuple(float(t) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
     config, summary = (row.get(key) if isinstance(row.get(key), dict) else {} for key in ("config", "summary"))
     numbers = {k: float(v) for k, v in summary.items() if _is_number(v)}

@@ -14,7 +14,7 @@ _COUNTED: tuple[tuple[Callable[[Rank], int], str], ...] = (
         lambda r: r.trace.quality.far_times,
         "events left out for a time that overflows or lies far outside the window of all others",
     ),
-    (lambda r: r.trace.quality.repaired, "events with bad JSON were mended"),
+    (lambda r: r.trace.quality.repaired, "events with bad JSON were repaired"),
     (lambda r: r.trace.quality.bad_text, "names with invalid characters, replaced"),
     (lambda r: r.trace.quality.shortened, "names longer than the limit, shortened"),
     (lambda r: r.trace.quality.bad_args, "argument values of the wrong type or out of range, left out"),

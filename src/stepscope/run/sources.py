@@ -175,7 +175,7 @@ def _expand(given: str) -> list[Source]:
             for p in map(Path, sorted(glob.glob(given)))  # noqa: PTH207  absolute patterns too
             if not p.is_dir() and not _NO_TRACE.search(p.name)
         ]
-    raise InputError(f"expected a trace, a folder or a glob, found nothing at {given}; check the path")
+    raise InputError(f"there is nothing at {given}; give a trace, a folder or a glob")
 
 
 def _in_folder(folder: Path) -> list[Source]:

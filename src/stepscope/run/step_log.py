@@ -123,7 +123,7 @@ def read_step_log(path: str | Path) -> StepLog:
     try:
         header, columns, lost = _parsed(side_file_lines(path))
     except OSError as e:
-        raise InputError(f"expected a step log, found {e.strerror} at {path}; check the path") from e
+        raise InputError(f"{path}: cannot read the step log: {e.strerror}; check the path") from e
     rank = header.get("rank")
     named = rank_of(path.name)
     known = rank if isinstance(rank, int) and is_count(rank) and rank <= MAX_RANK else named if named is not None else 0

@@ -32,7 +32,7 @@ class RunTables:
     def table(self, name: str) -> Table:
         """Return one table; a `UsageError` that lists them all where there is none of that name."""
         if name not in TABLES:
-            raise UsageError(f"expected a table of the run, found {name!r}; use one of {', '.join(TABLES)}")
+            raise UsageError(f"there is no table {name!r}; use one of {', '.join(TABLES)}")
         if name not in self._made:
             self._made[name] = self._make(name)
         return self._made[name]

@@ -38,9 +38,7 @@ def require_duckdb() -> Any:
         import duckdb
         import pyarrow  # noqa: F401 - duckdb reads our tables through it
     except ImportError as error:
-        raise UsageError(
-            f"expected duckdb and pyarrow for SQL, found {error.name} not installed; pip install 'stepscope[sql]'"
-        ) from error
+        raise UsageError(f"{error.name} is not installed: pip install 'stepscope[sql]'") from error
     return duckdb
 
 
@@ -56,7 +54,7 @@ def run_query(tables: RunTables, sql: str) -> Answer:
     except duckdb.Error as error:
         raise UsageError(_why(error)) from error
     if found is None:
-        raise UsageError('expected a query, found none; e.g. "SELECT * FROM steps"')
+        raise UsageError('the query is empty; e.g. "SELECT * FROM steps"')
     return Answer(tuple(d[0] for d in found.description or ()), _rows(duckdb, connection))
 
 

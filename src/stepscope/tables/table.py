@@ -48,7 +48,7 @@ class Table(ArrayRecord):
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return one column: numbers, masked where some are unknown, or texts as objects with None."""
         if name not in self.cells:
-            raise UsageError(f"expected a column of {self.schema.name}, found {name!r}; use {', '.join(self.columns)}")
+            raise UsageError(f"{self.schema.name} has no column {name!r}; use {', '.join(self.columns)}")
         cells = self.cells[name]
         if cells.texts is not None:
             place = cells.values if cells.missing is None else np.where(cells.missing, len(cells.texts), cells.values)

@@ -37,7 +37,7 @@ SETTINGS = (
     Setting("optimizer", "fused", "a fused optimizer"),
     Setting("precision", "16bit", "matrix products in 16 bit"),
     Setting("attention", "fused", "fused attention"),
-    Setting("kernels", "fused", "elementwise kernels in a row as one"),
+    Setting("kernels", "fused", "consecutive elementwise kernels fused into one"),
     Setting("scaler", "off", "no loss scaling"),
     Setting("experts", "even", "tokens routed evenly"),
     Setting("links", "even", "slow groups as fast as their siblings"),

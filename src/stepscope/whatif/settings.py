@@ -77,7 +77,7 @@ def what_if(account: Account, texts: Sequence[str]) -> Answer:
     made = [setting_of(account, text, fixes=fixes) for text in texts]
     if account.replay is None:
         raise InputError(
-            "expected steps that all ranks recorded and that launch work, found none: nothing to replay; record steps "
+            "nothing to replay: there is no step that all ranks recorded and that launches work; record steps "
             "(profiler.step() in the loop, or stepscope record)"
         )
     step_ns = account.step.step_ns if account.step else None

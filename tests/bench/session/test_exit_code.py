@@ -38,7 +38,7 @@ def test_faults_of_a_model_keep_their_traceback() -> None:
 
 def test_results_never_replace_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "results.json")
-    with pytest.raises(UsageError, match="found a named pipe"):
+    with pytest.raises(UsageError, match="it is a named pipe"):
         write_results({"series": []}, tmp_path)
     assert stat.S_ISFIFO(os.lstat(tmp_path / "results.json").st_mode)
 
@@ -49,6 +49,6 @@ def test_event_file_is_not_written_through_a_link(tmp_path: Path, monkeypatch: p
     probe.close()
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / probe.path.name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputRefusedError, match="found a link"):
+    with pytest.raises(OutputRefusedError, match="it is a link"):
         Events(tmp_path / "logs")
     assert not (tmp_path / "elsewhere").exists()

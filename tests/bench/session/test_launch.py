@@ -81,7 +81,7 @@ def test_nccl_without_a_device_is_refused_with_the_remedy(tmp_path: Path) -> Non
     result = launch(
         {"job": f"{JOBS}:counts", "settings": {}}, world_size=1, backend="nccl", out=tmp_path, limit_s=HANG_S
     )
-    assert "expected a CUDA device" in (result.message or "") and "gloo" in (result.message or "")
+    assert "needs a CUDA device" in (result.message or "") and "gloo" in (result.message or "")
 
 
 def test_ctrl_c_ends_the_ranks_and_keeps_what_was_measured(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def one_device_and_four_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_too_few_devices_are_refused_with_the_remedy() -> None:
     with pytest.raises(
-        UsageError, match=r"expected 4 devices for 4 NCCL ranks, found 1; use --world-size 1, or --share"
+        UsageError, match=r"4 NCCL ranks need 4 devices, and there are 1; use --world-size 1, or --share"
     ):
         rank._device("nccl", share=False)
 

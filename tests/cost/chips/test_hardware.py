@@ -181,7 +181,7 @@ def test_a_users_row_goes_before_ours(tmp_path):
         (("My Device.*", "(unclosed"), "field 'match' should hold regular expressions"),
         (('source = "measured"', 'source = "x"\nmemory_gbs = 5'), "field 'memory_gbs' is not known; expected one of"),
         (('source = "measured"', 'source = "x"\nlink = 5'), "field 'link' should be text, found 5"),
-        (("[[chip]]", "[chips]"), "expected one [[chip]] table per chip, found none"),
+        (("[[chip]]", "[chips]"), "there is no [[chip]] table"),
         (("[[chip]]", "[[chip"), "expected TOML, found"),
     ],
 )

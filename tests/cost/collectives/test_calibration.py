@@ -160,7 +160,7 @@ def test_nonsense_files_are_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="at least 2 ranks"):
         points_from_nccl_tests(tmp_path / "x.txt")
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match="not a file of `stepscope calibrate`"):
         load_calibration(tmp_path / "x.json")
 
 

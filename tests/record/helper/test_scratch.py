@@ -1,4 +1,7 @@
-"""T33: only folders that carry our marker, belong to us and have no living owner are ever removed."""
+"""Only folders that carry our marker, belong to us and have no living owner are ever removed.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import os
 import signal

@@ -1,4 +1,7 @@
-"""The helper process: what it makes of lines and messages, and what it does when the job dies."""
+"""The helper process: what it makes of lines and messages, and what it does when the job dies.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import json
 import os

@@ -88,7 +88,7 @@ def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
 
 def test_both_tools_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "--nsys", "--ncu", "--", "true"]) == 2
-    assert "expected --nsys or --ncu, found both" in capsys.readouterr().err
+    assert "--nsys and --ncu cannot be used together" in capsys.readouterr().err
 
 
 def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:

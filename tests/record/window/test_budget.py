@@ -1,4 +1,7 @@
-"""What ends a window early, and what does not."""
+"""What ends a window early, and what does not.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import pytest
 

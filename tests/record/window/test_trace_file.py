@@ -1,4 +1,7 @@
-"""Exports that claim success, disks that fill up, traces that are compressed and moved whole."""
+"""Exports that claim success, disks that fill up, traces that are compressed and moved whole.
+
+T1, T2, ... in names number the faults that recording has to survive; `fault_runs.py` has their scenarios.
+"""
 
 import gzip
 import resource

@@ -78,4 +78,4 @@ def test_nothing_prints_past_the_two_doors() -> None:
             called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if called in ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write"):
                 found.add((path.name, called))
-    assert found == {("say.py", "print"), ("output.py", "sys.stdout.write")}
+    assert found == {("messages.py", "print"), ("output.py", "sys.stdout.write")}

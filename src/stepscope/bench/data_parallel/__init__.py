@@ -7,6 +7,6 @@ ddp_bucketed       gradients packed into buckets, each bucket started during bac
 pytorch_ddp, fsdp2_zero3, fsdp2_zero2, zero1, deepspeed_zero1|2|3    adapters to what others wrote
 
 averaging, start_order  the two ideas that our own ones share
-parallel, strategies  what a training loop needs of any of them, and which there are
-training              the loop; compare, bucket_sweep, profile_job, slow_rank: the jobs that the ranks run
+parallel, strategies    what a training loop needs of any of them, and which there are
+training                the loop; compare, bucket_sweep, profile_job, slow_rank: the jobs that the ranks run
 """

@@ -34,7 +34,7 @@ def checked_names(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names, all known and able to run here."""
     for name in names:
         if name not in _CLASSES:
-            raise UsageError(f"expected implementations of {', '.join(NAMES)}, found {name!r}")
+            raise UsageError(f"unknown implementation {name!r}; use some of {', '.join(NAMES)}")
         if not available((name,)):
             raise UsageError(f"{name} needs DeepSpeed, which is not installed here; install it or leave it out")
     return names

@@ -94,11 +94,11 @@ def _device(backend: str, *, share: bool) -> torch.device:
         return torch.device("cpu")
     found, wanted = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if found == 0:
-        raise UsageError("expected a CUDA device for --backend nccl, found none; use --backend gloo")
+        raise UsageError("--backend nccl needs a CUDA device, and there is none; use --backend gloo")
     if wanted > found:
         if not share:
             raise UsageError(
-                f"expected {wanted} devices for {wanted} NCCL ranks, found {found}; use --world-size {found}, or "
+                f"{wanted} NCCL ranks need {wanted} devices, and there are {found}; use --world-size {found}, or "
                 "--share-devices to let ranks share one"
             )
         _look_like_hosts()

@@ -176,9 +176,7 @@ def _fake_ranks(world_size: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise UsageError(
-            "expected a process without torch.distributed, found it initialised; simulate in its own process"
-        )
+        raise UsageError("torch.distributed is already initialised; simulate in a process of its own")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield

@@ -93,7 +93,7 @@ class TrainStep:
     def _checked_graph(self) -> Callable[[list[Any]], torch.Tensor]:
         if self._scaler.is_enabled():
             raise ValueError(
-                "expected fp32 or bf16 for a CUDA graph, found fp16: its scaler asks the host in each step"
+                "a CUDA graph needs fp32 or bf16: the scaler of fp16 synchronizes with the host in each step"
             )
         return CudaGraphStep(self._plain_step)
 

@@ -39,7 +39,7 @@ def resume(steps: Steps, folder: Path) -> None:
     found = _read(path)
     wanted = steps.config.train.steps
     if found["step"] >= wanted:
-        raise UsageError(f"train.steps: expected more than the {found['step']} that {path} has, found {wanted}")
+        raise UsageError(f"train.steps: {wanted} is not more than the {found['step']} that {path} has")
     try:
         set_state_dict(
             steps.parallel.model,
@@ -50,7 +50,7 @@ def resume(steps: Steps, folder: Path) -> None:
         )
     except (RuntimeError, KeyError, ValueError) as e:
         reason = " ".join(str(e).split())[:200]
-        raise InputError(f"{path}: expected a checkpoint of the configured model and optimizer, found: {reason}") from e
+        raise InputError(f"{path}: not a checkpoint of the configured model and optimizer: {reason}") from e
     steps.scaler.load_state_dict(found["scaler"])
     steps.skip_batches(found["step"])
     steps.number = found["step"]
@@ -60,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as e:
-        raise InputError(f"{path}: expected a checkpoint to resume, found none; set train.checkpoint_every") from e
+        raise InputError(f"{path}: no checkpoint to resume; set train.checkpoint_every") from e
     except (OSError, RuntimeError, EOFError) as e:
-        raise InputError(f"{path}: expected a checkpoint to resume, found {type(e).__name__}: {e}") from e
+        raise InputError(f"{path}: cannot read the checkpoint: {type(e).__name__}: {e}") from e
     return dict(found)

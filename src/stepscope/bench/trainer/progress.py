@@ -77,4 +77,4 @@ def name_write_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise UsageError(f"output.dir: expected to write to {folder}, found: {e.strerror}; choose another one") from e
+        raise UsageError(f"output.dir: cannot write to {folder}: {e.strerror}; choose another folder") from e

@@ -91,7 +91,7 @@ class OwnBatches(Workload):
                 empty = False
                 yield move_to_device(batch, self.device)
             if empty:
-                raise UsageError("data: expected batches, found none; an iterator cannot start over, give a list")
+                raise UsageError("data: no batches are left; an iterator cannot start over, give a list")
             epoch += 1
 
 
@@ -100,9 +100,7 @@ def make_steps(config: BenchConfig, work: Workload, *, process: Process, mark: M
     train = config.train
     torch.set_float32_matmul_precision("high" if train.precision == "tf32" else "highest")
     if train.strategy == SINGLE and process.world_size > 1:
-        raise UsageError(
-            f"train.strategy: expected one for {process.world_size} ranks, found 'single'; use pytorch_ddp"
-        )
+        raise UsageError(f"train.strategy: 'single' cannot train on {process.world_size} ranks; use pytorch_ddp")
     options = Options(
         bucket_size_mb=train.bucket_size_mb,
         gradient_as_bucket_view=train.gradient_as_bucket_view,
@@ -124,7 +122,7 @@ def make_workload(config: BenchConfig, *, model: Any, data: Any, loss: Loss | No
         return workload(workload_spec(config), device)
     lacking = [name for name, given in (("model", model), ("data", data), ("loss", loss)) if given is None]
     if lacking:
-        raise UsageError(f"Trainer: expected model, data and loss together, found no {lacking[0]}")
+        raise UsageError(f"Trainer: {lacking[0]} is missing; give model, data and loss together")
     spec = workload_spec(config)
     same = {"spec": spec, "model": model.to(device), "device": device, "objective": loss}
     if isinstance(data, Dataset):

@@ -75,7 +75,7 @@ class Trainer:
     ) -> None:
         if isinstance(config, BenchConfig):
             if list(overrides):
-                raise UsageError("Trainer: expected overrides with a file or alone, found them with a BenchConfig")
+                raise UsageError("Trainer: overrides cannot be used with a BenchConfig; change the BenchConfig itself")
             self.config = config
         else:
             self.config = configuration.config_from(config, overrides)
@@ -98,7 +98,7 @@ class Trainer:
         folder = Path(self.config.output.dir)
         if (folder / trainer_summary.SUMMARY_JSON).exists() and not (self._force or resume):
             raise UsageError(
-                f"output.dir: expected a folder without a training, found {folder}/{trainer_summary.SUMMARY_JSON}; "
+                f"output.dir: {folder}/{trainer_summary.SUMMARY_JSON} already exists; "
                 "choose another one, or give force=True"
             )
         with name_write_errors(folder):

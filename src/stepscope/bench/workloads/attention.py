@@ -27,7 +27,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, kernel: str = "
 def checked_kernel(kernel: str) -> str:
     """Return the kernel's name if there is one of that name."""
     if kernel not in KERNELS:
-        raise UsageError(f"expected attention to be one of {', '.join(KERNELS)}, found {kernel!r}")
+        raise UsageError(f"attention has to be one of {', '.join(KERNELS)}, not {kernel!r}")
     return kernel
 
 

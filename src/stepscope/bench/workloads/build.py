@@ -43,7 +43,7 @@ def workload(spec: WorkloadSpec, device: torch.device | str) -> Workload:
         module, argument = "stepscope.bench.workloads.user_defined", spec.name
     else:
         names = ", ".join([*_NAMED, "transformers:CONFIG", "torchbench:MODEL", "module:function"])
-        raise UsageError(f"expected a workload of {names}, found {spec.name!r}")
+        raise UsageError(f"unknown workload {spec.name!r}; use one of {names}")
     torch.manual_seed(spec.seed)
     built: Workload = import_module(module).build(spec, where, argument)
     return built

@@ -30,7 +30,7 @@ def through(blocks: Iterable[nn.Module], x: torch.Tensor, *args: Any, policy: st
 def checked_policy(policy: str) -> str:
     """Return the policy's name if there is one of that name."""
     if policy not in POLICIES:
-        raise UsageError(f"expected checkpointing to be one of {', '.join(POLICIES)}, found {policy!r}")
+        raise UsageError(f"checkpointing has to be one of {', '.join(POLICIES)}, not {policy!r}")
     return policy
 
 

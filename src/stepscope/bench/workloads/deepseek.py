@@ -93,11 +93,11 @@ def _check(spec: WorkloadSpec) -> None:
     routed, per_token, _, _ = _expert_sizes(spec)
     rotary = latent_sizes(spec)[1]
     if spec.d_model % spec.num_heads and "head_width" not in spec.options:
-        raise UsageError(f"expected num_heads to divide d_model {spec.d_model}, found {spec.num_heads}")
+        raise UsageError(f"d_model {spec.d_model} has to be a multiple of num_heads {spec.num_heads}")
     if not 1 <= per_token <= routed:
-        raise UsageError(f"expected experts_per_token from 1 to num_experts {routed}, found {per_token}")
+        raise UsageError(f"experts_per_token has to be from 1 to num_experts {routed}, not {per_token}")
     if rotary < 2 or rotary % 2:
-        raise UsageError(f"expected rotary_width to be even, found {rotary}: channels are turned in pairs")
+        raise UsageError(f"rotary_width has to be even, not {rotary}: channels are rotated in pairs")
 
 
 def _flops(spec: WorkloadSpec) -> int:

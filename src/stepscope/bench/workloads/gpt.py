@@ -90,9 +90,9 @@ def next_token_loss(model: nn.Module, batch: Any) -> torch.Tensor:
 def _check(spec: WorkloadSpec) -> None:
     kv_heads = spec.option("kv_heads", spec.num_heads)
     if spec.d_model % spec.num_heads:
-        raise UsageError(f"expected num_heads to divide d_model {spec.d_model}, found {spec.num_heads}")
+        raise UsageError(f"d_model {spec.d_model} has to be a multiple of num_heads {spec.num_heads}")
     if not isinstance(kv_heads, int) or kv_heads < 1 or spec.num_heads % kv_heads:
-        raise UsageError(f"expected kv_heads to divide num_heads {spec.num_heads}, found {kv_heads!r}")
+        raise UsageError(f"num_heads {spec.num_heads} has to be a multiple of kv_heads, not {kv_heads!r}")
 
 
 def _flops(spec: WorkloadSpec) -> int:

@@ -32,7 +32,7 @@ def _loaded(spec: WorkloadSpec, device: torch.device, name: str) -> tuple[nn.Mod
     try:
         found = import_module("torchbenchmark").load_model_by_name(name)
     except (ModuleNotFoundError, RuntimeError) as error:
-        raise UsageError(f"expected a model of TorchBench, found {name!r}: {error}") from error
+        raise UsageError(f"TorchBench has no usable model {name!r}: {error}") from error
     model, inputs = found(test="train", device=str(device), batch_size=spec.batch_size).get_module()
     return model, inputs
 

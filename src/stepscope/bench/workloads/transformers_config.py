@@ -32,7 +32,7 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
 
         model = AutoModelForCausalLM.from_config(config)
     except (ValueError, KeyError, ImportError) as error:
-        raise UsageError(f"expected a causal language model in {argument!r}, found {_first_line(error)}") from error
+        raise UsageError(f"{argument!r} is not a causal language model: {_first_line(error)}") from error
     model.config.use_cache = False
     return Workload(
         spec=spec,

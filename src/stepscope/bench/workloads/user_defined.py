@@ -76,12 +76,12 @@ def _function(name: str) -> Callable[..., Any]:
         found = getattr(import_module(module), function)
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"expected workload {name!r} to name a module, found none: {error}; run where it is"
+            f"workload {name!r}: cannot import its module: {error}; start the command in its folder"
         ) from error
     except AttributeError as error:
-        raise UsageError(f"expected a function {function!r} in {module}, found none; name one it has") from error
+        raise UsageError(f"module {module} has no function {function!r}") from error
     if not callable(found):
-        raise UsageError(f"expected {name!r} to be a function, found {type(found).__name__}")
+        raise UsageError(f"{name!r} is not a function but a {type(found).__name__}")
     return found
 
 
@@ -89,7 +89,7 @@ def _called(function: Callable[..., Any], name: str, spec: WorkloadSpec, device:
     try:
         inspect.signature(function).bind(spec, device)
     except TypeError as error:
-        raise UsageError(f"expected {name!r} to take (spec, device), found {error}") from error
+        raise UsageError(f"cannot call {name!r} with (spec, device): {error}") from error
     return function(spec, device)
 
 
@@ -97,19 +97,15 @@ def _checked(made: Any, name: str) -> tuple[nn.Module, Any, Callable[[nn.Module,
     if isinstance(made, dict):
         missing = [part for part in _PARTS if part not in made]
         if missing:
-            raise UsageError(f"expected {name!r} to return {', '.join(_PARTS)}, found no {', '.join(missing)}")
+            raise UsageError(f"{name!r} has to return {', '.join(_PARTS)}, but {', '.join(missing)} is missing")
         made = tuple(made[part] for part in _PARTS)
     if not isinstance(made, tuple) or len(made) != 3:
-        raise UsageError(f"expected {name!r} to return (model, batches, loss), found {type(made).__name__}")
+        raise UsageError(f"{name!r} has to return (model, batches, loss), not {type(made).__name__}")
     model, batches, loss = made
     if not isinstance(model, nn.Module):
-        raise UsageError(f"expected the model of {name!r} to be an nn.Module, found {type(model).__name__}")
+        raise UsageError(f"the model of {name!r} has to be an nn.Module, not {type(model).__name__}")
     if not isinstance(batches, Dataset) and not isinstance(batches, Iterable):
-        raise UsageError(
-            f"expected the batches of {name!r} to be a Dataset or an iterable, found {type(batches).__name__}"
-        )
+        raise UsageError(f"the batches of {name!r} have to be a Dataset or an iterable, not {type(batches).__name__}")
     if not callable(loss):
-        raise UsageError(
-            f"expected the loss of {name!r} to be a function of (model, batch), found {type(loss).__name__}"
-        )
+        raise UsageError(f"the loss of {name!r} has to be a function of (model, batch), not {type(loss).__name__}")
     return model, batches, loss

@@ -38,11 +38,9 @@ class WorkloadSpec:
         for name in ("d_model", "num_layers", "num_heads", "seq_len", "vocab_size", "batch_size"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"expected {name} to be an integer of 1 or more, found {value!r}")
+                raise UsageError(f"{name} has to be a whole number of at least 1, not {value!r}")
         if self.precision not in TRAINING_PRECISIONS:
-            raise UsageError(
-                f"expected precision to be one of {', '.join(TRAINING_PRECISIONS)}, found {self.precision!r}"
-            )
+            raise UsageError(f"precision has to be one of {', '.join(TRAINING_PRECISIONS)}, not {self.precision!r}")
 
     def option(self, name: str, default: Any) -> Any:
         """Return one option, or its default."""

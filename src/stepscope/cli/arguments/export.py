@@ -51,7 +51,7 @@ def _tables(text: str) -> tuple[str, ...]:
     """Return the tables in `steps,budget`."""
     names = tuple(dict.fromkeys(text.split(",")))
     if not set(names) <= set(TABLES):
-        raise argparse.ArgumentTypeError(f"expected tables of {', '.join(TABLES)}, found {text!r}")
+        raise argparse.ArgumentTypeError(f"no such table in {text!r}; use some of {', '.join(TABLES)}")
     return names
 
 

@@ -41,7 +41,7 @@ def results_folder(args: argparse.Namespace) -> Path:
     for name in (RESULTS, PLOT):
         refuse_existing(folder / name, force=True)  # what is no regular file is never overwritten
     if (folder / RESULTS).exists() and not args.force:
-        raise UsageError(f"expected to create {folder / RESULTS}, found it exists; use --force, or another --out")
+        raise UsageError(f"{folder / RESULTS} already exists; use --force or another --out")
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"expected a folder at --out {folder}, found a file; choose another name")
+        raise UsageError(f"--out {folder} is a file, not a folder; give another name")
     return folder

@@ -48,7 +48,7 @@ def _folder(args: argparse.Namespace, name: str) -> Path:
     for old in (*folder.glob(f"{name}_rank_*_trace.json"), *folder.glob(f"{name}_summary.txt")):
         refuse_existing(old, force=True)  # what is no regular file is not ours to remove
         if not args.force:
-            raise UsageError(f"expected to create {old}, found it exists; use --force, or another --profile-output-dir")
+            raise UsageError(f"{old} already exists; use --force or another --profile-output-dir")
         old.unlink()
     return folder
 

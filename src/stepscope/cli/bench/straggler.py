@@ -103,7 +103,7 @@ def _delays(args: argparse.Namespace) -> list[float]:
     if not all(0 <= delay < math.inf for delay in delays):
         raise UsageError(f"--delays-ms: expected times of 0 ms or more such as 0,10,50, found {args.delays_ms!r}")
     if not 0 <= args.slow_rank < args.world_size:
-        raise UsageError(f"--slow-rank: expected a rank below --world-size {args.world_size}, found {args.slow_rank}")
+        raise UsageError(f"--slow-rank {args.slow_rank} has to be below --world-size {args.world_size}")
     if args.world_size < 2:
-        raise UsageError("--world-size: expected at least 2, so that somebody can wait, found 1")
+        raise UsageError("--world-size has to be at least 2, so that one rank can wait for another")
     return delays

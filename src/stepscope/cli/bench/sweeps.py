@@ -81,9 +81,7 @@ def _prepare_sweep(
     )  # fmt: skip
     sizes = measured_sizes(known)
     if not sizes:
-        raise UsageError(
-            f"expected a batch of 1 to fit into memory, found: {next(iter(reasons.values()), 'no reason')}"
-        )
+        raise UsageError(f"even a batch of 1 does not fit into memory: {next(iter(reasons.values()), 'no reason')}")
     notes = {
         "largest": largest_fitting(known),
         "did_not_fit": {str(size): reason for size, reason in sorted(reasons.items())},
@@ -96,13 +94,13 @@ def _memory_limit(args: argparse.Namespace) -> int | None:
     """Return the limit on the CPU, where running out would take other processes along; devices have their own."""
     if args.backend == "nccl":
         if args.memory_limit:
-            raise UsageError("expected --memory-limit on the CPU only, found --backend nccl; the device is the limit")
+            raise UsageError("--memory-limit is for the CPU only; with --backend nccl the device is the limit")
         return None
     if args.memory_limit:
         return int(args.memory_limit)
     free = available_bytes()
     if free is None:
-        raise UsageError("expected --memory-limit here: the system does not say how much memory is free")
+        raise UsageError("the system does not say how much memory is free; give --memory-limit")
     return free // 2
 
 
@@ -115,7 +113,7 @@ def _spec(args: argparse.Namespace) -> dict[str, Any]:
     for given in args.option:
         name, _, value = given.partition("=")
         if not name or not value:
-            raise UsageError(f"expected --option NAME=VALUE, found {given!r}")
+            raise UsageError(f"--option has to be NAME=VALUE, not {given!r}")
         options[name] = _value(value)
     if getattr(args, "preprocess_us", 0):
         options["preprocess_us"] = args.preprocess_us

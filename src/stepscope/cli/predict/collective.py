@@ -35,13 +35,15 @@ def _prediction(args: argparse.Namespace, size: int) -> dict[str, Any]:
     asked: dict[str, Any] = {"op": args.op, "bytes": size, "world_size": args.world_size}
     links = fabric(args)
     if (args.calibration is None) == (links is None):
-        raise UsageError("expected either --calibration FILE or --link GB/s:us; `stepscope calibrate` makes the former")
+        raise UsageError("give either --calibration FILE (from `stepscope calibrate`) or --link GB/s:us")
     if links is None:
         found = load_calibration(args.calibration).predict(args.op, size_bytes=size, world_size=args.world_size)
         times = {"time_us": us(found.time_ns), "low_us": us(found.low_ns), "high_us": us(found.high_ns)}
         return {**asked, **times, "coverage": 0.9, "how": found.how}
     if args.world_size < 2:
-        raise UsageError(f"expected a world size of 2 or more, found {args.world_size}; one rank has nobody to talk to")
+        raise UsageError(
+            f"the world size has to be 2 or more, not {args.world_size}: a single rank does not communicate"
+        )
     choice = fastest(args.op, size_bytes=size, ranks=args.world_size, fabric=links)
     each = {name: us(time) for name, time in choice.all_ns.items()}
     reason = "a link alone gives no error; calibrate for an interval"

@@ -18,7 +18,7 @@ def model_of(args: argparse.Namespace) -> Transformer:
         return transformer_from_config(args.config)
     missing = [f"--{name.replace('_', '-')}" for name in _NEEDED if getattr(args, name) is None]
     if missing:
-        raise UsageError(f"expected a model, found no {', '.join(missing)}; give them or --config config.json")
+        raise UsageError(f"the model lacks {', '.join(missing)}; give them or --config config.json")
     width = args.mlp_width or 4 * args.d_model
     experts = None
     if args.experts:

@@ -48,7 +48,7 @@ def _curve(recorded: int) -> list[int]:
 def _source(args: argparse.Namespace) -> Calibration | Fabric | None:
     links = fabric(args)
     if args.calibration and links is not None:
-        raise UsageError("expected --calibration or --link, found both; use one")
+        raise UsageError("--calibration and --link cannot be used together; use one")
     return load_calibration(args.calibration) if args.calibration else links
 
 

@@ -62,7 +62,7 @@ def _check(args: argparse.Namespace, model: Transformer, layout: Layout) -> None
     }
     found = [name for name, is_so in wrong.items() if is_so]
     if found:
-        raise UsageError(f"expected a job that can be simulated, found {', '.join(found)}; predict without --simulate")
+        raise UsageError(f"cannot simulate {', '.join(found)}; predict without --simulate")
 
 
 def _arguments(args: argparse.Namespace, model: Transformer, layout: Layout) -> list[str]:

@@ -44,11 +44,11 @@ def _question(args: argparse.Namespace) -> tuple[Question, CollectiveTimes, list
     memory = device_bytes(args, chip)
     peak = args.peak_tflops * 1e12 if args.peak_tflops else _peak(chip)
     if memory is None or peak is None:
-        raise UsageError("expected a device, found none; give --device NAME, or --memory-gib and --peak-tflops")
+        raise UsageError("the device is not known; give --device NAME, or --memory-gib and --peak-tflops")
     if args.efficiency is None:
         assumed.append(f"compute reaches {_TYPICAL_EFFICIENCY:.0%} of the peak (35 % to 65 %); --efficiency sets it")
     elif args.efficiency > 1:
-        raise UsageError(f"expected an efficiency between 0 and 1, found {args.efficiency}")
+        raise UsageError(f"--efficiency has to be between 0 and 1, not {args.efficiency}")
     bandwidth = chip.memory_gb_per_s * 1e9 if chip and chip.memory_gb_per_s else None
     speed = Speed(peak, args.efficiency or _TYPICAL_EFFICIENCY, bandwidth)
     question = Question(

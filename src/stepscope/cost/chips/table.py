@@ -85,7 +85,7 @@ def load_chips(path: str | Path) -> tuple[Chip, ...]:
         raise InputError(f"{path}: expected TOML, found: {error}; see docs/hardware.md") from error
     rows = table.get("chip")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise InputError(f"{path}: expected one [[chip]] table per chip, found none; see docs/hardware.md")
+        raise InputError(f"{path}: there is no [[chip]] table; see docs/hardware.md")
     return tuple(_chip(row, f"{path}, chip {i}") for i, row in enumerate(rows, start=1))
 
 

@@ -60,11 +60,13 @@ class Calibration(ArrayRecord):
 
     def _of(self, op: str, size_bytes: float, world_size: int) -> list[Curve]:
         if op not in OPERATIONS:
-            raise UsageError(f"expected an operation of {', '.join(OPERATIONS)}, found {op!r}")
+            raise UsageError(f"unknown operation {op!r}; use one of {', '.join(OPERATIONS)}")
         if not size_bytes > 0:
-            raise UsageError(f"expected a size above 0 bytes, found {size_bytes:g}")
+            raise UsageError(f"the size has to be above 0 bytes, not {size_bytes:g}")
         if world_size < 2:
-            raise UsageError(f"expected a world size of 2 or more, found {world_size}; one rank has nobody to talk to")
+            raise UsageError(
+                f"the world size has to be 2 or more, not {world_size}: a single rank does not communicate"
+            )
         curves = [c for c in self.curves if c.op == op]
         if not curves:
             known = ", ".join(sorted({c.op for c in self.curves}))

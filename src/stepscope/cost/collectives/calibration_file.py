@@ -33,13 +33,11 @@ def load_calibration(path: str | Path) -> Calibration:
     try:
         document = read_side_json(path).value
     except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path}: expected a calibration.json, found: {error}; `stepscope calibrate` makes one"
-        ) from error
+        raise InputError(f"{path}: cannot read the calibration: {error}; `stepscope calibrate` makes one") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise InputError(f"{path}: expected a file written by `stepscope calibrate`, found other JSON")
+        raise InputError(f"{path}: not a file of `stepscope calibrate`")
     if document.get("schema") != SCHEMA:
-        raise InputError(f"{path}: expected schema {SCHEMA}, found {document.get('schema')!r}; calibrate again")
+        raise InputError(f"{path}: has schema {document.get('schema')!r}, not {SCHEMA}; calibrate again")
     try:
         curves = tuple(_curve(c) for c in document["curves"])
     except (KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:

@@ -64,9 +64,9 @@ def checked(model: Transformer) -> Transformer:
         for field in fields(part) if part is not None else ():
             _check_size(field.name, getattr(part, field.name))
     if model.head_width is None and model.latent is None and model.d_model % model.heads:
-        raise UsageError(f"expected d_model to be a multiple of heads, found {model.d_model} and {model.heads}")
+        raise UsageError(f"d_model {model.d_model} has to be a multiple of heads {model.heads}")
     if model.kv_heads and model.heads % model.kv_heads:
-        raise UsageError(f"expected heads to be a multiple of kv_heads, found {model.heads} and {model.kv_heads}")
+        raise UsageError(f"heads {model.heads} has to be a multiple of kv_heads {model.kv_heads}")
     if model.experts is None and model.mlp_width < 1:
         raise UsageError(f"expected an MLP width of at least 1, found {model.mlp_width}")
     return model

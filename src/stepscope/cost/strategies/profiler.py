@@ -86,10 +86,10 @@ def _trained(model: Any) -> list[tuple[str, int]]:
     elif hasattr(model, "parameters"):
         named = [("", p) for p in model.parameters()]
     else:
-        raise UsageError(f"expected a model with parameters(), found {type(model).__name__}")
+        raise UsageError(f"the model has to have parameters(); {type(model).__name__} has none")
     found = [(n, int(p.numel()) * int(p.element_size())) for n, p in named if getattr(p, "requires_grad", True)]
     if not found:
-        raise UsageError("expected a model with parameters that are trained, found none")
+        raise UsageError("the model has no parameters that are trained")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`memory-bound-kernels`: elementwise and normalisation kernels in a row, each of which reads and writes memory."""
+"""`memory-bound-kernels`: consecutive elementwise and normalisation kernels, each of which reads and writes memory."""
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
     return [
         Candidate(
             id="memory-bound-kernels",
-            title="Elementwise kernels in a row could be one",
+            title="Consecutive elementwise kernels are not fused",
             cause="each reads its inputs from memory and writes its result back for the next",
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
             "kernels as one launch and one pass over its largest one.",

@@ -28,16 +28,12 @@ def claim_folder(out: str | os.PathLike[str], *, run_id: str, launch_id: str | N
         folder = sibling(out, number)
         try:
             if why_not := why_no_folder(folder):
-                raise UsageError(
-                    f"{folder}: expected a folder that may be trusted, found {why_not}; give another with --out"
-                )
+                raise UsageError(f"{folder}: not a safe place to write, since {why_not}; give another with --out")
             folder.mkdir(parents=True, exist_ok=True)
             if _claim(folder, run_id=run_id, launch_id=launch_id):
                 return folder
         except OSError as e:
-            raise UsageError(
-                f"{folder}: expected a folder that can be written, found {e.strerror}; give another with --out"
-            ) from e
+            raise UsageError(f"{folder}: cannot write there: {e.strerror}; give another with --out") from e
     raise UsageError(f"{out}: {_MAX_SIBLINGS} runs are there already; give another folder with --out")
 
 

@@ -174,7 +174,7 @@ class Writer:
         except FileExistsError:
             return f"{folder}: another process has written as rank {self.rank} of this run; this one does not"
         except OSError as e:
-            return f"{folder}: expected a folder that can be written, found {e.strerror}"
+            return f"{folder}: cannot write there: {e.strerror}"
         self.folder = folder
         self.has_folder.set()
         for line in self.early:

@@ -136,9 +136,7 @@ def _run(command: Sequence[str], env: dict[str, str]) -> int:
         try:
             job = subprocess.Popen(command, env=env, preexec_fn=_end_with_launcher if _LINUX else None)
         except OSError as e:
-            raise UsageError(
-                f"expected a command that can be run after --, found {command[0]!r}: {e.strerror}; check its name"
-            ) from e
+            raise UsageError(f"cannot run {command[0]!r}: {e.strerror}; check its name") from e
         job_started(job)
         return job.wait()
 

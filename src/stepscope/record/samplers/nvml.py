@@ -41,7 +41,7 @@ class Nvml:
         self._library = ctypes.CDLL(LIBRARY) if library is None else library
         code = self._library.nvmlInit_v2()
         if code != _SUCCESS:
-            raise OSError(f"{LIBRARY}: expected nvmlInit_v2 to return 0, found {code}")
+            raise OSError(f"{LIBRARY}: nvmlInit_v2 failed with error {code}")
 
     def device(self, *, uuid: str | None, index: int) -> ctypes.c_void_p:
         """Return the handle of one device: by uuid where it is known, because torch numbers devices otherwise."""
@@ -52,7 +52,7 @@ class Nvml:
         if code != _SUCCESS:
             code = self._library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
         if code != _SUCCESS:
-            raise OSError(f"NVML: expected a handle for device {uuid or index}, found error {code}")
+            raise OSError(f"NVML: no handle for device {uuid or index}: error {code}")
         return handle
 
     def state(self, handle: ctypes.c_void_p) -> dict[str, Any]:

@@ -12,7 +12,7 @@ def sweep(spec: Mapping[str, Any], *, most: int = 8) -> Sweep:
     batch = int(spec["batch_size"])
     parts = [k for k in (1, 2, 4, 8, 16, 32, 64) if k <= most and batch % k == 0]
     if len(parts) < 2:
-        raise UsageError(f"expected a --batch-size that can be halved, found {batch}; give an even one")
+        raise UsageError(f"--batch-size {batch} cannot be halved; give an even one")
     return Sweep(
         name="accumulation",
         question="what does accumulating gradients over micro-batches save, and what does it cost?",

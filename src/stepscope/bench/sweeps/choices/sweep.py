@@ -80,7 +80,7 @@ def only(sweep: Sweep, names: Sequence[str]) -> Sweep:
     known = [variant.name for variant in sweep.variants]
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise UsageError(f"expected variants of {', '.join(known)}, found {', '.join(unknown)}")
+        raise UsageError(f"unknown variant {', '.join(unknown)}; use some of {', '.join(known)}")
     return replace(sweep, variants=tuple(v for i, v in enumerate(sweep.variants) if i == 0 or v.name in names))
 
 
