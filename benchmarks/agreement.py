@@ -14,6 +14,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -138,10 +139,10 @@ def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
         yield f"next: {setting} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
 
 
-def _printed(render) -> str:  # type: ignore[no-untyped-def]
+def _printed(render: Any) -> str:
     out = Console(file=io.StringIO(), width=4000, highlight=False)
     render(out)
-    return out.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    return out.file.getvalue()  # type: ignore[attr-defined]
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -238,7 +238,7 @@ def cost_of_shapes(arguments: argparse.Namespace) -> dict:
 
     light, found = Light(arguments.folder), {}
     for name in SHAPES if arguments.shapes is None else arguments.shapes.split(","):
-        job = SimpleNamespace(step=SHAPES[name](), model=None)
+        job: Any = SimpleNamespace(step=SHAPES[name](), model=None)
         times: dict[bool, list[float]] = {False: [], True: []}
         for on in (False, True) * arguments.shape_rounds:
             light.turn(on, None)

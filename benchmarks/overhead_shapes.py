@@ -46,7 +46,7 @@ def modules() -> Step:
 
     def step() -> None:
         y = sum(part(x) for part in parts)
-        y.square().mean().backward()  # type: ignore[union-attr]
+        y.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 

@@ -9,13 +9,13 @@ from stepscope.analyze.account import account_of
 
 def test_waits_that_overlap_count_once(tmp_path: Path) -> None:
     ranks = []
-    for number, late in ((0, 0), (1, 400)):
+    for number, late_us in ((0, 0), (1, 400)):
         r = RankTrace(number, world_size=2, backend="gloo")
         for step in range(3):
             at = 1000.0 * step
             r.step(step, at, at + 990)
             for k in range(3):  # three at once, on gloo's own threads
-                r.gloo("allreduce", at=at + 10 + k + late, start=at + 20 + k + late, end=at + 600, thread=300 + k)
+                r.gloo("allreduce", at=at + 10 + k + late_us, start=at + 20 + k + late_us, end=at + 600, thread=300 + k)
         ranks.append(r)
     found = account_of(built_run(tmp_path, ranks))
     late = found.waits[1]

@@ -38,7 +38,7 @@ def test_without_properties_the_kernels_tell_the_architecture(tmp_path: Path, ke
 
 
 def test_properties_go_before_kernels_and_kernels_before_metadata(tmp_path: Path) -> None:
-    said = {"metadata": {"system": {"gpu": {"gpu_00": "AMD Instinct MI300X VF"}}}}
+    said: dict[str, Any] = {"metadata": {"system": {"gpu": {"gpu_00": "AMD Instinct MI300X VF"}}}}
     assert with_kernel(tmp_path, 0, [device(0, "A")], "ampere_gemm", **said).device_name == "A"
     assert with_kernel(tmp_path, 0, [], "ampere_gemm", **said).device_name == "NVIDIA Ampere GPU"
     assert with_kernel(tmp_path, 0, [], **said).device_name == "AMD Instinct MI300X VF"

@@ -103,7 +103,8 @@ def unit_run(folder: Path, *, hooks: bool) -> Replay:
 
 
 def test_messages_put_together_take_their_hooks_with_them(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    for name in "ab":
+        (tmp_path / name).mkdir()
     marked, plain = unit_run(tmp_path / "a", hooks=True), unit_run(tmp_path / "b", hooks=False)
     saved = marked.period_ns - larger_messages(marked).period_ns
     assert saved > 0.7 * 16 * 400e3

@@ -116,11 +116,15 @@ def test_rank_that_alone_saves_makes_the_other_wait() -> None:
 
 
 def test_pauses_of_ranks_at_different_steps_add_up() -> None:
-    logs = []
-    for rank in range(2):
-        mine = every(10, garbage_collection=50.0)
-        logs.append(log(rank, extra=lambda step, r=rank, f=mine: f(step + 5 * r), waits=lambda step, r=rank, f=mine: {
-            "gradient_sync": f(step + 5 * (1 - r)).get("garbage_collection", 0.0)}))  # fmt: skip
+    collects = every(10, garbage_collection=50.0)
+
+    def one(rank: int) -> StepLog:
+        def waits(step: int) -> dict[str, float]:
+            return {"gradient_sync": collects(step + 5 * (1 - rank)).get("garbage_collection", 0.0)}
+
+        return log(rank, extra=lambda step: collects(step + 5 * rank), waits=waits)
+
+    logs = [one(rank) for rank in range(2)]
     found = training_step(logs)
     assert found is not None and found.recurring.total_ns == pytest.approx(10e6, rel=0.15)
     assert found.recurring.with_ranks_like_others([0]).total_ns == pytest.approx(5e6, rel=0.2)
