@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
+from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.host.time import blocked_host, host_parts, recorded_events, stalling
 from stepscope.run.rank import Rank
@@ -19,8 +20,9 @@ def rank_of(folder: Path, trace: RankTrace) -> Rank:
 
 
 def busy(trace: RankTrace, start: float, end: float) -> None:
-    """Let the host run operators with no hole in between."""
-    trace.ran("aten::work", start, end)
+    """Let the host run short operators with no hole in between."""
+    for at in np.arange(start, end, 0.5 * MS).tolist():
+        trace.ran("aten::work", at, min(at + 0.5 * MS, end))
 
 
 def parts_ms(rank: Rank, start: float, end: float) -> dict[str, float]:
@@ -175,3 +177,24 @@ def test_names_of_allocating_calls() -> None:
     others = ("cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel", "cuLaunchKernel", "cudaStreamSynchronize")
     assert all(map(is_allocation, allocating))
     assert not any(map(is_allocation, others))
+
+
+def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    trace.step(0, 0, 20 * MS)
+    busy(trace, 0, 5 * MS)
+    trace.kernel("gemm", at=1 * MS, start=1.1 * MS, end=3 * MS)
+    trace.ran("aten::tril", 5 * MS, 12 * MS)  # a mask made on the host
+    with trace.op("aten::copy_", 12 * MS, 15 * MS):  # long, but it waits for the device
+        trace.call("cudaMemcpyAsync", 12.1 * MS, 14.9 * MS)
+    busy(trace, 15 * MS, 20 * MS)
+    rank = rank_of(tmp_path, trace)
+    assert [rank.trace.text(rank.trace["name"][row]) for row in computing_operators(rank)] == ["aten::tril"]
+    assert parts_ms(rank, 0, 20 * MS)["stall"] == 7
+
+
+def test_operators_of_a_rank_without_device_are_its_work(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    trace.step(0, 0, 20 * MS)
+    trace.ran("aten::mm", 1 * MS, 19 * MS)
+    assert not len(computing_operators(rank_of(tmp_path, trace)))

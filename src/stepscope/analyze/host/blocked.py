@@ -8,7 +8,7 @@ instant the first of these holds:
     the loop asks for its next batch                     DATA
     memory is being obtained or returned                 ALLOCATOR
     the host waits for the device, or a copy blocks it   SYNC
-    nothing was recorded for 3 ms or more                STALL
+    nothing that launches was recorded for 3 ms or more  STALL
 
 Shorter holes are ordinary python between two operators: part of what launching costs.
 """
@@ -19,6 +19,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.step.layers import Timeline, painted
 from stepscope.analyze.step.regions import Marks
@@ -124,7 +125,8 @@ def _blocking_copies(rank: Rank) -> Rows:
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
     """Return the time of 3 ms or more between two records in which these threads did nothing that has a name."""
-    recorded = np.flatnonzero((rank.kinds == EventKind.HOST_OP) | (rank.kinds == EventKind.RUNTIME))
+    rows = np.flatnonzero((rank.kinds == EventKind.HOST_OP) | (rank.kinds == EventKind.RUNTIME))
+    recorded = np.setdiff1d(rows, computing_operators(rank), assume_unique=True)
     busy = _spans(rank, np.concatenate((recorded, data)), threads)
     start, end = busy.end[:-1], busy.start[1:]
     long = end - start >= STALL_NS

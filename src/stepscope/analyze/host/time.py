@@ -2,7 +2,7 @@
 
 Blocked time is the device's doing (a synchronisation, a full queue) and is not the host's own. Stalls are long
 stretches in which no thread of the host has anything recorded although the loop is not loading data: garbage
-collection, logging, checkpointing, a lock, sleep.
+collection, logging, checkpointing, a lock, sleep; and operators that compute on the host and launch nothing.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
@@ -129,10 +130,11 @@ def allocating(rank: Rank) -> Intervals:
 
 
 def stalling(rank: Rank) -> Intervals:
-    """Return the long stretches inside the recorded steps in which nothing of the host is recorded."""
+    """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
     if not len(rank.steps):
         return union([], [])
-    recorded = _spans(rank, np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))))
+    rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    recorded = _spans(rank, np.setdiff1d(rows, computing_operators(rank), assume_unique=True))
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
     long = gaps.end - gaps.start >= max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns)

@@ -1,11 +1,14 @@
 """`host-stall`: the host does something else than training: garbage collection, logging, checkpoints, a lock."""
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.replay.changes import without_recurring, without_window_stalls
 from stepscope.analyze.step.recurring import OUTSIDE
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
 from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, named_cause, stall_causes
+
+_MAX_OPERATORS = 2
 
 
 def host_stall(account: Account) -> list[Candidate]:
@@ -35,7 +38,7 @@ def _unnamed(account: Account) -> list[Candidate]:
     stalled, outside = typical_host_ns(account, "stall_ns"), common_ns(account, (OUTSIDE,))
     if not stalled + outside:
         return []
-    cause = "for at least a millisecond at a time no operator, launch or data loading is recorded on the host"
+    cause = "for at least a millisecond at a time the host launches nothing and loads no data"
     if outside > stalled:
         cause = (
             "in some steps the host does something else for long, outside data loading, forward, backward and "
@@ -55,8 +58,21 @@ def _unnamed(account: Account) -> list[Candidate]:
             cost_ns=stalled + outside,
             evidence=(
                 Evidence("stalled host time per step", host_ms(stalled), "ms", "median rank, ordinary steps"),
+                *_computed(account),
                 *evidence_of(account, (OUTSIDE,)),
             ),
             sureness=0.85,
         )
     ]
+
+
+def _computed(account: Account) -> list[Evidence]:
+    """Return the operators that compute on the host while they launch nothing, those that take longest."""
+    found: dict[str, int] = {}
+    for view in account.run.ranks:
+        for row in computing_operators(view).tolist():
+            name = view.trace.strings[view.trace["name"][row]]
+            found[name] = found.get(name, 0) + int(view.trace["dur_ns"][row])
+    steps = max(account.num_steps, 1) * max(len(account.run.ranks), 1)
+    longest = sorted(found.items(), key=lambda item: -item[1])[:_MAX_OPERATORS]
+    return [Evidence("computed on the host per step", host_ms(ns / steps), "ms", name) for name, ns in longest]
