@@ -31,7 +31,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [_rank(account, i) for i in range(len(account.run.ranks))],
+        "ranks": [_rank(account, i) for i in range(len(account.ranks))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
@@ -109,9 +109,9 @@ def _run(account: Account) -> dict[str, Any]:
 
 
 def _rank(account: Account, index: int) -> dict[str, Any]:
-    rank, clocks = account.run.ranks[index], account.shared.clocks
-    steps = rank.steps
-    known = bool(clocks.known[index]) and len(account.run.ranks) > 1
+    view, clocks = account.ranks[index], account.shared.clocks
+    rank, steps = view.rank, view.rank.steps
+    known = bool(clocks.known[index]) and len(account.ranks) > 1
     return {
         "rank": rank.rank,
         "rank_source": rank.rank_source,
@@ -119,8 +119,8 @@ def _rank(account: Account, index: int) -> dict[str, Any]:
         "num_events": rank.trace.num_events,
         "num_steps": steps.known,
         "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
-        **_window(account.ranks[index]),
-        **_wait(account.waits[index]),
+        **_window(view.window),
+        **_wait(view.wait),
         "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
         "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
         "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
