@@ -68,7 +68,7 @@ def test_a_serving_engines_step_has_its_tokens_and_no_training_advice(file: str,
 
 def test_the_window_of_a_trace_without_profiler_steps_stays_the_span_of_the_device() -> None:
     found = account("foreign-amd", "vllm.json.gz")
-    work, window = found.run.ranks[0].work, found.ranks[0]
+    work, window = found.run.ranks[0].work, found.ranks[0].window
     assert window is not None
     assert (window.start_ns, window.end_ns) == (work.start_ns.min(), work.end_ns.max())
     assert any("no ProfilerStep#" in w and "serving engine" in w for w in found.warnings)

@@ -18,8 +18,8 @@ def test_waits_that_overlap_count_once(tmp_path: Path) -> None:
                 r.gloo("allreduce", at=at + 10 + k + late_us, start=at + 20 + k + late_us, end=at + 600, thread=300 + k)
         ranks.append(r)
     found = account_of(built_run(tmp_path, ranks))
-    late = found.waits[1]
-    window = found.ranks[0]
+    late = found.ranks[1].wait
+    window = found.ranks[0].window
     assert late is not None and late.waited_for_ns is not None and window is not None
     assert 3 * 395_000 < late.waited_for_ns < 3 * 410_000
     assert late.waited_for_ns < window.window_ns

@@ -64,8 +64,8 @@ def test_every_table_has_the_columns_and_types_of_the_schema(run: Run, name: str
 def test_tables_agree_with_the_account(run: Run) -> None:
     account = account_of(run)
     budget = RunTables(run).table("budget")
-    assert budget["time_ns"].sum() == sum(int(b.part_ns.sum()) for b in account.budgets if b)
-    assert RunTables(run).table("ranks")["wait_ns"].tolist() == [w.wait_ns for w in account.waits if w]
+    assert budget["time_ns"].sum() == sum(int(v.budget.part_ns.sum()) for v in account.ranks if v.budget)
+    assert RunTables(run).table("ranks")["wait_ns"].tolist() == [v.wait.wait_ns for v in account.ranks if v.wait]
     late = RunTables(run).table("stragglers")
     assert late["rank"].tolist() == [1] and late["cause"].tolist() == [account.stragglers[0].cause]
     assert RunTables(run).table("findings")["id"][0] == "straggler"

@@ -20,7 +20,8 @@ from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
-from stepscope.analyze.ranks.collectives import CollectiveRow, RankWait, collective_rows, late_rank, rank_wait
+from stepscope.analyze.rank_view import RankView
+from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
 from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
@@ -42,17 +43,14 @@ from stepscope.units import ms
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Account(ArrayRecord):
-    """One run and all that is known of it. Per-rank fields are in the order of `run.ranks`."""
+    """One run and all that is known of it."""
 
     run: Run
     shared: Aligned
-    ranks: tuple[RankAccount | None, ...]
-    """None for a rank whose trace holds neither steps nor work"""
-    waits: tuple[RankWait | None, ...]
-    budgets: tuple[RankBudget | None, ...]
+    ranks: tuple[RankView, ...]
+    """in the order of `run.ranks`"""
     step: StepBudget | None
     """None where no step was recorded"""
-    costs: tuple[KernelCosts, ...]
     chip: Lookup
     efficiency: Efficiency
     waterfall: Waterfall
@@ -71,7 +69,7 @@ class Account(ArrayRecord):
     @cached_property
     def views(self) -> ByStrategy:
         """Return what each parallel strategy of the run did."""
-        return by_strategy(self.shared, self.strategy, self.ranks)
+        return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
     @cached_property
     def serving(self) -> Serving | None:
@@ -96,7 +94,7 @@ class Account(ArrayRecord):
     @cached_property
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
-        return collective_rows(self.shared, self.ranks)
+        return collective_rows(self.shared, [v.window for v in self.ranks])
 
     @cached_property
     def late_rank(self) -> int | None:
@@ -111,7 +109,7 @@ class Account(ArrayRecord):
     @cached_property
     def kernels(self) -> KernelTable:
         """Return the kernels of all ranks."""
-        return kernel_table(self.costs, chip=self.chip.chip)
+        return kernel_table([v.costs for v in self.ranks], chip=self.chip.chip)
 
     @cached_property
     def critical_path(self) -> CriticalPath | None:
@@ -131,8 +129,8 @@ def account_of(
 
     `given` and `unprofiled_ms` go before what the run folder says; `chips` before the built-in hardware table.
     """
-    ranks = tuple(rank_account(r) for r in run.ranks)
-    if not any(ranks):
+    windows = [rank_account(r) for r in run.ranks]
+    if not any(windows):
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
         raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
     shared = aligned(run)
@@ -154,11 +152,8 @@ def account_of(
     return Account(
         run=run,
         shared=shared,
-        ranks=ranks,
-        waits=tuple(rank_wait(shared, i, a) if a else None for i, a in enumerate(ranks)),
-        budgets=by_rank,
+        ranks=_views(shared, windows, by_rank, costs),
         step=step,
-        costs=costs,
         chip=chip,
         efficiency=used,
         waterfall=losses,
@@ -167,12 +162,26 @@ def account_of(
         replay=replay,
         stragglers=late.stragglers,
         warnings=(
-            *_warnings(run, ranks, shared, step, used, losses, strategy),
+            *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *([chip.note] if chip.note else []),
         ),
+    )
+
+
+def _views(
+    shared: Aligned,
+    windows: Sequence[RankAccount | None],
+    by_rank: Sequence[RankBudget | None],
+    costs: Sequence[KernelCosts],
+) -> tuple[RankView, ...]:
+    """Return what is known of each rank."""
+    each = zip(shared.run.ranks, windows, by_rank, costs, strict=True)
+    return tuple(
+        RankView(rank, window, rank_wait(shared, i, window) if window else None, budget, cost)
+        for i, (rank, window, budget, cost) in enumerate(each)
     )
 
 
@@ -205,7 +214,7 @@ def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | Non
 
 def _warnings(
     run: Run,
-    ranks: tuple[RankAccount | None, ...],
+    windows: Sequence[RankAccount | None],
     shared: Aligned,
     step: StepBudget | None,
     used: Efficiency,
@@ -214,8 +223,8 @@ def _warnings(
 ) -> list[str]:
     """Return everything a reader must know before trusting the numbers, each line once."""
     lines = [*run.warnings]
-    for rank, account in zip(run.ranks, ranks, strict=True):
-        said = account.warnings if account else ("the trace holds neither steps nor work",)
+    for rank, window in zip(run.ranks, windows, strict=True):
+        said = window.warnings if window else ("the trace holds neither steps nor work",)
         lines += [f"rank {rank.rank}: {line}" for line in said]
     lines += shared.clocks.warnings
     lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)

@@ -10,7 +10,7 @@ from stepscope.compare.rows import Row
 from stepscope.compare.runs import Comparison
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.report import plain
+from stepscope.document.plain_values import plain
 from stepscope.stats.bootstrap import CONFIDENCE, Difference
 
 _MAX_ROWS = 100

@@ -115,9 +115,9 @@ def run_samples(account: Account) -> RunSamples:
 def _with_steps(account: Account) -> tuple[list[Rank], list[RankBudget]]:
     """Return the ranks whose steps are known, with their budgets."""
     pairs = [
-        (rank, budget)
-        for rank, budget in zip(account.run.ranks, account.budgets, strict=True)
-        if budget is not None and rank.steps.known and not (budget.periods.step == NO_STEP).any()
+        (view.rank, view.budget)
+        for view in account.ranks
+        if view.budget is not None and view.rank.steps.known and not (view.budget.periods.step == NO_STEP).any()
     ]
     return [rank for rank, _ in pairs], [budget for _, budget in pairs]
 

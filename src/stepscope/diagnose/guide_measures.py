@@ -33,7 +33,7 @@ def tensor_cores(account: Account) -> Measurement:
 
 def sixteen_bit(account: Account) -> Measurement:
     """Return the percentage of matrix products with operands of 16 bits or fewer."""
-    shares = precision_shares(account.costs)
+    shares = precision_shares([view.costs for view in account.ranks])
     if not shares:
         return Measurement(None, "the operand types of matrix products are not known")
     said = ", ".join(f"{name} {100 * part:.0f} %" for name, part in shares.items())
@@ -46,7 +46,7 @@ def matmul_rate(account: Account) -> Measurement:
     if peak is None:
         return Measurement(None, "the peak of the device is not known (--peak-tflops)")
     flops = time_ns = 0.0
-    for c in account.costs:
+    for c in (view.costs for view in account.ranks):
         known = c.is_matmul & (np.nan_to_num(c.flops) > 0)
         flops, time_ns = flops + float(c.flops[known].sum()), time_ns + float(c.duration_ns[known].sum())
     if not time_ns:
@@ -95,7 +95,8 @@ def overlap(account: Account) -> Measurement:
 
 def waiting_in_collectives(account: Account) -> Measurement:
     """Return the percentage of communication time in which ranks wait for each other."""
-    known = [w for w in account.waits if w is not None and w.wait_ns is not None and w.transfer_ns is not None]
+    waits = [view.wait for view in account.ranks]
+    known = [w for w in waits if w is not None and w.wait_ns is not None and w.transfer_ns is not None]
     total = sum((w.wait_ns or 0) + (w.transfer_ns or 0) for w in known)
     if not total:
         return Measurement(None, "no collectives could be matched across ranks")

@@ -38,7 +38,7 @@ def rank_health(account: Account) -> list[RankHealth]:
     if account.step is None:
         return []
     late = {s.rank: s for s in account.stragglers}
-    known = [(r, b) for r, b in zip(account.run.ranks, account.budgets, strict=True) if b is not None]
+    known = [(view.rank, view.budget) for view in account.ranks if view.budget is not None]
     rows = []
     for (rank, budget), parts in zip(known, account.step.rank_part_ns, strict=True):
         found = late.get(rank.rank)

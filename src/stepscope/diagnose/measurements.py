@@ -38,7 +38,7 @@ def ms_text(time_ns: float) -> str:
 
 def on_device(account: Account) -> bool:
     """Return whether any rank's device was accounted for."""
-    return any(b is not None and b.on_device for b in account.budgets)
+    return any(view.on_device for view in account.ranks)
 
 
 def part_share(account: Account, *parts: str) -> Measurement:
@@ -99,7 +99,7 @@ def gradient_sync_of_backward(account: Account) -> Measurement:
     step = account.step
     if step is None:
         return Measurement(None, NO_STEP)
-    times = [_reductions_ns(account, i) for i in range(len(account.run.ranks))]
+    times = [_reductions_ns(account, i) for i in range(len(account.ranks))]
     known = [t for t in times if t is not None]
     if not known:
         return Measurement(None, "no all-reduce or reduce-scatter of gradients was found")
@@ -117,7 +117,7 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
 
     Waiting is None where no other rank matches any of them.
     """
-    rank, window = account.run.ranks[index], account.ranks[index]
+    rank, window = account.ranks[index].rank, account.ranks[index].window
     c = rank.collectives
     rows = account.strategy.rows_of(index, *GRADIENT_KINDS)
     rows = rows[np.isin(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
@@ -141,7 +141,7 @@ def step_time_spread(account: Account) -> Measurement:
     if series is not None and len(series.dur_ns) >= _MIN_STEPS:
         found = steadiness_of(series)
         return Measurement(found.spread_pct, f"{found.num_steps - found.warm_up_steps} steps of the step logs")
-    periods = [b.periods.dur_ns[b.periods.complete] for b in account.budgets if b is not None]
+    periods = [v.budget.periods.dur_ns[v.budget.periods.complete] for v in account.ranks if v.budget is not None]
     enough = [p for p in periods if len(p) >= _MIN_STEPS]
     if not enough:
         return Measurement(None, f"fewer than {_MIN_STEPS} whole steps were recorded on a rank")

@@ -114,8 +114,8 @@ def _refined(account: Account, category: str) -> str:
 
 
 def _balanced(account: Account) -> bool:
-    compute = sum(a.compute.total_ns for a in account.ranks if a)
-    comm = sum(a.comm.total_ns for a in account.ranks if a)
-    waited = sum(w.wait_ns or 0 for w in account.waits if w)
+    compute = sum(v.window.compute.total_ns for v in account.ranks if v.window)
+    comm = sum(v.window.comm.total_ns for v in account.ranks if v.window)
+    waited = sum(v.wait.wait_ns or 0 for v in account.ranks if v.wait)
     transfer = comm - waited
     return bool(compute and transfer > 0 and max(compute, transfer) <= _BALANCED * min(compute, transfer))

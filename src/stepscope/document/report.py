@@ -1,25 +1,25 @@
 """The account as the JSON of the contract (schema 1). Times in milliseconds; unknown is null."""
 
-import math
-from dataclasses import asdict, is_dataclass
-from enum import Enum
+from dataclasses import asdict
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.ranks.collectives import CollectiveRow, RankWait
+from stepscope.analyze.kernels.kernels import Kernel
+from stepscope.analyze.kernels.operators import Operator
+from stepscope.analyze.ranks.collectives import CollectiveRow
 from stepscope.analyze.ranks.stragglers import Straggler
-from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
+from stepscope.document.plain_values import ms_or_none, plain
+from stepscope.document.ranks import rank_json
 from stepscope.document.side_files import beside_json, live_busbw
 from stepscope.json_text import finite_document
-from stepscope.run.rank import Rank
 from stepscope.run.side_files import SideFiles
-from stepscope.units import ms, us
+from stepscope.units import ms
 
 _MAX_ROWS = 50
 _MAX_EXAMPLES = 20
@@ -31,14 +31,14 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [_rank(account, i) for i in range(len(account.run.ranks))],
+        "ranks": [rank_json(account, i) for i in range(len(account.ranks))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
         "collectives": [_collective(row, account.run.beside) for row in account.collectives],
         **beside_json(account),
-        "operators": [plain(o) for o in account.operators.top(_MAX_ROWS)],
-        "kernels": [plain(k) for k in account.kernels.kernels[:_MAX_ROWS]],
+        "operators": [_operator(o) for o in account.operators.top(_MAX_ROWS)],
+        "kernels": [_kernel(k) for k in account.kernels.kernels[:_MAX_ROWS]],
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
         if account.step
         else [],
@@ -62,36 +62,6 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     return finite_document(document)[0]
 
 
-def plain(value: Any) -> Any:
-    """Return dataclasses, tuples and arrays as JSON values; names in `_ns` become `_ms`, NaN becomes null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {_ms_name(k): _in_ms(k, v) for k, v in asdict(value).items()}
-    if isinstance(value, dict):
-        return {_ms_name(str(k)): _in_ms(str(k), v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    if isinstance(value, set | frozenset):
-        return sorted(plain(v) for v in value)
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _ms_name(name: str) -> str:
-    return name[:-3] + "_ms" if name.endswith("_ns") else name
-
-
-def _in_ms(name: str, value: Any) -> Any:
-    plain_value = plain(value)
-    if name.endswith("_ns") and isinstance(plain_value, int | float):
-        return ms(plain_value)
-    return plain_value
-
-
 def _run(account: Account) -> dict[str, Any]:
     run = account.run
     versions = run.description.get("versions")
@@ -108,61 +78,6 @@ def _run(account: Account) -> dict[str, Any]:
     }
 
 
-def _rank(account: Account, index: int) -> dict[str, Any]:
-    rank, clocks = account.run.ranks[index], account.shared.clocks
-    steps = rank.steps
-    known = bool(clocks.known[index]) and len(account.run.ranks) > 1
-    return {
-        "rank": rank.rank,
-        "rank_source": rank.rank_source,
-        "host": rank.host,
-        "num_events": rank.trace.num_events,
-        "num_steps": steps.known,
-        "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
-        **_window(account.ranks[index]),
-        **_wait(account.waits[index]),
-        "clock_offset_us": us(int(clocks.offset_ns[index])) if known else None,
-        "clock_uncertainty_us": us(float(clocks.uncertainty_ns[index])) if known else None,
-        "clock_drift_ppm": plain(float(clocks.drift_ppm[index])),
-        "joins": _joins(rank),
-    }
-
-
-def _joins(rank: Rank) -> dict[str, int]:
-    return {
-        **asdict(rank.joins),
-        "collectives": len(rank.collectives),
-        "collectives_without_record": rank.collectives.unjoined,
-    }
-
-
-def _window(account: RankAccount | None) -> dict[str, Any]:
-    if account is None:
-        names = ("window", "compute", "comm", "memory", "exposed_comm", "idle")
-        return {**{f"{name}_ms": None for name in names}, "overlap_pct": None}
-    if account.host_only:
-        unknown = ("compute", "comm", "memory", "exposed_comm", "idle")
-        return {"window_ms": ms(account.window_ns), **{f"{name}_ms": None for name in unknown}, "overlap_pct": None}
-    return {
-        "window_ms": ms(account.window_ns),
-        "compute_ms": ms(account.compute.total_ns),
-        "comm_ms": ms(account.comm.total_ns),
-        "memory_ms": ms(account.memory.total_ns) if account.memory is not None else None,
-        "exposed_comm_ms": ms(account.exposed_comm.total_ns),
-        "idle_ms": ms(account.idle_ns),
-        "overlap_pct": None if account.overlap_pct is None else round(account.overlap_pct, 3),
-    }
-
-
-def _wait(wait: RankWait | None) -> dict[str, Any]:
-    return {
-        "wait_ms": _ms(wait.wait_ns if wait else None),
-        "transfer_ms": _ms(wait.transfer_ns if wait else None),
-        "unmatched_comm_ms": _ms(wait.unmatched_ns if wait else None),
-        "waited_for_ms": _ms(wait.waited_for_ns if wait else None),
-    }
-
-
 def _step(account: Account) -> dict[str, Any]:
     step, used = account.step, account.efficiency
     names = ("profiled_ms", "unprofiled_ms", "profiler_overhead_pct")
@@ -170,7 +85,7 @@ def _step(account: Account) -> dict[str, Any]:
         times: dict[str, Any] = dict.fromkeys(names)
     else:
         overhead = None if step.overhead_pct is None else round(step.overhead_pct, 3)
-        times = dict(zip(names, (ms(step.profiled_ns), _ms(step.unprofiled_ns), overhead), strict=True))
+        times = dict(zip(names, (ms(step.profiled_ns), ms_or_none(step.unprofiled_ns), overhead), strict=True))
     return {
         **times,
         "samples_per_s": used.samples_per_s,
@@ -209,7 +124,7 @@ def _waterfall(account: Account) -> list[dict[str, Any]]:
         {
             "loss": row.loss,
             "pct_of_peak": row.pct_of_peak,
-            "ms_per_step": _ms(row.ns_per_step),
+            "ms_per_step": ms_or_none(row.ns_per_step),
             "plus_minus": row.plus_minus,
         }
         for row in account.waterfall.rows or ()
@@ -223,8 +138,8 @@ def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
         "group_size": row.group.size,
         "count": row.count,
         "bytes": row.size_bytes,
-        "wait_ms": _ms(row.wait_ns),
-        "transfer_ms": _ms(row.transfer_ns),
+        "wait_ms": ms_or_none(row.wait_ns),
+        "transfer_ms": ms_or_none(row.transfer_ns),
         "exposed_ms": ms(row.exposed_ns),
         "algbw_gb_per_s": _rounded(row.algbw_gb_per_s),
         "busbw_gb_per_s": _rounded(row.busbw_gb_per_s),
@@ -232,6 +147,43 @@ def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
         "unmatched": row.unmatched,
         "live_busbw_gb_per_s": _rounded(live_busbw(beside, row.op, row.group)),
     }
+
+
+def _operator(o: Operator) -> dict[str, Any]:
+    return plain(
+        {
+            "name": o.name,
+            "shapes": o.shapes,
+            "calls": o.calls,
+            "host_self_ms": ms(o.host_self_ns),
+            "host_total_ms": ms(o.host_total_ns),
+            "device_self_ms": ms(o.device_self_ns),
+            "device_total_ms": ms(o.device_total_ns),
+            "host_memory_bytes": o.host_memory_bytes,
+            "device_memory_bytes": o.device_memory_bytes,
+        }
+    )
+
+
+def _kernel(k: Kernel) -> dict[str, Any]:
+    return plain(
+        {
+            "name": k.name,
+            "family": k.family,
+            "count": k.count,
+            "total_ms": ms(k.total_ns),
+            "mean_ms": ms(k.mean_ns),
+            "max_ms": ms(k.max_ns),
+            "share": k.share,
+            "tensor_core": k.tensor_core,
+            "precision": k.precision,
+            "tflops": k.tflops,
+            "gb_per_s": k.gb_per_s,
+            "bound": k.bound,
+            "bound_from": k.bound_from,
+            "occupancy_pct": k.occupancy_pct,
+        }
+    )
 
 
 def _by_strategy(account: Account) -> dict[str, Any]:
@@ -273,7 +225,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "id": f.id,
         "title": f.title,
         "ranks": list(f.ranks),
-        "cost_ms_per_step": _ms(f.cost_ns),
+        "cost_ms_per_step": ms_or_none(f.cost_ns),
         "saving_ms_per_step": ms(f.saving_ns),
         "saving_low_ms": ms(f.low_ns),
         "saving_high_ms": ms(f.high_ns),
@@ -284,10 +236,6 @@ def _finding(f: Finding) -> dict[str, Any]:
         "cause": f.cause,
         "remedy": f.remedy,
     }
-
-
-def _ms(time_ns: float | None) -> float | None:
-    return None if time_ns is None else ms(time_ns)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -56,7 +56,7 @@ def _stragglers(account: Account) -> list[Evidence]:
         )
         for s in account.stragglers
     ]
-    waits = [(r.rank, w.wait_ns) for r, w in zip(account.run.ranks, account.waits, strict=True) if w and w.wait_ns]
+    waits = [(v.rank.rank, v.wait.wait_ns) for v in account.ranks if v.wait and v.wait.wait_ns]
     steps = max(account.num_steps, 1)
     for which, pick in (("waits most", max), ("waits least", min)):
         if waits:

@@ -24,8 +24,8 @@ def account_table(name: str, account: Account, diagnosis: Diagnosis | None) -> T
 
 def _ranks(account: Account) -> Iterable[Row]:
     clocks, several = account.shared.clocks, len(account.run.ranks) > 1
-    for i, rank in enumerate(account.run.ranks):
-        window, wait = account.ranks[i], account.waits[i]
+    for i, view in enumerate(account.ranks):
+        rank, wait = view.rank, view.wait
         sure = several and bool(clocks.known[i])
         yield (
             rank.rank,
@@ -34,7 +34,7 @@ def _ranks(account: Account) -> Iterable[Row]:
             rank.device_name,
             rank.trace.num_events,
             rank.steps.known,
-            *_window(window),
+            *_window(view.window),
             *((wait.wait_ns, wait.transfer_ns, wait.unmatched_ns) if wait else (None, None, None)),
             int(clocks.offset_ns[i]) if sure else None,
             float(clocks.uncertainty_ns[i]) if sure else None,
@@ -67,7 +67,8 @@ def _idle(account: Account) -> Iterable[Row]:
 
 def _by_step(account: Account, names: tuple[str, ...], times: Callable[[Any], Any]) -> Iterable[Row]:
     """Yield a row per rank, step and name."""
-    for rank, budget in zip(account.run.ranks, account.budgets, strict=True):
+    for view in account.ranks:
+        rank, budget = view.rank, view.budget
         time_ns = times(budget) if budget is not None else None
         if budget is None or time_ns is None:
             continue

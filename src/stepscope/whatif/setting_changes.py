@@ -10,6 +10,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.budget import host_device_copies
 from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
+from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
 from stepscope.analyze.replay.overlap_changes import overlapped
@@ -23,7 +24,8 @@ from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
 
-Masks = list[npt.NDArray[np.bool_]]
+Mask = npt.NDArray[np.bool_]
+Masks = list[Mask]
 
 _TIMES = re.compile(r"^(\d+\.?\d*|\.\d+)x$")
 _NOT_FREE = ("tp", "pp", "ep", "cp")
@@ -165,7 +167,7 @@ def recompute(asked: SettingRequest) -> SettingChange:
     if asked.value != "off":
         raise asked.expected("recompute=off")
     _needs_device(asked)
-    again: Masks = [c.recomputed & (c.rank.work.step >= 0) for c in asked.account.costs]
+    again: Masks = [v.costs.recomputed & (v.rank.work.step >= 0) for v in asked.account.ranks]
     return SettingChange(lambda replay: without_work(replay, again))
 
 
@@ -173,7 +175,8 @@ def kernel(asked: SettingRequest) -> SettingChange:
     """Return the kernels of one family faster."""
     family, share = asked.key.removeprefix("kernel:"), 1 / _times(asked)
     _needs_device(asked)
-    costs, kinds = asked.account.costs, [c.rank.work.kind == EventKind.KERNEL for c in asked.account.costs]
+    costs = [view.costs for view in asked.account.ranks]
+    kinds = [view.rank.work.kind == EventKind.KERNEL for view in asked.account.ranks]
     ran = {int(code) for c, is_kernel in zip(costs, kinds, strict=True) for code in np.unique(c.family[is_kernel])}
     present = sorted(FAMILIES[code].value for code in ran)
     if family not in present:
@@ -221,11 +224,13 @@ def _backward(asked: SettingRequest) -> Masks:
         raise asked.expected(
             f"communication of gradients alone, found {found!r}: its collectives are needed where they stand"
         )
-    pairs = zip(asked.account.run.ranks, asked.account.budgets, strict=True)
-    return [
-        b.regions.region == Region.BACKWARD if b is not None and b.regions is not None else np.zeros(len(r.work), bool)
-        for r, b in pairs
-    ]
+    return [_backward_of(view) for view in asked.account.ranks]
+
+
+def _backward_of(view: RankView) -> Mask:
+    if view.budget is None or view.budget.regions is None:
+        return np.zeros(len(view.rank.work), bool)
+    return view.budget.regions.region == Region.BACKWARD
 
 
 def _needs_device(asked: SettingRequest) -> None:

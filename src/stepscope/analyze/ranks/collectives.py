@@ -1,5 +1,6 @@
 """What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and who came last?"""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,7 @@ def late_rank(shared: Aligned) -> int | None:
     return _latest(shared, np.ones(len(shared.matches), bool))
 
 
-def collective_rows(shared: Aligned, accounts: tuple[RankAccount | None, ...]) -> list[CollectiveRow]:
+def collective_rows(shared: Aligned, accounts: Sequence[RankAccount | None]) -> list[CollectiveRow]:
     """Return one row per operation and process group, the most expensive first."""
     parts: dict[tuple[str, Group], list[_Part]] = {}
     fastest = _fastest_transfers(shared)

@@ -11,7 +11,7 @@ def not_busy_ns(account: Account) -> float | None:
     Waiting for other ranks is in it: their hosts become faster too.
     """
     step = account.step
-    if step is None or not any(b is not None and b.on_device for b in account.budgets):
+    if step is None or not any(view.on_device for view in account.ranks):
         return None
     return step.step_ns - step.unmatched_ns - sum(step.ns(p) for p in (*COMPUTE_PARTS, "copy", "exposed_transfer"))
 
@@ -40,7 +40,7 @@ def launching_ns(account: Account) -> float | None:
 def not_computing_ns(account: Account) -> float | None:
     """Return the time without compute or copies: what any change of the communication can remove."""
     step = account.step
-    if step is None or not any(b is not None and b.on_device for b in account.budgets):
+    if step is None or not any(view.on_device for view in account.ranks):
         return None
     return step.step_ns - sum(step.ns(p) for p in (*COMPUTE_PARTS, "copy"))
 

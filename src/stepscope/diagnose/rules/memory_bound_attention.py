@@ -25,12 +25,13 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
     peak = mfu_peak(account.chip.chip) if account.chip.chip else None
     if peak is None:
         return []
-    chosen = [_on_square_scores(c) for c in account.costs]
+    by_rank = [view.costs for view in account.ranks]
+    chosen = [_on_square_scores(costs) for costs in by_rank]
     spent = device_ms(account, chosen)
-    if not spent or not any(_has_softmax(c, mask) for c, mask in zip(account.costs, chosen, strict=True)):
+    if not spent or not any(_has_softmax(c, mask) for c, mask in zip(by_rank, chosen, strict=True)):
         return []
     times = []
-    for costs, mask in zip(account.costs, chosen, strict=True):
+    for costs, mask in zip(by_rank, chosen, strict=True):
         flops = float(np.nansum(costs.flops[mask & costs.is_matmul]))
         fused_ns = _BACKWARD_REPEATS * flops / (peak.flops_per_s * _REACHED) * 1e9
         total = float(costs.duration_ns[mask].sum())

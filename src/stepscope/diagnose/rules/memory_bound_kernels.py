@@ -18,13 +18,13 @@ _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, F
 def memory_bound_kernels(account: Account) -> list[Candidate]:
     """Return runs of fusible kernels, fused into one pass each."""
     chosen = [
-        np.isin(c.family, _FUSIBLE) & (c.rank.work.kind == EventKind.KERNEL) & (c.rank.work.step >= 0)
-        for c in account.costs
+        np.isin(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
+        for v in account.ranks
     ]
     spent = device_ms(account, chosen)
     if not spent:
         return []
-    fused = [_fused_ns(c, mask) for c, mask in zip(account.costs, chosen, strict=True)]
+    fused = [_fused_ns(view.costs, mask) for view, mask in zip(account.ranks, chosen, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
     return [
         Candidate(

@@ -21,9 +21,10 @@ def no_overlap(account: Account) -> list[Candidate]:
     """Return exposed gradient transfers, with the same bytes overlapped with backward as the fix."""
     if account.step is None or account.replay is None or not gradient_groups_only(account):
         return []
-    if any(b is None or b.regions is None for b in account.budgets):
+    regions = [view.budget.regions if view.budget else None for view in account.ranks]
+    backward = [r.region == Region.BACKWARD for r in regions if r is not None]
+    if len(backward) < len(regions):
         return []
-    backward = [b.regions.region == Region.BACKWARD for b in account.budgets if b and b.regions]
     done = _backward_done(account.replay, backward)
     if done is None or done < _LATE:
         return []

@@ -18,7 +18,8 @@ _PASSES_SAVED = 0.4
 def optimizer(account: Account) -> list[Candidate]:
     """Return optimizer work launched as many kernels that no fused implementation made."""
     chosen = []
-    for rank, budget in zip(account.run.ranks, account.budgets, strict=True):
+    for view in account.ranks:
+        rank, budget = view.rank, view.budget
         if budget is None or budget.regions is None:
             return []
         work = rank.work

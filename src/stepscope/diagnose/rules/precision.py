@@ -29,12 +29,13 @@ def precision(account: Account) -> list[Candidate]:
     peak = mfu_peak(chip) if chip else None
     if chip is None or peak is None:
         return []
-    chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in account.costs]
+    costs = [view.costs for view in account.ranks]
+    chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in costs]
     spent = device_ms(account, chosen)
     if account.step is None or spent * 1e6 < _MIN_SHARE_OF_STEP * account.step.step_ns:
         return []
-    times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(account.costs, chosen, strict=True)]
-    off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(account.costs, chosen, strict=True)]
+    times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(costs, chosen, strict=True)]
+    off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(costs, chosen, strict=True)]
     can = abilities(account.run.ranks, chip)
     return [
         Candidate(

@@ -16,7 +16,7 @@ _ENTRIES = ("_NoopSaveInputs", "CheckpointFunction")
 
 def recomputation(account: Account) -> list[Candidate]:
     """Return the recomputed work as a cost."""
-    chosen = [c.recomputed & (c.rank.work.step >= 0) for c in account.costs]
+    chosen = [view.costs.recomputed & (view.rank.work.step >= 0) for view in account.ranks]
     repeated = device_ms(account, chosen)
     if not repeated:
         return []

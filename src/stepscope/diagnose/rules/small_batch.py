@@ -10,7 +10,7 @@ _BUSY = 0.5
 def small_batch(account: Account) -> list[Candidate]:
     """Return a device that is mostly idle between short kernels: more work per step would be nearly free."""
     short = account.kernels.short_count_share
-    windows = [a for a in account.ranks if a is not None and a.window_ns]
+    windows = [v.window for v in account.ranks if v.window is not None and v.window.window_ns]
     busy = sum(a.compute.total_ns for a in windows) / max(sum(a.window_ns for a in windows), 1)
     if short < _SHORT_SHARE or busy > _BUSY or not any(r.has_device for r in account.run.ranks):
         return []

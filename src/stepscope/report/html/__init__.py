@@ -10,7 +10,8 @@ template.html, report.css, js/           the page itself
 from stepscope.analyze.account import Account
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.report import plain, report_json
+from stepscope.document.plain_values import plain
+from stepscope.document.report import report_json
 from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of

@@ -20,16 +20,16 @@ _GROUP_OF_PART = {
 
 def grid_of(account: Account) -> Grid | None:
     """Return the grid of a run, None where no rank has steps."""
-    numbers = [_numbers(r, b) for r, b in zip(account.run.ranks, account.budgets, strict=True)]
+    numbers = [_numbers(view.rank, view.budget) for view in account.ranks]
     steps = sorted({int(n) for mine in numbers for n in mine})
     if not steps:
         return None
     column = {number: i for i, number in enumerate(steps)}
     group_ns = np.full((len(GROUPS), len(numbers), len(steps)), np.nan)
-    for row, (mine, budget) in enumerate(zip(numbers, account.budgets, strict=True)):
-        if budget is not None and len(mine):
-            group_ns[:, row, [column[int(n)] for n in mine]] = _grouped(budget).T
-    return Grid(tuple(r.rank for r in account.run.ranks), tuple(steps), group_ns)
+    for row, (mine, view) in enumerate(zip(numbers, account.ranks, strict=True)):
+        if view.budget is not None and len(mine):
+            group_ns[:, row, [column[int(n)] for n in mine]] = _grouped(view.budget).T
+    return Grid(tuple(view.rank.rank for view in account.ranks), tuple(steps), group_ns)
 
 
 def _numbers(rank: Rank, budget: RankBudget | None) -> Int64s:

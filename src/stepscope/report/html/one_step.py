@@ -66,8 +66,8 @@ def _window(account: Account, grid: Grid | None) -> _Window | None:
     number = typical_step(grid) if grid else None
     clocks, num = account.shared.clocks, len(account.run.ranks)
     start, end, has = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, bool)
-    for i, (rank, budget) in enumerate(zip(account.run.ranks, account.budgets, strict=True)):
-        periods = budget.periods if budget else None
+    for i, view in enumerate(account.ranks):
+        rank, periods = view.rank, view.budget.periods if view.budget else None
         at = np.arange(len(periods)) if periods else np.empty(0, int)
         if periods and number is not None:
             at = np.flatnonzero(rank.steps.number[periods.step] == number) if len(rank.steps) else at[:0]

@@ -93,7 +93,7 @@ def innermost(start: Int64s, end: Int64s) -> list[tuple[int, int, int]]:
 
 def _kernels(account: Account, index: int) -> RankSlices:
     """Return kernels by region of training, and copies."""
-    rank, budget = account.run.ranks[index], account.budgets[index]
+    rank, budget = account.ranks[index].rank, account.ranks[index].budget
     work = rank.work
     rows = np.flatnonzero(work.kind != EventKind.COMM_KERNEL)
     kind = np.full(len(work), _CODE["other"], np.uint8)

@@ -49,12 +49,15 @@ def scalars_of(account: Account) -> list[Scalar]:
 
 def _profiled(account: Account) -> Iterator[Scalar]:
     losses = step_losses_ns(
-        account.budgets, account.costs, step=account.step, efficiency=account.efficiency, chip=account.chip.chip
+        [view.budget for view in account.ranks],
+        [view.costs for view in account.ranks],
+        step=account.step,
+        efficiency=account.efficiency,
+        chip=account.chip.chip,
     )
-    known = [(i, budget) for i, budget in enumerate(account.budgets) if budget is not None]
+    known = [(i, view.rank, view.budget) for i, view in enumerate(account.ranks) if view.budget is not None]
     by_step: dict[int, list[tuple[int, npt.NDArray[np.float64]]]] = {}
-    for k, (i, budget) in enumerate(known):
-        rank = account.run.ranks[i]
+    for k, (i, rank, budget) in enumerate(known):
         ends = account.shared.clocks.shared(i, budget.periods.end_ns)
         rows = np.column_stack((budget.periods.dur_ns, budget.part_ns, *([losses[k]] if losses else []))).astype(float)
         for step, end, row in zip(budget.periods.step.tolist(), ends.tolist(), rows, strict=True):

@@ -4,9 +4,8 @@ from rich.console import Console
 from rich.table import Table
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.ranks.collectives import RankWait
+from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.ranks.stragglers import Straggler
-from stepscope.analyze.ranks.window import RankAccount
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_MS
 
@@ -21,9 +20,8 @@ _UNLIMITED = 1000
 def print_ranks(account: Account, out: Console) -> None:
     """Print the window of each rank and who the others waited for."""
     late = {s.rank: s for s in account.stragglers}
-    shown = list(zip(account.run.ranks, account.ranks, account.waits, strict=True))
-    shown.sort(key=lambda row: (row[0].rank not in late, row[0].rank))
-    rows = [(str(r.rank), _cells(a, w, late.get(r.rank))) for r, a, w in shown[:MAX_RANKS]]
+    shown = sorted(account.ranks, key=lambda view: (view.rank.rank not in late, view.rank.rank))
+    rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:MAX_RANKS]]
     out.print()
     out.print(_fitting(rows, out, alone=not _communicates(account)))
     if len(shown) > MAX_RANKS:
@@ -32,7 +30,7 @@ def print_ranks(account: Account, out: Console) -> None:
 
 
 def _communicates(account: Account) -> bool:
-    return len(account.run.ranks) > 1 or any(a is not None and a.comm.total_ns for a in account.ranks)
+    return len(account.ranks) > 1 or any(v.window is not None and v.window.comm.total_ns for v in account.ranks)
 
 
 def _fitting(rows: list[tuple[str, dict[str, str]]], out: Console, *, alone: bool) -> Table:
@@ -48,7 +46,8 @@ def _fitting(rows: list[tuple[str, dict[str, str]]], out: Console, *, alone: boo
     return table
 
 
-def _cells(a: RankAccount | None, w: RankWait | None, behind: Straggler | None) -> dict[str, str]:
+def _cells(view: RankView, behind: Straggler | None) -> dict[str, str]:
+    a, w = view.window, view.wait
     if a is None or a.host_only:
         return dict.fromkeys(_COLUMNS, "?") | ({"window ms": f"{a.window_ns / NS_PER_MS:.2f}"} if a else {})
     wait = "?" if w is None or w.wait_ns is None else f"{w.wait_ns / NS_PER_MS:.2f}"
@@ -70,8 +69,9 @@ def _cells(a: RankAccount | None, w: RankWait | None, behind: Straggler | None) 
 
 def _last_to_arrive(account: Account, out: Console) -> None:
     """Print who the others waited for where that is worth a line: over 1 % of its window each."""
-    others = len(account.run.ranks) - 1
-    for rank, a, w in zip(account.run.ranks, account.ranks, account.waits, strict=True):
+    others = len(account.ranks) - 1
+    for view in account.ranks:
+        number, a, w = view.rank.rank, view.window, view.wait
         each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
-        if rank.rank == account.late_rank and a and each_ns > 0.01 * a.window_ns:
-            out.print(f"last to arrive: rank {rank.rank}; the others waited {each_ns / NS_PER_MS:.2f} ms each")
+        if number == account.late_rank and a and each_ns > 0.01 * a.window_ns:
+            out.print(f"last to arrive: rank {number}; the others waited {each_ns / NS_PER_MS:.2f} ms each")
