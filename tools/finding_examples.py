@@ -45,7 +45,7 @@ def said(run: Path, finding_id: str, before: str) -> str:
     if found is None:
         print(f"{finding_id}: not found in {run.name}")
         return before
-    saving = f"{found['saving_ms_per_step']:.1f} ms per step"
+    saving = f"{found['saving_alone_ms']:.1f} ms per step"
     between = f"{found['saving_pct']:.0f} %; {found['saving_low_ms']:.1f} to {found['saving_high_ms']:.1f} ms"
     lines = [found["title"], f"saves {saving} ({between}), confidence {found['confidence']:g}"]
     lines += [evidence(e) for e in found["evidence"]]
