@@ -186,7 +186,7 @@ def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, caps
     assert main(["report", str(tmp_path), "--html", str(out)]) == 0
     assert out.read_text().startswith("<!doctype html>")
     assert main(["report", str(tmp_path), "--html", str(out)]) == 2
-    assert "use --force to overwrite" in capsys.readouterr().err
+    assert "already exists; use --force" in capsys.readouterr().err
 
 
 def text_between(text: str, begin: str, end: str) -> str:

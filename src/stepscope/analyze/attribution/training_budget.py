@@ -21,6 +21,7 @@ from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.analyze.step.training_step import TrainingStep
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import FAR_LONGER
 
@@ -37,8 +38,8 @@ _PART_OF_WORK = {
 }
 
 
-@dataclass(frozen=True)
-class Beyond:
+@dataclass(frozen=True, eq=False, repr=False)
+class Beyond(ArrayRecord):
     """What the step logs add to one rank's window."""
 
     ordinary: Mask

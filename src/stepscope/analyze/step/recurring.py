@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
+
 Floats = npt.NDArray[np.float64]
 
 DATA_CAUSES = ("data_loading", "loader_start")
@@ -22,8 +24,8 @@ COMMUNICATION = "collectives outside every region"
 """the same in steps with more collectives than the others: parameters averaged every few steps, metrics gathered"""
 
 
-@dataclass(frozen=True)
-class Recurring:
+@dataclass(frozen=True, eq=False, repr=False)
+class Recurring(ArrayRecord):
     """Time beyond the ordinary step."""
 
     causes: tuple[str, ...]

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.recurring import COMMUNICATION, NOTHING_RECURS, OUTSIDE, Recurring
+from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import FAR_LONGER, mad_sigma, slow_start
 from stepscope.trace.table import Int64s
@@ -47,8 +48,8 @@ _MIN_TOGETHER = 3
 _ALWAYS_TOGETHER = 0.9
 
 
-@dataclass(frozen=True)
-class TrainingStep:
+@dataclass(frozen=True, eq=False, repr=False)
+class TrainingStep(ArrayRecord):
     """The mean step over all logged steps that count."""
 
     mean_ns: float
@@ -103,8 +104,8 @@ def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
     )
 
 
-@dataclass(frozen=True)
-class _Logged:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Logged(ArrayRecord):
     """One rank's log with what stands out in it."""
 
     log: StepLog

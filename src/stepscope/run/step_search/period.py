@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.run.device_work import DeviceWork
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s, Trace
@@ -33,8 +34,8 @@ _MIN_COVERED = 0.6
 """of the launched kernels must lie in the steps found"""
 
 
-@dataclass(frozen=True)
-class Period:
+@dataclass(frozen=True, eq=False, repr=False)
+class Period(ArrayRecord):
     """Steps as the kernels' sequence shows them, on the host's clock."""
 
     start_ns: Int64s
