@@ -79,7 +79,6 @@ def test_strategy_names_the_simple_rule_and_what_was_assumed(capsys):
         (["memory", *MODEL, "--device", "Quantum9"], "not in the hardware table"),
         (["memory", *MODEL, "--data", "4", "--expert", "3"], "expected expert ranks to divide"),
         (["strategy", *MODEL, "--sequences", "8", "--world-size", "8"], "--device NAME"),
-        (["strategy", *MODEL, "--sequences", "8", "--world-size", "8", "--device", "A100"], "say which"),
     ],
 )
 def test_nonsense_ends_in_one_line_and_code_2(arguments, said, capsys):

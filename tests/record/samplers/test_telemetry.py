@@ -134,7 +134,7 @@ def test_without_nvml_there_is_one_note_and_no_file(tmp_path, capsys):
 
 
 def test_nvml_that_does_not_start_is_an_error():
-    with pytest.raises(OSError, match="found 9"):
+    with pytest.raises(OSError, match="error 9"):
         Nvml(FakeLibrary(init=9))
 
 

@@ -15,6 +15,8 @@ from stepscope.units import NS_PER_MS
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
 _MAX_RANKS = 32
+_RARE = 0.5
+"""of the steps lack it"""
 
 
 def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings: Sequence[str] = ()) -> None:
@@ -34,15 +36,16 @@ def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings
     for one in late:
         out.print(f"straggler: rank {one.rank} is {one.late_ms:.2f} ms late per step ({one.slowdown:.2f} x the others)")
     out.print("medians in ms, of steps without the profiler; ?: not seen on that rank")
+    for name in (name for name in _regions(logs) if _is_rare(logs, name)):
+        out.print(name_text(_rare_line(logs, name), width=120))
     for line in warnings:
         out.print(name_text(f"warning: {line}"))
-    out.print(
-        "\nWhat happens inside the steps is in a trace: record without --light, with --steps that the job reaches"
-    )
+    out.print()
+    out.print("What happens inside the steps is in a trace: record without --light, with --steps that the job reaches")
 
 
 def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> None:
-    names = _regions(logs)
+    names = [name for name in _regions(logs) if not _is_rare(logs, name)]
     table = plain_table(out, "rank", "steps", "step", *names)
     order = {one.rank: i for i, one in enumerate(late)}
     for log in sorted(logs, key=lambda log: order.get(log.rank, len(order)))[:_MAX_RANKS]:
@@ -58,6 +61,22 @@ def _regions(logs: Sequence[StepLog]) -> list[str]:
     paths = {path for log in logs for path in log.numbers if path.startswith(_PREFIX) and path.endswith(_SUFFIX)}
     names = {path.removeprefix(_PREFIX).removesuffix(_SUFFIX) for path in paths}
     return [*(n for n in _FIRST if n in names), *sorted(names.difference(_FIRST))]
+
+
+def _is_rare(logs: Sequence[StepLog], name: str) -> bool:
+    """Return whether a region is in few of the steps, so that a median says nothing of what it costs."""
+    return name not in _FIRST and all(np.isnan(_times(log, name)).mean() > _RARE for log in logs)
+
+
+def _rare_line(logs: Sequence[StepLog], name: str) -> str:
+    times = [_times(log, name) for log in logs]
+    steps = max(int((~np.isnan(one)).sum()) for one in times)
+    mean_ns = max(float(np.nansum(one)) / max(len(one), 1) for one in times)
+    return f"{name}: {mean_ns / NS_PER_MS:.2f} ms per step on average, in {steps} of {max(map(len, logs))} steps"
+
+
+def _times(log: StepLog, name: str) -> Floats:
+    return log.column(f"{_PREFIX}{name}{_SUFFIX}")
 
 
 def _median(log: StepLog, values_ns: Floats) -> str:

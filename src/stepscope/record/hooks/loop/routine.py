@@ -234,7 +234,10 @@ def _open_after(edges: Sequence[tuple[str, str] | None]) -> tuple[tuple[str, ...
     for edge in edges:
         if edge is not None:
             what, name = edge
-            now = (*now, name) if what == "begin" else now[: _last_index(list(now), name)]
+            if what == "begin":
+                now = (*now, name)
+            elif name in now:  # else it was closed together with one around it
+                now = now[: _last_index(list(now), name)]
         out.append(now)
     return tuple(out)
 
