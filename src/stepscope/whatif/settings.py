@@ -113,4 +113,5 @@ def _far_off(replay: Replay, step_ns: float | None) -> list[str]:
     off = replay.period_ns / step_ns - 1 if step_ns else 0.0
     if abs(off) < _FAR_OFF:
         return []
-    return [f"the replay as recorded is {100 * off:+.0f} % off the measured step: trust the direction, not the number"]
+    scaled = " (savings are scaled to it)" if off > 0 else ""
+    return [f"the replay is {100 * off:+.0f} % off the measured step{scaled}: trust the direction, not the number"]
