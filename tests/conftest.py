@@ -1,6 +1,12 @@
-"""What holds for all tests: no example is too slow on a busy machine, and every run tries the same examples."""
+"""What holds for all tests: no example is too slow on a busy machine, every run tries the same examples, Ctrl-C works."""
+
+import signal
 
 from hypothesis import settings
 
 settings.register_profile("stepscope", deadline=None, derandomize=True)
 settings.load_profile("stepscope")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every job they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
