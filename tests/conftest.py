@@ -1,4 +1,4 @@
-"""What holds for all tests: no example is too slow on a busy machine, every run tries the same examples, Ctrl-C works."""
+"""What holds for all tests: no example is too slow, every run tries the same examples, and Ctrl-C works."""
 
 import signal
 
