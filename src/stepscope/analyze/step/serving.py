@@ -54,7 +54,9 @@ def serving_of(run: Run) -> Serving | None:
 
 def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
     named = _named_steps(rank)
-    known = [(named.get(int(rank.steps.start_ns[i])), dur) for i, dur in zip(periods.step, periods.dur_ns, strict=True)]
+    starts = rank.steps.start_ns
+    pairs = zip(periods.step, periods.dur_ns, strict=True)
+    known = [(named.get(int(starts[i])), dur) for i, dur in pairs if i < len(starts)]
     steps = [(step, int(dur)) for step, dur in known if step is not None]
     if not steps:
         return None
