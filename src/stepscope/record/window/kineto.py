@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig
+from stepscope.record.window.open_spans import end_open_spans
 from stepscope.record.window.profiler_guard import ProfilerGuard
 
 _ACTIVITIES = {"cpu": "CPU", "cuda": "CUDA", "xpu": "XPU"}
@@ -79,6 +80,7 @@ class Kineto:
         self.torch_profiler.add_metadata_json("stepscope", json.dumps(about))
         with self._guard.ours():
             self.torch_profiler.stop_trace()
+        end_open_spans()
 
     def export(self, path: str) -> None:
         """Write the trace as plain JSON. It returns normally on a full disk: read the file back before use."""
@@ -91,6 +93,7 @@ class Kineto:
                 self.torch_profiler.profiler._start_trace()
             if torch.autograd._profiler_enabled():
                 torch.autograd._disable_profiler()
+        end_open_spans()
 
 
 def _compiles_to_cuda_graphs() -> bool:

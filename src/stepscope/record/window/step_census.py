@@ -22,6 +22,7 @@ from stepscope.record.failsafe import explain
 from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.flops import flops_of
 from stepscope.record.window.kineto import activities_of, why_not_available
+from stepscope.record.window.open_spans import end_open_spans
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
 
@@ -81,6 +82,7 @@ class StepCensus:
         self._guard.give_way = None
         with self._guard.ours():
             events = torch.autograd._disable_profiler().events()
+        end_open_spans()
         if len(events) > self._config.max_events:
             self.why_not = f"the step to be counted has {len(events)} events, {self._config.max_events} allowed"
             return None
@@ -100,6 +102,7 @@ class StepCensus:
             self._profiler = self._guard.give_way = None
             with self._guard.ours():
                 torch.autograd._disable_profiler()
+            end_open_spans()
             self.why_not, self.was_stopped = why_not, True
 
     def _thread_ends(self) -> None:

@@ -1,0 +1,71 @@
+"""A span that is open when our profiler stops ends outside any other profiler, which would write into freed memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.limits import HANG_S
+
+pytestmark = pytest.mark.job
+
+# Freed memory is overwritten, so that a late write into it is a crash at once and not now and then.
+ENVIRONMENT = {**os.environ, "MALLOC_PERTURB_": "165", "OMP_NUM_THREADS": "1"}
+JOB = """
+import sys
+import torch
+import torch.autograd.profiler as autograd_profiler
+from torch.profiler import record_function
+from stepscope.record.config import RecordConfig
+from stepscope.record.window.budget import TypicalStep
+from stepscope.record.window.kineto import Kineto
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.step_census import StepCensus
+
+def work():
+    for _ in range(50):
+        torch.ones(64, 64) @ torch.ones(64, 64)
+
+def window(end):
+    profiler = Kineto(RecordConfig(), ProfilerGuard(), keep_events=False)
+    profiler.prepare()
+    profiler.start()
+    work()
+    span = record_function("a span of the user")
+    span.__enter__()
+    work()
+    profiler.stop(about={}) if end == "stop" else profiler.cancel(prepared=False)
+    return span
+
+def census(end):
+    counted = StepCensus(ProfilerGuard(), RecordConfig(), TypicalStep())
+    counted.begin()
+    work()
+    span = record_function("a span of the user")
+    span.__enter__()
+    work()
+    counted.end() if end == "stop" else counted.stop("for this test")
+    return span
+
+for _ in range(100):
+    span = {"window": window, "census": census}[sys.argv[1]](sys.argv[2])
+    other = autograd_profiler.profile(use_cpu=True, use_kineto=True)
+    with other:
+        work()
+        span.__exit__(None, None, None)
+        with record_function("afterwards"):
+            work()
+    assert any(e.name() == "afterwards" for e in other.kineto_results.events())
+"""
+
+
+@pytest.mark.parametrize("end", ["stop", "cancel"])
+@pytest.mark.parametrize("session", ["window", "census"])
+def test_a_span_of_the_user_outlives_our_profiler(session: str, end: str, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    done = subprocess.run(
+        [sys.executable, "job.py", session, end],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
