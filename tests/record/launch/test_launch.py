@@ -60,6 +60,7 @@ restart = os.environ["TORCHELASTIC_RESTART_COUNT"]  # a store of its own: gloo's
 dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store{restart}", rank=int(os.environ["RANK"]),
                         world_size=2)
 train(5)
+dist.barrier()  # both have made their steps, however slow the machine
 if restart == "0" and dist.get_rank() == 1:
     raise RuntimeError("once")
 train(8)
@@ -165,7 +166,9 @@ def test_an_elastic_restart_is_a_run_of_its_own(tmp_path: Path) -> None:
     done = record("--light", "--out", "run", "--", *TORCHRUN, "--max-restarts=1", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for folder, steps in (("run", 5), ("run-2", 13)):
-        assert [len(step_log(tmp_path / folder, rank)) for rank in range(2)] == [steps, steps]
+        killed, crashed = (len(step_log(tmp_path / folder, rank)) for rank in range(2))
+        assert crashed == steps
+        assert killed == steps or (folder == "run" and killed == steps - 1)  # a killed rank may lose its last line
         assert json.loads((tmp_path / folder / RUN_JSON).read_text())["world_size"] == 2
         assert f"recorded {steps} steps of 2 ranks, in {folder}" in done.stderr
     assert not (tmp_path / "run-3").exists()
