@@ -3,11 +3,23 @@
 NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
+_MAX_MS = 1e12  # thirty years
 
 
 def ms(time_ns: int | float) -> float:
     """Return milliseconds, rounded to the nanosecond so that sums stay exact in print."""
     return round(float(time_ns) / NS_PER_MS, 6)
+
+
+def ns_of_ms(time_ms: object) -> int | None:
+    """Return whole nanoseconds of milliseconds from a file or an option, None where they are no finite number.
+
+    >>> ns_of_ms(1.5), ns_of_ms(float("nan")), ns_of_ms("1.5")
+    (1500000, None, None)
+    """
+    if not isinstance(time_ms, int | float) or isinstance(time_ms, bool) or not abs(time_ms) <= _MAX_MS:
+        return None
+    return round(time_ms * NS_PER_MS)
 
 
 def us(time_ns: int | float) -> float:

@@ -19,6 +19,7 @@ from stepscope.analyze.parallel.strategy import strategy_of
 from stepscope.analyze.parallel.tensor_parallel import tensor_parallel_view
 from stepscope.analyze.ranks.window import rank_account
 from stepscope.run.aligned import aligned
+from stepscope.units import ms
 
 
 def seen(tmp_path: Path, view: Any, job: Job, **given: Any) -> Any:
@@ -36,21 +37,21 @@ def test_a_job_has_the_views_of_its_dimensions_and_no_others(tmp_path: Path) -> 
 def test_buckets_come_with_size_order_delay_and_tail(tmp_path: Path) -> None:
     found = seen(tmp_path, bucket_view, ddp)
     assert [b.size_bytes for b in found.buckets] == [1_000_000, 4_000_000, 4_000_000]
-    assert [b.ready_ms for b in found.buckets] == pytest.approx([0.7, 1.1, 1.5])
-    assert [b.time_ms for b in found.buckets] == pytest.approx([0.1] * 3)
+    assert [ms(b.ready_ns) for b in found.buckets] == pytest.approx([0.7, 1.1, 1.5])
+    assert [ms(b.time_ns) for b in found.buckets] == pytest.approx([0.1] * 3)
     assert [b.occurrences for b in found.buckets] == [8] * 3
     assert found.usual_share == 1
     one = found.ranks[0]
     assert (one.count, one.size_bytes, one.syncs, one.backward_passes) == (3, 9_000_000, 1, 1)
-    assert one.time_ms == pytest.approx(0.3)
-    assert one.wait_ms == pytest.approx(0, abs=0.001)
+    assert ms(one.time_ns) == pytest.approx(0.3)
+    assert ms(one.wait_ns) == pytest.approx(0, abs=0.001)
     # backward runs on the device from 1.210 to 3.110 ms, the first bucket from 1.900, the last until 2.800
-    assert one.backward_ms == pytest.approx(1.9)
-    assert one.first_delay_ms == pytest.approx(0.69)
+    assert ms(one.backward_ns) == pytest.approx(1.9)
+    assert ms(one.first_delay_ns) == pytest.approx(0.69)
     assert one.first_delay_pct == pytest.approx(100 * 0.69 / 1.9)
-    assert one.tail_ms == 0
+    assert ms(one.tail_ns) == 0
     assert found.over_ranks["count"].std == 0
-    assert found.over_ranks["time_ms"].count == 4
+    assert found.over_ranks["time_ns"].count == 4
 
 
 def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
@@ -70,8 +71,8 @@ def test_synchronising_every_micro_batch_shows(tmp_path: Path) -> None:
 def test_reduction_after_backward_is_all_tail(tmp_path: Path) -> None:
     found = seen(tmp_path, bucket_view, lambda r, at: collective(r, "allreduce", at + 3200, took=300))
     one = found.ranks[0]
-    assert one.exposed_ms == pytest.approx(0.3 - 0.0, abs=0.001)
-    assert one.tail_ms == pytest.approx((3200 + LAG + 300 - 3110) / 1000)
+    assert ms(one.exposed_ns) == pytest.approx(0.3 - 0.0, abs=0.001)
+    assert ms(one.tail_ns) == pytest.approx((3200 + LAG + 300 - 3110) / 1000)
     assert one.first_delay_pct > 100
 
 
@@ -85,8 +86,8 @@ def test_hooks_on_gradients_are_told_apart_from_adding_them(tmp_path: Path) -> N
         collective(r, "allreduce", at + 1530, thread=AUTOGRAD)
 
     one = seen(tmp_path, bucket_view, hooked).ranks[0]
-    assert one.hook_host_ms == pytest.approx(0.050)
-    assert one.hook_device_ms == pytest.approx(0.030)
+    assert ms(one.hook_host_ns) == pytest.approx(0.050)
+    assert ms(one.hook_device_ns) == pytest.approx(0.030)
 
 
 @pytest.mark.parametrize(("again", "times"), [(True, 2), (False, 1)])
@@ -98,7 +99,7 @@ def test_gathers_against_parameters(tmp_path: Path, again: bool, times: int) -> 
     assert one.parameter_bytes == 2 * 16_000_000
     assert one.gathers_of_parameters == times
     assert one.traffic_of_parameters == times + 1
-    assert one.gather_ms == pytest.approx(0.2 * times)
+    assert ms(one.gather_ns) == pytest.approx(0.2 * times)
 
 
 def test_early_gathers_are_those_that_start_under_compute(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_early_gathers_are_those_that_start_under_compute(tmp_path: Path) -> Non
 
     one = seen(tmp_path, sharding_view, job).ranks[0]
     assert one.early_pct == pytest.approx(50)
-    assert one.gather_exposed_ms == pytest.approx(0.02)
+    assert ms(one.gather_exposed_ns) == pytest.approx(0.02)
 
 
 def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:
@@ -119,13 +120,13 @@ def test_layers_of_tensor_parallelism(tmp_path: Path) -> None:
     second = found.layers[1]
     # runs from 0.655 to 0.755 ms, the one before ended at 0.505; kernels run until 0.670 and from 0.720
     assert second.size_bytes == 4_000_000
-    assert second.time_ms == pytest.approx(0.1)
-    assert second.compute_ms == pytest.approx(0.150)
-    assert second.exposed_ms == pytest.approx(0.050)
+    assert ms(second.time_ns) == pytest.approx(0.1)
+    assert ms(second.compute_ns) == pytest.approx(0.150)
+    assert ms(second.exposed_ns) == pytest.approx(0.050)
     assert second.share_pct == pytest.approx(100 * 0.050 / 0.250)
     one = found.ranks[0]
-    assert (one.count, one.time_ms) == (8, pytest.approx(0.8))
-    assert one.share_of_step_pct == pytest.approx(100 * one.exposed_ms / 4)
+    assert (one.count, ms(one.time_ns)) == (8, pytest.approx(0.8))
+    assert one.share_of_step_pct == pytest.approx(100 * ms(one.exposed_ns) / 4)
 
 
 def test_load_of_experts_is_on_the_uneven_side(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_ring_of_context_parallelism_and_uneven_compute(tmp_path: Path) -> None:
     found = seen(tmp_path, context_parallel_view, ring)
     assert found.by == "ring"
     plain = 4 * 0.2 + 4 * 0.4 + 0.18
-    assert found.ranks[0].compute_ms == pytest.approx(plain)
+    assert ms(found.ranks[0].compute_ns) == pytest.approx(plain)
     assert found.compute_imbalance == pytest.approx((plain + 0.3) / (plain + 0.3 / 4))
-    assert found.ranks[0].exposed_ms == pytest.approx(0.1)
+    assert ms(found.ranks[0].exposed_ns) == pytest.approx(0.1)
     assert found.ranks[0].hidden_pct == pytest.approx(0)

@@ -12,10 +12,18 @@ import pytest
 from stepscope.analyze.account import account_of
 from stepscope.analyze.kernels.kernels import Kernel
 from stepscope.analyze.kernels.operators import Operator
+from stepscope.analyze.parallel.buckets import Bucket, RankBuckets
+from stepscope.analyze.parallel.context_parallel import RankContextParallel
+from stepscope.analyze.parallel.experts import RankExperts
+from stepscope.analyze.parallel.pipeline.bubble import RankPipeline
+from stepscope.analyze.parallel.sharding import RankSharding
+from stepscope.analyze.parallel.tensor_parallel import Layer, RankTensorParallel
 from stepscope.diagnose.findings import diagnose
-from stepscope.document.plain_values import ms_or_none, plain
+from stepscope.document.by_strategy import TIMES
+from stepscope.document.plain_values import in_ms, ms_or_none, plain
 from stepscope.document.report import report_json
 from stepscope.run.load import load
+from stepscope.stats.robust import spread
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -50,9 +58,39 @@ def test_an_unknown_time_stays_unknown() -> None:
     assert (ms_or_none(None), ms_or_none(0), ms_or_none(1_500_000)) == (None, 0.0, 1.5)
 
 
-@pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    account = account_of(load(DATA / "gloo-ddp", cache=False))
+def test_times_are_written_in_milliseconds_where_they_stood() -> None:
+    record = {"rank": 1, "wait_ns": 1_500_000, "busy_ns": None, "at_ns": (1_000_000,), "spread_ns": spread([1e6, 2e6])}
+    written = in_ms(record, ("wait", "busy", "at", "spread"))
+    spread_ms = {"mean": 1.5, "min": 1.0, "max": 2.0, "std": 0.5, "count": 2}
+    assert list(written.items()) == [
+        ("rank", 1),
+        ("wait_ms", 1.5),
+        ("busy_ms", None),
+        ("at_ms", [1.0]),
+        ("spread_ms", spread_ms),
+    ]
+
+
+RECORDS = [
+    ("buckets", "buckets", Bucket),
+    ("buckets", "ranks", RankBuckets),
+    ("sharding", "ranks", RankSharding),
+    ("tensor_parallel", "layers", Layer),
+    ("tensor_parallel", "ranks", RankTensorParallel),
+    ("pipeline", "ranks", RankPipeline),
+    ("experts", "ranks", RankExperts),
+    ("context_parallel", "ranks", RankContextParallel),
+]
+
+
+@pytest.mark.parametrize(("view", "part", "record"), RECORDS)
+def test_every_time_of_a_strategys_view_is_named(view: str, part: str, record: Any) -> None:
+    assert {f"{name}_ns" for name in TIMES[view][part]} == {f.name for f in fields(record) if f.name.endswith("_ns")}
+
+
+@pytest.fixture(scope="module", params=["gloo-ddp", "gloo-linear", "h200-fsdp2", "h200-pipeline-interleaved"])
+def document(request: pytest.FixtureRequest) -> dict[str, Any]:
+    account = account_of(load(DATA / request.param, cache=False))
     return report_json(account, diagnose(account))
 
 

@@ -11,6 +11,7 @@ from stepscope.results.scaling import scaling
 from stepscope.results.times import bench_times, ratio
 from stepscope.run.step_log import StepLog, step_log_of
 from stepscope.stats import bootstrap as stats_bootstrap
+from stepscope.units import ms
 
 RANDOM = np.random.default_rng(7)
 TRIALS = 120
@@ -176,7 +177,7 @@ def test_late_rank_is_named_from_logs_though_all_steps_are_equally_long() -> Non
         logs = [log(r, 70 if r == 1 else 50, 80) for r in range(ranks)]
         found = late_ranks(logs)
         assert [late.rank for late in found] == [1]
-        assert found[0].late_ms == pytest.approx(20, rel=0.05) and found[0].slowdown == pytest.approx(1.4, rel=0.05)
+        assert ms(found[0].late_ns) == pytest.approx(20, rel=0.05) and found[0].slowdown == pytest.approx(1.4, rel=0.05)
 
 
 def test_late_rank_is_named_where_the_wait_was_measured_in_a_few_steps_only() -> None:
@@ -187,7 +188,7 @@ def test_late_rank_is_named_where_the_wait_was_measured_in_a_few_steps_only() ->
         region[np.arange(len(region)) % every != 0] = np.nan  # each rank at moments of its own
         logs.append(waited)
     found = late_ranks(logs)
-    assert [late.rank for late in found] == [1] and found[0].late_ms == pytest.approx(20, rel=0.1)
+    assert [late.rank for late in found] == [1] and ms(found[0].late_ns) == pytest.approx(20, rel=0.1)
 
 
 def test_profiled_steps_do_not_count() -> None:
@@ -195,7 +196,7 @@ def test_profiled_steps_do_not_count() -> None:
     for each in logs:
         each.profiled[20:50] = True
         each.numbers["regions.gradient_sync.ns"][20:50] = 0.0 if each.rank else 130e6
-    assert late_ranks(logs)[0].late_ms == pytest.approx(20, rel=0.05)
+    assert ms(late_ranks(logs)[0].late_ns) == pytest.approx(20, rel=0.05)
 
 
 def test_equal_ranks_are_not_late_however_noisy() -> None:

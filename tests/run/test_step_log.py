@@ -10,6 +10,7 @@ import pytest
 from stepscope.contract.run_folder import steps_file
 from stepscope.errors import InputError
 from stepscope.run.step_log import MISSING, read_step_log, step_log_of, step_logs, unprofiled_step
+from stepscope.units import ms
 
 MS = 1_000_000
 
@@ -92,19 +93,19 @@ def test_unprofiled_step_leaves_out_warm_up_window_and_the_step_after_it(tmp_pat
         write(tmp_path / steps_file(rank), [*slow, *before, *window, *after], rank=rank)
     found = unprofiled_step(step_logs(tmp_path))
     assert found is not None
-    assert found.median_ms == pytest.approx(11.01, abs=0.02)
+    assert ms(found.median_ns) == pytest.approx(11.01, abs=0.02)
     assert found.num_steps == 14
     assert found.warm_up_steps == 2
-    assert (found.over_ranks_ms.min, found.over_ranks_ms.max) == pytest.approx((10.01, 12.01), abs=0.02)
+    assert (ms(found.over_ranks_ns.min), ms(found.over_ranks_ns.max)) == pytest.approx((10.01, 12.01), abs=0.02)
 
 
 @pytest.mark.parametrize(("every", "share"), [(3, 1 / 3), (100, 0.0)])
 def test_share_of_long_steps_is_known_where_they_recur(every: int, share: float) -> None:
     log = step_log_of([line(n, 30 if n % every == 2 else 10) for n in range(60)], rank=0)
     found = unprofiled_step([log])
-    assert found is not None and found.median_ms == pytest.approx(10)
+    assert found is not None and ms(found.median_ns) == pytest.approx(10)
     assert found.long_share == pytest.approx(share)
-    assert found.mean_ms == pytest.approx(10 + 20 * sum(n % every == 2 for n in range(60)) / 60)
+    assert ms(found.mean_ns) == pytest.approx(10 + 20 * sum(n % every == 2 for n in range(60)) / 60)
 
 
 def test_only_profiled_steps_give_no_unprofiled_step() -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from stepscope.analyze.attribution.budget import RankBudget, budgets
 from stepscope.analyze.attribution.training_budget import beyond_window
 from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
-from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ms
+from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ns
 from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.kernels.chip import run_chip
 from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
@@ -38,7 +38,7 @@ from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
-from stepscope.units import ms
+from stepscope.units import ns_of_ms
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -137,7 +137,7 @@ def account_of(
     by_rank = budgets(shared)
     training = training_step(run.logs) if unprofiled_ms is None else None
     split = training if training is not None and training.has_regions else None
-    step = _step(run, by_rank, training, given_ms=unprofiled_ms)
+    step = _step(run, by_rank, training, given_ns=ns_of_ms(unprofiled_ms))
     costs = tuple(kernel_costs(call_costs(rank)) for rank in run.ranks)
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
@@ -186,17 +186,17 @@ def _views(
 
 
 def _step(
-    run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ms: float | None
+    run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ns: int | None
 ) -> StepBudget | None:
     """Return the step's budget: of the mean training step where the step logs tell what it is made of."""
     if training is None or not training.has_regions:
-        mean_ms = None if training is None else ms(training.mean_ns)
-        return step_budget(by_rank, unprofiled_ms=unprofiled_step_ms(run, given_ms if mean_ms is None else mean_ms))
+        mean_ns = given_ns if training is None else round(training.mean_ns)
+        return step_budget(by_rank, unprofiled_ns=unprofiled_step_ns(run, mean_ns))
     known = [(rank, b) for rank, b in zip(run.ranks, by_rank, strict=True) if b is not None]
     beyond = beyond_window(
         training, [rank for rank, _ in known], [b.periods for _, b in known], [b.on_device for _, b in known]
     )
-    return step_budget(by_rank, unprofiled_ms=ms(training.ordinary_ns), beyond=beyond)
+    return step_budget(by_rank, unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
 
 
 def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | None, *, given: bool) -> list[str]:

@@ -10,8 +10,9 @@ from stepscope.compare.rows import Row
 from stepscope.compare.runs import Comparison
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.plain_values import plain
+from stepscope.document.plain_values import ms_or_none, plain
 from stepscope.stats.bootstrap import CONFIDENCE, Difference
+from stepscope.units import ms
 
 _MAX_ROWS = 100
 _MAX_TIMES = 2000
@@ -113,11 +114,11 @@ def _run(run: RunSamples, verdict: str | None, found: Comparison) -> dict[str, A
     times = run.logged if found.logged else run.periods
     return {
         "name": run.name,
-        "unprofiled_ms": run.unprofiled_ms,
-        "profiled_ms": run.profiled_ms,
+        "unprofiled_ms": ms_or_none(run.unprofiled_ns),
+        "profiled_ms": ms_or_none(run.profiled_ns),
         "verdict": verdict,
         "source": times.source if times else None,
-        "num_steps": len(times.ms) if times else 0,
+        "num_steps": len(times.dur_ns) if times else 0,
         "warm_up_steps": times.warm_up_steps if times else 0,
         "step_times_ms": [round(float(t), 4) for t in times.ms[:_MAX_TIMES]] if times else [],
     }
@@ -158,8 +159,8 @@ def _loss(row: LossChange) -> dict[str, Any]:
         "a_pct_of_peak": row.a_pct,
         "b_pct_of_peak": row.b_pct,
         "change_pct_of_peak": row.b_pct - row.a_pct,
-        "a_ms": row.a_ms,
-        "b_ms": row.b_ms,
+        "a_ms": ms_or_none(row.a_ns),
+        "b_ms": ms_or_none(row.b_ns),
     }
 
 
@@ -169,8 +170,8 @@ def _finding(f: FindingChange) -> dict[str, Any]:
         "what": f.what,
         "title": f.title,
         "ranks": list(f.ranks),
-        "a_saving_ms": f.a_ms,
-        "b_saving_ms": f.b_ms,
+        "a_saving_ms": ms(f.a_ns),
+        "b_saving_ms": ms(f.b_ns),
         "a_runs": f.a_runs,
         "b_runs": f.b_runs,
     }

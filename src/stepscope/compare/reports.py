@@ -14,6 +14,7 @@ import numpy as np
 from stepscope.compare.conditions import dotted_numbers
 from stepscope.compare.runs import Comparison
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
+from stepscope.units import NS_PER_MS
 
 ONE_VALUE = "no interval: one value on a side"
 UNKNOWN = "not known of both sides"
@@ -51,8 +52,8 @@ class FindingChange:
     id: str
     title: str
     ranks: tuple[int, ...]
-    a_ms: float
-    b_ms: float
+    a_ns: int
+    b_ns: int
     """what fixing it alone saves per step, mean over runs; 0 where a side lacks it"""
     a_runs: int
     b_runs: int
@@ -71,8 +72,8 @@ class LossChange:
     loss: str
     a_pct: float
     b_pct: float
-    a_ms: float | None
-    b_ms: float | None
+    a_ns: int | None
+    b_ns: int | None
 
 
 def metrics_of(a: Reports, b: Reports, found: Comparison) -> tuple[Metric, ...]:
@@ -100,7 +101,7 @@ def waterfall_changes(a: Reports, b: Reports) -> tuple[LossChange, ...]:
         LossChange(
             loss,
             *(_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in rows),
-            *(_mean_known([r.get(loss, {}).get("ms_per_step") for r in side]) for side in rows),
+            *(_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in rows),
         )
         for loss in (*names, "achieved")
     )
@@ -112,7 +113,7 @@ def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
     keys = dict.fromkeys(key for side in sides for report in side for key in report)
     changes = [_finding(key, sides) for key in keys]
     order = ("came", "went", "stayed")
-    return tuple(sorted(changes, key=lambda c: (order.index(c.what), -max(c.a_ms, c.b_ms))))
+    return tuple(sorted(changes, key=lambda c: (order.index(c.what), -max(c.a_ns, c.b_ns))))
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def _finding(
     key: tuple[str, tuple[int, ...]], sides: Sequence[Sequence[Mapping[tuple[str, tuple[int, ...]], Any]]]
 ) -> FindingChange:
     found = [[report[key] for report in side if key in report] for side in sides]
-    saving = [sum(f["saving_alone_ms"] for f in mine) / len(side) for mine, side in zip(found, sides, strict=True)]
+    saving = [_ns(sum(f["saving_alone_ms"] for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
     title = next(f["title"] for mine in reversed(found) for f in mine)
     return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
 
@@ -199,6 +200,10 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _mean_known(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return _mean(known) if known else None
+def _mean_known_ns(values_ms: Sequence[float | None]) -> int | None:
+    known = [v for v in values_ms if v is not None]
+    return _ns(_mean(known)) if known else None
+
+
+def _ns(time_ms: float) -> int:
+    return round(time_ms * NS_PER_MS)

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from stepscope.analyze.step.parts import PARTS
 from stepscope.compare.rows import Row, changed_rows, recentred, rows_of
 from stepscope.compare.samples import RunSamples, StepSamples, StepTimes
+from stepscope.document.plain_values import ms_or_none
 from stepscope.stats.bootstrap import MIN_SAMPLES, Difference, difference
+from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]
 UNPROFILED, PROFILED = "unprofiled", "profiled"
@@ -67,10 +69,10 @@ def compare(a: Sequence[RunSamples], b: Sequence[RunSamples]) -> Comparison:
 def step_difference(a: Sequence[StepSamples], b: Sequence[StepSamples]) -> StepDifference:
     """Return the difference of the step: without the profiler where that is known of all runs, else with it."""
     runs = [*a, *b]
-    if all(r.logged is not None and len(r.logged.ms) >= MIN_SAMPLES for r in runs):
+    if all(r.logged is not None and len(r.logged.dur_ns) >= MIN_SAMPLES for r in runs):
         return StepDifference(difference(_series(a, "logged"), _series(b, "logged")), UNPROFILED, True)
     measured = difference(_series(a, "periods"), _series(b, "periods"))
-    values = [[r.unprofiled_ms for r in side if r.unprofiled_ms is not None] for side in (a, b)]
+    values = [[ms(r.unprofiled_ns) for r in side if r.unprofiled_ns is not None] for side in (a, b)]
     if len(values[0]) + len(values[1]) < len(runs):
         return StepDifference(measured, PROFILED, False)
     note = "the step without the profiler is one number per run: its interval is that of the profiled steps"
@@ -117,8 +119,8 @@ _OF_STEADINESS: dict[str, Callable[[Floats], Floats]] = {
 def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) -> Iterator[tuple[str, Difference]]:
     """Yield the numbers of the report that samples were kept of."""
     sides = (a, b)
-    if all(r.periods is not None and r.profiled_ms is not None for r in (*a, *b)):
-        values = [float(np.mean([r.profiled_ms for r in side])) for side in sides]
+    if all(r.periods is not None and r.profiled_ns is not None for r in (*a, *b)):
+        values = [float(np.mean([ms_or_none(r.profiled_ns) for r in side])) for side in sides]
         yield (
             "step.profiled_ms",
             recentred(
@@ -131,8 +133,8 @@ def _sampled(a: Sequence[RunSamples], b: Sequence[RunSamples], *, logged: bool) 
         for name, statistic in _OF_STEADINESS.items():
             found = difference(series[0], series[1], statistic=statistic)
             yield f"steadiness.{name}", found
-            if name == "median_ms" and logged and all(r.unprofiled_ms is not None for r in (*a, *b)):
-                values = [float(np.mean([r.unprofiled_ms for r in side])) for side in sides]
+            if name == "median_ms" and logged and all(r.unprofiled_ns is not None for r in (*a, *b)):
+                values = [float(np.mean([ms_or_none(r.unprofiled_ns) for r in side])) for side in sides]
                 yield "step.unprofiled_ms", recentred(found, *values)
     for row in rows_of([r.causes for r in a], [r.causes for r in b]):
         yield f"idle.{row.name}.ms_per_step", row.difference
@@ -145,15 +147,15 @@ def _same_source(found: Sequence[StepTimes | None]) -> bool:
 def _notes(a: Sequence[StepSamples], b: Sequence[StepSamples], step: StepDifference) -> Iterator[str]:
     runs = [*a, *b]
     if step.basis == PROFILED:
-        without = list(dict.fromkeys(r.name for r in runs if r.unprofiled_ms is None))
+        without = list(dict.fromkeys(r.name for r in runs if r.unprofiled_ns is None))
         yield (
             f"profiled steps are compared: the step without the profiler is not known of {', '.join(without[:3])}"
             f"{' and others' if len(without) > 3 else ''}"
         )
-        if any(r.unprofiled_ms is not None for r in runs):
+        if any(r.unprofiled_ns is not None for r in runs):
             yield "efficiency, waterfall and findings hold the profiler's cost on one side only: see each run's report"
     times = [r.logged if step.logged else r.periods for r in runs]
-    few = min(0 if t is None else len(t.ms) for t in times)
+    few = min(0 if t is None else len(t.dur_ns) for t in times)
     if MIN_SAMPLES <= few < _FEW:
         yield f"only {few} steps of a run: whether a slow moment lasts several steps cannot be told from so few"
     if min(len(a), len(b)) == 1:

@@ -35,10 +35,15 @@ MAX_CELLS = 1 << 24
 class StepTimes(ArrayRecord):
     """Step times after the warm-up, in order."""
 
-    ms: Floats
+    dur_ns: Int64s
     warm_up_steps: int
     source: str
     """`step logs`, `recorded steps` or `device periods`"""
+
+    @property
+    def ms(self) -> Floats:
+        """Return the times in the unit of the report, in which differences are given."""
+        return np.asarray(self.dur_ns / NS_PER_MS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,9 +67,9 @@ class StepSamples(ArrayRecord):
     """the host's spans of the profiled steps"""
     periods: StepTimes | None
     """profiled steps, from the device's end of one to that of the next"""
-    unprofiled_ms: float | None
+    unprofiled_ns: int | None
     """the step without the profiler, as the report gives it"""
-    profiled_ms: float | None
+    profiled_ns: int | None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -90,8 +95,8 @@ def step_samples(account: Account) -> StepSamples:
         logged=_settled(log_series(account.run.logs)),
         recorded=_settled(recorded_series(account.run)),
         periods=_settled(_periods(*_with_steps(account))),
-        unprofiled_ms=None if step is None or step.unprofiled_ns is None else step.unprofiled_ns / NS_PER_MS,
-        profiled_ms=None if step is None else step.profiled_ns / NS_PER_MS,
+        unprofiled_ns=None if step is None or step.unprofiled_ns is None else round(step.unprofiled_ns),
+        profiled_ns=None if step is None else round(step.profiled_ns),
     )
 
 
@@ -126,7 +131,7 @@ def _settled(series: Series | None) -> StepTimes | None:
     if series is None:
         return None
     first = slow_start(series.dur_ns)
-    return StepTimes(series.dur_ns[first:] / NS_PER_MS, first, series.source)
+    return StepTimes(series.dur_ns[first:], first, series.source)
 
 
 def _periods(ranks: Sequence[Rank], budgets: Sequence[RankBudget]) -> Series | None:

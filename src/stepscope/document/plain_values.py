@@ -1,11 +1,13 @@
 """Records as JSON values: names stay as they are, and only who writes a time says that it is in milliseconds."""
 
 import math
+from collections.abc import Collection
 from dataclasses import asdict, is_dataclass
 from enum import Enum
 from typing import Any
 
-from stepscope.units import ms
+from stepscope.stats.robust import Spread
+from stepscope.units import NS_PER_MS, ms
 
 
 def plain(value: Any) -> Any:
@@ -34,3 +36,25 @@ def plain(value: Any) -> Any:
 def ms_or_none(time_ns: float | None) -> float | None:
     """Return milliseconds of a time that may be unknown."""
     return None if time_ns is None else ms(time_ns)
+
+
+def in_ms(record: Any, times: Collection[str]) -> dict[str, Any]:
+    """Return a record as a JSON object whose `times` are in milliseconds: `wait_ns` of `wait` becomes `wait_ms`.
+
+    >>> in_ms({"rank": 3, "wait_ns": 1_500_000, "busy_ns": None}, ("wait", "busy"))
+    {'rank': 3, 'wait_ms': 1.5, 'busy_ms': None}
+    """
+    values = record if isinstance(record, dict) else vars(record)
+    written = {f"{name}_ns": f"{name}_ms" for name in times}
+    return {written.get(k, k): _time(v) if k in written else plain(v) for k, v in values.items()}
+
+
+def _time(time_ns: Any) -> Any:
+    if isinstance(time_ns, tuple):
+        return [ms_or_none(t) for t in time_ns]
+    return spread_in_ms(time_ns) if isinstance(time_ns, Spread) else ms_or_none(time_ns)
+
+
+def spread_in_ms(found: Spread) -> dict[str, Any]:
+    """Return a spread of times: a mean and a deviation are finer than a nanosecond."""
+    return {name: v if name == "count" else v / NS_PER_MS for name, v in asdict(found).items()}

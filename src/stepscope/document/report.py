@@ -6,15 +6,19 @@ from typing import Any
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.kernels import Kernel
 from stepscope.analyze.kernels.operators import Operator
+from stepscope.analyze.memory.usage import MemoryView, RankMemory
 from stepscope.analyze.ranks.collectives import CollectiveRow
 from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.step.serving import Serving
+from stepscope.analyze.step.steadiness import Steadiness
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
-from stepscope.document.plain_values import ms_or_none, plain
+from stepscope.document.by_strategy import by_strategy_json
+from stepscope.document.plain_values import in_ms, ms_or_none, plain
 from stepscope.document.ranks import rank_json
 from stepscope.document.side_files import beside_json, live_busbw
 from stepscope.json_text import finite_document
@@ -46,10 +50,10 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "checks": [asdict(check) for check in checks_of(account)],
         "guides": plain(guides_of(account)),
         "stragglers": [_straggler(s) for s in account.stragglers],
-        "serving": plain(account.serving),
-        "memory": plain(account.memory),
-        "steadiness": plain(account.steadiness),
-        "by_strategy": _by_strategy(account),
+        "serving": _serving(account.serving),
+        "memory": _memory(account.memory),
+        "steadiness": _steadiness(account.steadiness),
+        "by_strategy": by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
@@ -186,14 +190,35 @@ def _kernel(k: Kernel) -> dict[str, Any]:
     )
 
 
-def _by_strategy(account: Account) -> dict[str, Any]:
-    strategy = account.strategy
+def _serving(serving: Serving | None) -> dict[str, Any] | None:
+    if serving is None:
+        return None
+    return {**plain(serving), "kinds": [in_ms(kind, ("step",)) for kind in serving.kinds]}
+
+
+def _memory(memory: MemoryView | None) -> dict[str, Any] | None:
+    if memory is None:
+        return None
+    return {**plain(memory), "ranks": [_rank_memory(rank) for rank in memory.ranks]}
+
+
+def _rank_memory(rank: RankMemory) -> dict[str, Any]:
+    peak, timeline = (None if part is None else in_ms(part, ("time",)) for part in (rank.peak, rank.timeline))
+    return {**plain(rank), "peak": peak, "timeline": timeline}
+
+
+_STEADY_TIMES = ("warm_up", "median", "mean", "std", "p10", "p90", "p99", "min", "max", "over_ranks")
+
+
+def _steadiness(steady: Steadiness | None) -> dict[str, Any] | None:
+    if steady is None:
+        return None
+    names = {"spikes_ns_per_step": "spikes_ms_per_step"}
+    written = {names.get(k, k): v for k, v in in_ms(steady, _STEADY_TIMES).items()}
     return {
-        "name": strategy.name,
-        "sure": strategy.sure,
-        "dimensions": plain(strategy.dimensions),
-        "other": plain(strategy.other),
-        **plain(account.views),
+        **written,  # in the order of the fields
+        "spikes": [{"step": s.step, "ms": ms(s.dur_ns), "extra_ms": ms(s.extra_ns)} for s in steady.spikes],
+        "spikes_ms_per_step": ms(steady.spikes_ns_per_step),
     }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.document.plain_values import in_ms
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
@@ -21,7 +22,7 @@ def beside_json(account: Account) -> dict[str, Any]:
     beside = account.run.beside
     return {
         "devices": [{**asdict(d), "held_back": d.held_back} for d in account.devices],
-        "collectives_live": [asdict(c) for c in beside.collectives],
+        "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
         "memory_steps": [memory_of_steps(log) for log in account.run.logs],
         "memory_edges": [asdict(e) for e in beside.memory[:_MAX_POINTS]],
         "memory_peaks": [{"rank": rank, **peak} for rank, peak in beside.memory_peaks.items()],

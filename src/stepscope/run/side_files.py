@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import json_object, rank_of
+from stepscope.units import ns_of_ms
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
 _WINDOW = re.compile(r"^window\d+$")
@@ -52,7 +53,7 @@ class LiveCollective:
     group_size: int | None
     count: int
     size_bytes: int | None
-    time_ms: float | None
+    time_ns: int | None
     algbw_gb_per_s: float | None
     busbw_gb_per_s: float | None
     best_busbw_gb_per_s: float | None
@@ -165,7 +166,7 @@ def _live(rank: int, line: dict[str, Any], descriptions: dict[str, str]) -> Live
         group_size=None if group_size is None else int(group_size),
         count=int(count),
         size_bytes=None if size is None else int(size),
-        time_ms=_number(line.get("time_ms")),
+        time_ns=ns_of_ms(line.get("time_ms")),
         algbw_gb_per_s=_number(line.get("algbw_gb_per_s")),
         busbw_gb_per_s=_number(line.get("busbw_gb_per_s")),
         best_busbw_gb_per_s=_number(line.get("best_busbw_gb_per_s")),

@@ -75,15 +75,15 @@ class StepLog(ArrayRecord):
 class UnprofiledStep:
     """The step's time without the profiler."""
 
-    median_ms: float
+    median_ns: int
     """median over ranks of each rank's median"""
-    mean_ms: float
+    mean_ns: int
     """mean over ranks of each rank's mean"""
     long_share: float
     """share of steps over 1.5 times the median, 0 where those are rare: else the mean is the step, not the median"""
-    sigma_ms: float
+    sigma_ns: int
     """robust standard deviation over all steps that count"""
-    over_ranks_ms: Spread
+    over_ranks_ns: Spread
     """of the ranks' medians"""
     num_steps: int
     """steps that count, on the rank with the fewest"""
@@ -97,7 +97,7 @@ class UnprofiledStep:
             return None
         return (
             f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
-            f"{self.median_ms:.2f} ms: the step is their mean, {self.mean_ms:.2f} ms"
+            f"{ms(self.median_ns):.2f} ms: the step is their mean, {ms(self.mean_ns):.2f} ms"
         )
 
 
@@ -178,14 +178,14 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     if not known:
         return None
     medians = [float(np.median(settled)) for settled, _ in known]
-    over_ranks = spread([ms(m) for m in medians])
+    over_ranks = spread([round(m) for m in medians])
     assert over_ranks is not None
     return UnprofiledStep(
-        median_ms=ms(float(np.median(medians))),
-        mean_ms=ms(float(np.mean([settled.mean() for settled, _ in known]))),
+        median_ns=round(float(np.median(medians))),
+        mean_ns=round(float(np.mean([settled.mean() for settled, _ in known]))),
         long_share=float(np.median([recurring_long(settled).mean() for settled, _ in known])),
-        sigma_ms=ms(mad_sigma(np.concatenate([settled for settled, _ in known]))),
-        over_ranks_ms=over_ranks,
+        sigma_ns=round(mad_sigma(np.concatenate([settled for settled, _ in known]))),
+        over_ranks_ns=over_ranks,
         num_steps=min(len(settled) for settled, _ in known),
         warm_up_steps=max(left_out for _, left_out in known),
     )

@@ -13,6 +13,7 @@ from stepscope.analyze.attribution.budget import RankBudget, budgets, is_pipelin
 from stepscope.analyze.attribution.without_profiler import step_budget
 from stepscope.analyze.step.parts import PARTS
 from stepscope.run.aligned import aligned
+from stepscope.units import ns_of_ms
 
 STEP = 2000
 NUM_STEPS = 3
@@ -188,7 +189,7 @@ def test_parts_sum_to_the_period_whatever_the_trace_holds(events: list, steps: i
             assert (budget.part_ns >= 0).all()
             assert (budget.part_ns.sum(axis=1) == budget.periods.dur_ns).all()
     for given_ms in (None, unprofiled):
-        whole = step_budget(every, unprofiled_ms=given_ms)
+        whole = step_budget(every, unprofiled_ns=ns_of_ms(given_ms))
         if whole is not None:
             assert sum(p.ns_per_step for p in whole.parts) == pytest.approx(whole.step_ns)
             assert sum(p.pct for p in whole.parts) == pytest.approx(100)

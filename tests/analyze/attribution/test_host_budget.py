@@ -9,6 +9,7 @@ from stepscope.analyze.attribution.budget import RankBudget, budgets
 from stepscope.analyze.attribution.without_profiler import step_budget
 from stepscope.analyze.step.parts import PARTS
 from stepscope.run.aligned import aligned
+from stepscope.units import NS_PER_MS
 
 MS = 1000
 
@@ -72,7 +73,7 @@ def test_long_time_without_operators_is_a_stall(tmp_path: Path) -> None:
 
 def test_profilers_cost_comes_out_of_the_operators(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=12 * MS)])
-    whole = step_budget(budgets(aligned(run)), unprofiled_ms=17.0)
+    whole = step_budget(budgets(aligned(run)), unprofiled_ns=17 * NS_PER_MS)
     assert whole is not None
     assert whole.ns("exposed_transfer") == pytest.approx(5e6, rel=1e-3)
     assert whole.ns("data_loading") == 3e6

@@ -26,6 +26,7 @@ from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run, load
+from stepscope.units import ns_of_ms
 
 DATA = Path(__file__).parents[2] / "data"
 CHIP = Chip("round", (re.compile("round"),), {"bf16": 1000.0, "fp32": 100.0}, source="made up")
@@ -51,7 +52,7 @@ def analysed(
     run: Run, *, chip: Chip | None = CHIP, unprofiled_ms: float | None = None, given: GivenValues | None = None
 ) -> tuple[Efficiency, Waterfall]:
     found = budgets(aligned(run))
-    step = step_budget(found, unprofiled_ms=unprofiled_ms)
+    step = step_budget(found, unprofiled_ns=ns_of_ms(unprofiled_ms))
     costs = [kernel_costs(call_costs(rank)) for rank in run.ranks]
     lookup = Lookup(chip, None if chip else "no such chip")
     used = efficiency(run, costs, chip=lookup, step_ns=step.step_ns if step else None, given=given)

@@ -14,10 +14,11 @@ from stepscope.analyze.attribution.without_profiler import (
     StepBudget,
     _corrected,
     step_budget,
-    unprofiled_step_ms,
+    unprofiled_step_ns,
 )
 from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import StepPeriods
+from stepscope.units import NS_PER_MS, ns_of_ms
 
 
 def budget(*, causes: dict[Cause, float] | None = None, unmatched: float = 0, **parts: float) -> RankBudget:
@@ -50,7 +51,7 @@ def test_without_unprofiled_time_the_budget_is_the_profiled_one() -> None:
 
 def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:
     causes = {Cause.LAUNCH: 4.0, Cause.TURNAROUND: 1.0, Cause.SYNC: 2.0, Cause.PROFILER: 0.5}
-    whole = step_budget([budget(forward=6, wait=2.5, causes=causes)], unprofiled_ms=13.0)
+    whole = step_budget([budget(forward=6, wait=2.5, causes=causes)], unprofiled_ns=13 * NS_PER_MS)
     assert ms_of(whole) == {"forward": 6, "wait": 2.5, "launch_gap": 2.5, "host_sync": 2}
     assert whole is not None
     assert whole.overhead_pct == pytest.approx(100 * 3 / 13)
@@ -64,17 +65,17 @@ def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:
 def test_then_blocks_then_waiting_then_work() -> None:
     causes = {Cause.LAUNCH: 4.0, Cause.SYNC: 3.0, Cause.DATA: 1.0}
     rank = budget(forward=6, exposed_transfer=2, wait=4, causes=causes)
-    assert ms_of(step_budget([rank], unprofiled_ms=14.0)) == {
+    assert ms_of(step_budget([rank], unprofiled_ns=14 * NS_PER_MS)) == {
         "forward": 6, "exposed_transfer": 2, "wait": 4, "host_sync": 1.5, "data_loading": 0.5,
     }  # fmt: skip
-    assert ms_of(step_budget([rank], unprofiled_ms=9.0)) == {"forward": 6, "exposed_transfer": 2, "wait": 1}
-    slower = step_budget([rank], unprofiled_ms=4.0)
+    assert ms_of(step_budget([rank], unprofiled_ns=9 * NS_PER_MS)) == {"forward": 6, "exposed_transfer": 2, "wait": 1}
+    slower = step_budget([rank], unprofiled_ns=4 * NS_PER_MS)
     assert ms_of(slower) == {"forward": 3, "exposed_transfer": 1}
     assert slower is not None and any("taken from work itself" in line for line in slower.warnings)
 
 
 def test_step_that_is_longer_without_the_profiler_leaves_the_difference_unknown() -> None:
-    whole = step_budget([budget(forward=6, causes={Cause.SYNC: 4})], unprofiled_ms=12.0)
+    whole = step_budget([budget(forward=6, causes={Cause.SYNC: 4})], unprofiled_ns=12 * NS_PER_MS)
     assert ms_of(whole) == {"forward": 6, "host_sync": 4, "unknown": 2}
     assert whole is not None and whole.overhead_pct == 0
     assert any("counts as 0" in line for line in whole.warnings)
@@ -83,7 +84,7 @@ def test_step_that_is_longer_without_the_profiler_leaves_the_difference_unknown(
 def test_each_rank_is_corrected_on_its_own_and_the_mean_is_the_step() -> None:
     late = budget(forward=6, causes={Cause.LAUNCH: 2, Cause.STALL: 8})
     waiting = budget(forward=6, wait=10, causes={})
-    whole = step_budget([late, None, waiting], unprofiled_ms=14.0)
+    whole = step_budget([late, None, waiting], unprofiled_ns=14 * NS_PER_MS)
     assert ms_of(whole) == {"forward": 6, "host_stall": 4, "wait": 4}
     assert whole is not None and whole.rank_part_ns.sum(axis=1).tolist() == [14e6, 14e6]
 
@@ -115,7 +116,7 @@ def test_unprofiled_time_is_as_given_else_as_described(
     r.step(0, 0, 10)
     r.kernel("k", at=1, start=2, end=3)
     run = built_run(tmp_path, [r], description={"unprofiled_step_ms": described})
-    assert unprofiled_step_ms(run, given) == known
+    assert unprofiled_step_ns(run, ns_of_ms(given)) == ns_of_ms(known)
 
 
 def test_waiting_rank_keeps_its_own_work_where_another_one_was_slowed() -> None:

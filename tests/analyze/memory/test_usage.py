@@ -15,6 +15,7 @@ from stepscope.analyze.memory.usage import MemoryView, RankMemory, memory_view
 from stepscope.analyze.step.phases import passes
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.units import ms
 
 MB = 1_000_000
 KEPT = 300 * MB
@@ -97,7 +98,7 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     # two activations, one gradient and 5 MB of scratch, on top of what is kept
     assert m.peak_allocated_bytes == m.peak.allocated_bytes == KEPT + 60 * MB
     assert (m.peak.step, m.peak.phase, m.peak.operator) == (0, "backward", "MmBackward0")
-    assert m.peak.time_ms == pytest.approx(1.020)
+    assert ms(m.peak.time_ns) == pytest.approx(1.020)
     assert m.peak.by_category == {
         "temporary": 5 * MB, "activations": 40 * MB, "gradients": 15 * MB, "optimizer_state": 0, "other": 0,
         "kept": KEPT,

@@ -9,6 +9,7 @@ import pytest
 
 from stepscope.analyze.ranks.log_stragglers import independent_samples, late_ranks, lateness
 from stepscope.run.step_log import StepLog, step_log_of
+from stepscope.units import ms
 
 OWN_MS, TRANSFER_MS = 195.0, 5.0
 NOISE = {"quiet": (0.05, 0.3, 0.03), "busy": (0.1, 0.5, 0.05)}
@@ -70,8 +71,8 @@ def test_sleep_of_a_fifth_of_the_step_is_found_in_nineteen_of_twenty_runs(noise:
 def test_sleep_of_80_ms_is_measured_within_a_tenth_in_nine_of_ten_runs() -> None:
     rng = np.random.default_rng(17)
     found = [lateness(two_ranks(rng, late_ms=80, noise="quiet"), window_steps=1000)[1] for _ in range(100)]
-    assert sum(abs(late.late_ms - 80) <= 8 for late in found) >= 90
-    assert sum(late.low_ms <= 80 <= late.high_ms for late in found) >= 95
+    assert sum(abs(ms(late.late_ns) - 80) <= 8 for late in found) >= 90
+    assert sum(ms(late.low_ns) <= 80 <= ms(late.high_ns) for late in found) >= 95
 
 
 def test_shock_that_lasts_for_many_steps_is_few_independent_samples() -> None:

@@ -10,7 +10,7 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analyze.step.steadiness import Series, steadiness, steadiness_of
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog, step_log_of
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, ms
 
 
 def series(ms: Any) -> Series:
@@ -35,12 +35,12 @@ def log(rank: int, ms: Any, *, profiled: range = range(0)) -> StepLog:
 
 
 def test_warm_up_is_found_and_left_out() -> None:
-    ms = 100 + noise(200)
-    ms[:4] += [3000, 200, 80, 60]
-    found = steadiness_of(series(ms))
+    times_ms = 100 + noise(200)
+    times_ms[:4] += [3000, 200, 80, 60]
+    found = steadiness_of(series(times_ms))
     assert found.warm_up_steps == 4
-    assert found.warm_up_ms == pytest.approx(3340, rel=0.01)
-    assert found.mean_ms == pytest.approx(100, rel=0.01)
+    assert ms(found.warm_up_ns) == pytest.approx(3340, rel=0.01)
+    assert ms(found.mean_ns) == pytest.approx(100, rel=0.01)
     assert found.spread_pct == pytest.approx(0.5, rel=0.3)
     assert found.num_spikes == 0
     assert found.drift is not None and not found.drift.significant
@@ -55,14 +55,14 @@ def test_drift_is_significant_and_sized() -> None:
 
 
 def test_regular_spikes_are_found_with_their_interval_and_cost() -> None:
-    ms = 100 + noise(400)
-    ms[49::50] += 80
-    found = steadiness_of(series(ms))
+    times_ms = 100 + noise(400)
+    times_ms[49::50] += 80
+    found = steadiness_of(series(times_ms))
     assert found.num_spikes == 8
     assert found.spike_every == 50
     assert found.spikes[0].step == 49
-    assert found.spikes[0].extra_ms == pytest.approx(80, rel=0.05)
-    assert found.spikes_ms_per_step == pytest.approx(80 / 50, rel=0.05)
+    assert ms(found.spikes[0].extra_ns) == pytest.approx(80, rel=0.05)
+    assert ms(found.spikes_ns_per_step) == pytest.approx(80 / 50, rel=0.05)
     assert found.drift is not None and not found.drift.significant
 
 
@@ -88,15 +88,16 @@ def two_rank_run(tmp_path: Path) -> Run:
 
 def test_step_logs_speak_before_recorded_steps_and_profiled_ones_do_not_count(tmp_path: Path) -> None:
     run = two_rank_run(tmp_path)
-    ms = np.full(30, 100.0)
-    ms[10:15] = 250
-    found = steadiness(run, logs=[log(0, ms, profiled=range(10, 15)), log(1, ms + 2, profiled=range(10, 15))])
+    times_ms = np.full(30, 100.0)
+    times_ms[10:15] = 250
+    logs = [log(rank, times_ms + 2 * rank, profiled=range(10, 15)) for rank in range(2)]
+    found = steadiness(run, logs=logs)
     assert found is not None
     assert found.source == "step logs"
     assert found.num_steps == 24  # the window and the step after it are left out
-    assert found.median_ms == pytest.approx(101)
-    assert found.over_ranks_ms is not None
-    assert (found.over_ranks_ms.min, found.over_ranks_ms.max) == (100, 102)
+    assert ms(found.median_ns) == pytest.approx(101)
+    assert found.over_ranks_ns is not None
+    assert (found.over_ranks_ns.min, found.over_ranks_ns.max) == (100 * NS_PER_MS, 102 * NS_PER_MS)
 
 
 def test_device_that_falls_behind_its_host_gives_the_step(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_device_that_falls_behind_its_host_gives_the_step(tmp_path: Path) -> Non
         r.kernel("gemm", at=1000 * n + 10, start=3000 * n + 20, end=3000 * n + 3020)
     found = steadiness(built_run(tmp_path, [r]))
     assert found is not None
-    assert found.median_ms == pytest.approx(3.0)
+    assert ms(found.median_ns) == pytest.approx(3.0)
 
 
 def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
@@ -115,6 +116,6 @@ def test_recorded_steps_stand_in_where_there_is_no_log(tmp_path: Path) -> None:
     assert found is not None
     assert found.source == "recorded steps"
     assert found.num_steps == 3
-    assert found.median_ms == pytest.approx(1.0)
+    assert ms(found.median_ns) == pytest.approx(1.0)
     assert found.drift is None
     assert found.samples_per_s is None

@@ -29,7 +29,7 @@ from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
-from stepscope.units import NS_PER_MS, ms
+from stepscope.units import ms, ns_of_ms
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -124,28 +124,28 @@ class StepBudget(ArrayRecord):
         return self.parts[PART_CODE[part]].ns_per_step
 
 
-def unprofiled_step_ms(run: Run, given_ms: float | None = None) -> float | None:
+def unprofiled_step_ns(run: Run, given_ns: int | None = None) -> int | None:
     """Return the step's time without the profiler: as given, else as the run says it, else None.
 
     The run's description has the median of its steps. Where long steps recur their mean is taken from the step logs.
     """
-    said = given_ms
-    if given_ms is None:
+    said_ns = given_ns
+    if given_ns is None:
         logged = run.unprofiled
-        said = logged.mean_ms if logged and logged.uneven else run.description.get("unprofiled_step_ms")
-    known = isinstance(said, int | float) and not isinstance(said, bool) and np.isfinite(said) and said > 0
-    return float(said) if known and said is not None else None
+        described_ns = ns_of_ms(run.description.get("unprofiled_step_ms"))
+        said_ns = logged.mean_ns if logged and logged.uneven else described_ns
+    return said_ns if said_ns is not None and said_ns > 0 else None
 
 
 def step_budget(
     budgets: Sequence[RankBudget | None],
     *,
-    unprofiled_ms: float | None = None,
+    unprofiled_ns: int | None = None,
     beyond: Sequence[Beyond] | None = None,
 ) -> StepBudget | None:
     """Return the step of the run from the typical steps of its ranks, None where no rank has any.
 
-    `beyond` is what the step logs add to the window, one per rank that has a budget: then `unprofiled_ms` is the
+    `beyond` is what the step logs add to the window, one per rank that has a budget: then `unprofiled_ns` is the
     ordinary step.
     """
     known = [b for b in budgets if b is not None]
@@ -154,7 +154,7 @@ def step_budget(
     profiled_ns = profiled_step_ns([b.periods for b in known])
     if profiled_ns is None:
         return None
-    ordinary_ns = None if unprofiled_ms is None else unprofiled_ms * NS_PER_MS
+    ordinary_ns = unprofiled_ns
     before = np.array([_entries(b, even=ordinary_ns is None) for b in known])
     after = before
     if ordinary_ns is not None:

@@ -24,7 +24,6 @@ from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import Spread
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
-from stepscope.units import ms
 
 _MAX_POINTS = 400
 _MAX_HOLDERS = 12
@@ -37,7 +36,7 @@ class Moment:
 
     allocated_bytes: int
     reserved_bytes: int | None
-    time_ms: float
+    time_ns: int
     """since the first recorded step began"""
     step: int | None
     """number of the step, None outside of all"""
@@ -66,7 +65,7 @@ class StepMemory:
 class Timeline:
     """Memory over the window, thinned to the largest moments of equal slices of events."""
 
-    time_ms: tuple[float, ...]
+    time_ns: tuple[int, ...]
     """since the first recorded step began"""
     allocated_bytes: tuple[int, ...]
     reserved_bytes: tuple[int, ...] | None
@@ -181,7 +180,7 @@ def _peak(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None
     return Moment(
         allocated_bytes=int(events.allocated_bytes[at]),
         reserved_bytes=int(events.reserved_bytes[at]) if events.reserved_bytes is not None else None,
-        time_ms=ms(int(moment[0]) - _begin(rank, events)),
+        time_ns=int(moment[0]) - _begin(rank, events),
         step=int(rank.steps.number[step]) if step >= 0 else None,
         phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
         operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
@@ -224,7 +223,7 @@ def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | 
         if categories.kept_bytes is not None:
             by_category["kept"] = (categories.kept_bytes,) * len(at)
     return Timeline(
-        time_ms=tuple(ms(t) for t in (events.time_ns[at] - _begin(rank, events)).tolist()),
+        time_ns=tuple((events.time_ns[at] - _begin(rank, events)).tolist()),
         allocated_bytes=tuple(events.allocated_bytes[at].tolist()),
         reserved_bytes=None if events.reserved_bytes is None else tuple(events.reserved_bytes[at].tolist()),
         by_category=by_category,

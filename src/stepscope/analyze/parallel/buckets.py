@@ -27,7 +27,6 @@ from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
-from stepscope.units import ms
 
 KINDS = ("ddp", "zero1")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
@@ -41,12 +40,12 @@ class Bucket:
     order: int
     """in which it became ready, from 0"""
     size_bytes: float | None
-    ready_ms: float
+    ready_ns: int
     """from the backward pass's beginning on the host until the host asked for it"""
-    time_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
-    exposed_ms: float
+    time_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
+    exposed_ns: int
     occurrences: int
 
 
@@ -57,24 +56,24 @@ class RankBuckets:
     rank: int
     count: float
     size_bytes: float | None
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
+    time_ns: int
+    exposed_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
     syncs: float
     """backward passes that synchronised"""
     backward_passes: float
-    backward_ms: float
+    backward_ns: int
     """device time from a synchronised pass's first operation to its last, mean"""
-    first_delay_ms: float
+    first_delay_ns: int
     """from the pass's first device operation to the first bucket's start, mean"""
     first_delay_pct: float | None
     """of the pass's device time"""
-    tail_ms: float
+    tail_ns: int
     """from the pass's last device operation to the last bucket's end, mean"""
-    hook_host_ms: float | None
+    hook_host_ns: int | None
     """host time in gradient hooks: filling buckets, launching, copying back; None where no nodes were recorded"""
-    hook_device_ms: float | None
+    hook_device_ns: int | None
     """device time of what hooks launched, the all-reduces themselves left out"""
 
 
@@ -145,12 +144,12 @@ def _rank_buckets(
         **vars(traffic),
         syncs=len(split) / steps,
         backward_passes=_passes_in_steps(rank, found) / steps,
-        backward_ms=_mean_ms(backward),
-        first_delay_ms=_mean_ms(delay),
+        backward_ns=_mean_ns(backward),
+        first_delay_ns=_mean_ns(delay),
         first_delay_pct=100 * sum(delay) / sum(backward) if sum(backward) else None,
-        tail_ms=_mean_ms(tail),
-        hook_host_ms=_per_step_ms(gradients.hook_host_ns, steps),
-        hook_device_ms=_per_step_ms(gradients.hook_device_ns, steps),
+        tail_ns=_mean_ns(tail),
+        hook_host_ns=_per_step_ns(gradients.hook_host_ns, steps),
+        hook_device_ns=_per_step_ns(gradients.hook_device_ns, steps),
     )
 
 
@@ -234,11 +233,11 @@ def _buckets(
             Bucket(
                 order=order,
                 size_bytes=float(size) if size >= 0 else None,
-                ready_ms=ms(ready),
-                time_ms=ms(time),
-                wait_ms=ms(wait) if matched else None,
-                transfer_ms=ms(time - wait) if matched else None,
-                exposed_ms=ms(exposed),
+                ready_ns=round(ready),
+                time_ns=round(time),
+                wait_ns=round(wait) if matched else None,
+                transfer_ns=round(time - wait) if matched else None,
+                exposed_ns=round(exposed),
                 occurrences=len(usual),
             )
         )
@@ -258,9 +257,9 @@ def _occurrences(
     return [tuple(values) for values in zip(*(x.tolist() for x in columns), strict=True)]
 
 
-def _per_step_ms(total_ns: int | None, steps: int) -> float | None:
-    return None if total_ns is None else ms(total_ns / steps)
+def _per_step_ns(total_ns: int | None, steps: int) -> int | None:
+    return None if total_ns is None else round(total_ns / steps)
 
 
-def _mean_ms(values: Sequence[int]) -> float:
-    return ms(float(np.mean(values))) if values else 0.0
+def _mean_ns(values: Sequence[int]) -> int:
+    return round(float(np.mean(values))) if values else 0

@@ -14,7 +14,6 @@ from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic,
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.run.aligned import Aligned
 from stepscope.stats.robust import Spread
-from stepscope.units import ms
 
 KIND = "cp"
 
@@ -26,15 +25,15 @@ class RankContextParallel:
     rank: int
     count: float
     size_bytes: float | None
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
+    time_ns: int
+    exposed_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
     hidden_pct: float | None
     """share of the exchanges' time that lies under other work"""
     share_of_step_pct: float | None
     """exposed time of the step's period"""
-    compute_ms: float
+    compute_ns: int
     """device compute of the window's steps"""
 
 
@@ -61,7 +60,7 @@ def context_parallel_view(
     ]
     if not ranks:
         return None
-    compute = np.array([r.compute_ms for r in ranks])
+    compute = np.array([r.compute_ns for r in ranks])
     return ContextParallelView(
         by=_by(strategy),
         compute_imbalance=float(compute.max() / compute.mean()) if len(ranks) > 1 and compute.any() else None,
@@ -77,7 +76,7 @@ def _rank_view(shared: Aligned, strategy: Strategy, index: int, account: RankAcc
         **vars(traffic),
         hidden_pct=traffic.hidden_pct,
         share_of_step_pct=share_of_step_pct(traffic, rank),
-        compute_ms=ms(account.compute.total_ns / num_steps(rank)),
+        compute_ns=round(account.compute.total_ns / num_steps(rank)),
     )
 
 

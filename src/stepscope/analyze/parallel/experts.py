@@ -40,10 +40,10 @@ class RankExperts:
     received_bytes: float | None
     load_bytes: float | None
     """on the uneven side of each exchange; None where the exchanges could not be matched across ranks"""
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
+    time_ns: int
+    exposed_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
     routing_imbalance: float | None
     """largest against mean amount it sends to a peer, in its most uneven exchange; None where not recorded"""
 
@@ -96,10 +96,10 @@ def _rank_experts(
         sent_bytes=_per_step(c.in_bytes[rows], steps),
         received_bytes=_per_step(c.out_bytes[rows], steps),
         load_bytes=None if np.isnan(load) else float(load) / steps,
-        time_ms=traffic.time_ms,
-        exposed_ms=traffic.exposed_ms,
-        wait_ms=traffic.wait_ms,
-        transfer_ms=traffic.transfer_ms,
+        time_ns=traffic.time_ns,
+        exposed_ns=traffic.exposed_ns,
+        wait_ns=traffic.wait_ns,
+        transfer_ns=traffic.transfer_ns,
         routing_imbalance=_routing_imbalance(rank, rows),
     )
 

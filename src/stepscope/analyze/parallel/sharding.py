@@ -36,17 +36,17 @@ class RankSharding:
     gathers_optimizer: float
     """parameters handed round after the optimizer's step (ZeRO-1 and -2)"""
     gathered_bytes: float | None
-    gather_ms: float
-    gather_exposed_ms: float
-    gather_wait_ms: float | None
+    gather_ns: int
+    gather_exposed_ns: int
+    gather_wait_ns: int | None
     early_pct: float | None
     """share of the gathers of forward and backward that start while the device still computes"""
     scatters: float
     """reductions of gradients: reduce-scatters, and the all-reduces of ZeRO-1"""
     scattered_bytes: float | None
-    scatter_ms: float
-    scatter_exposed_ms: float
-    scatter_wait_ms: float | None
+    scatter_ns: int
+    scatter_exposed_ns: int
+    scatter_wait_ns: int | None
     parameter_bytes: float | None
     """one gather of everything: the gathers of forward, per backward pass"""
     gathers_of_parameters: float | None
@@ -95,15 +95,15 @@ def _rank_sharding(shared: Aligned, strategy: Strategy, index: int, account: Ran
         gathers_backward=len(backward) / num_steps(rank),
         gathers_optimizer=len(after) / num_steps(rank),
         gathered_bytes=gathered.size_bytes,
-        gather_ms=gathered.time_ms,
-        gather_exposed_ms=gathered.exposed_ms,
-        gather_wait_ms=gathered.wait_ms,
+        gather_ns=gathered.time_ns,
+        gather_exposed_ns=gathered.exposed_ns,
+        gather_wait_ns=gathered.wait_ns,
         early_pct=_early_pct(rank, account, np.concatenate((forward, backward))),
         scatters=scattered.count,
         scattered_bytes=scattered.size_bytes,
-        scatter_ms=scattered.time_ms,
-        scatter_exposed_ms=scattered.exposed_ms,
-        scatter_wait_ms=scattered.wait_ms,
+        scatter_ns=scattered.time_ns,
+        scatter_exposed_ns=scattered.exposed_ns,
+        scatter_wait_ns=scattered.wait_ns,
         parameter_bytes=parameters,
         gathers_of_parameters=_ratio(gathered.size_bytes, parameters, passes),
         traffic_of_parameters=_ratio(_both(gathered, scattered), parameters, passes),

@@ -25,7 +25,6 @@ from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
-from stepscope.units import ms
 
 KIND = "tp"
 _PASSES = ((Phase.FORWARD, "forward"), (Phase.BACKWARD, "backward"))
@@ -40,10 +39,10 @@ class Layer:
     position: int
     """in the pass, from 0"""
     size_bytes: float | None
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    compute_ms: float
+    time_ns: int
+    exposed_ns: int
+    wait_ns: int | None
+    compute_ns: int
     """device compute since the exchange before"""
     share_pct: float
     """exposed time of the time since the exchange before"""
@@ -57,10 +56,10 @@ class RankTensorParallel:
     rank: int
     count: float
     size_bytes: float | None
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
+    time_ns: int
+    exposed_ns: int
+    wait_ns: int | None
+    transfer_ns: int | None
     share_of_step_pct: float | None
     """exposed time of the step's period"""
 
@@ -171,10 +170,10 @@ def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
                     part=name,
                     position=k,
                     size_bytes=float(size[mine].mean()) if (size[mine] >= 0).all() else None,
-                    time_ms=ms(time[mine].mean()),
-                    exposed_ms=ms(exposed[mine].mean()),
-                    wait_ms=ms(wait[mine].mean()) if (wait[mine] >= 0).all() else None,
-                    compute_ms=ms(compute[mine].mean()),
+                    time_ns=round(time[mine].mean()),
+                    exposed_ns=round(exposed[mine].mean()),
+                    wait_ns=round(wait[mine].mean()) if (wait[mine] >= 0).all() else None,
+                    compute_ns=round(compute[mine].mean()),
                     share_pct=100 * float(exposed[mine].sum() / max(since[mine].sum(), 1)),
                     occurrences=int(mine.sum()),
                 )

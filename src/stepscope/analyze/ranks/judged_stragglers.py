@@ -27,7 +27,7 @@ from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import Aligned
 from stepscope.run.step_log import StepLog
-from stepscope.units import NS_PER_MS, ms
+from stepscope.units import ms
 
 _ALL_STEPS = 1 << 40
 _MIN_STEPS_TO_CLEAR = 10
@@ -55,16 +55,17 @@ def judged_stragglers(
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
     recurring = _recurring_late(training)
-    found, notes, late_ns = [], [], {}
+    found, notes = [], []
+    late_ns: dict[int, float] = {}
     for s in traced:
         log = by_log.get(s.rank)
         if log is not None:
-            late_ns[s.rank] = max(log.late_ms, 0.0) * NS_PER_MS
+            late_ns[s.rank] = max(log.late_ns, 0)
         if log is None or _is_late(log):
             found.append(s if log is None else _as_logged(s, log))
         elif s.rank in recurring:
             found.append(replace(s, late_ns_per_step=recurring[s.rank].late_ns_per_step))
-        elif log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ms < ms(s.late_ns_per_step):
+        elif log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ns < s.late_ns_per_step:
             notes.append(_cleared(s, log))
         else:
             found.append(s)
@@ -73,14 +74,14 @@ def judged_stragglers(
     for rank, log in by_log.items():
         if rank not in named and _is_late(log):
             found.append(_from_log(log, logs))
-            late_ns[rank] = log.late_ms * NS_PER_MS
+            late_ns[rank] = log.late_ns
     named = {s.rank for s in found}
     found += [s for rank, s in recurring.items() if rank not in named]
     return Judged(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
 
 
 def _is_late(log: LateRank) -> bool:
-    return log.low_ms > 0 and log.lasts and log.slowdown >= DEFAULT_SLOWDOWN
+    return log.low_ns > 0 and log.lasts and log.slowdown >= DEFAULT_SLOWDOWN
 
 
 def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
@@ -99,7 +100,7 @@ def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog])
 
 def _waits_elsewhere(s: Straggler, judged: Sequence[LateRank], traced_ns: dict[int, float]) -> bool:
     """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
-    others = [(j.own_ms * NS_PER_MS, traced_ns[j.rank]) for j in judged if j.rank != s.rank]
+    others = [(j.own_ns, traced_ns[j.rank]) for j in judged if j.rank != s.rank]
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
     return bool(beyond) and float(np.median(beyond)) > _HIDDEN_WAIT * s.late_ns_per_step
 
@@ -107,7 +108,7 @@ def _waits_elsewhere(s: Straggler, judged: Sequence[LateRank], traced_ns: dict[i
 def _as_logged(s: Straggler, log: LateRank) -> Straggler:
     return replace(
         s,
-        late_ns_per_step=log.late_ms * NS_PER_MS,
+        late_ns_per_step=log.late_ns,
         steps_late=log.steps_late,
         num_steps=log.num_steps,
         score=log.score,
@@ -117,7 +118,7 @@ def _as_logged(s: Straggler, log: LateRank) -> Straggler:
 
 def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
     """Return a straggler that only the log shows; late input is told by its region, the rest is the host's."""
-    late_ns = log.late_ms * NS_PER_MS
+    late_ns = log.late_ns
     data = {each.rank: _typical_ns(each, "data_loading") for each in logs}
     excess = data[log.rank] - float(np.median([ns for rank, ns in data.items() if rank != log.rank]))
     cause = "data" if excess >= _MAIN_CAUSE * late_ns else "host"
@@ -139,10 +140,10 @@ def _typical_ns(log: StepLog, region: str) -> float:
 
 
 def _cleared(s: Straggler, log: LateRank) -> str:
-    interval = f"{log.low_ms:.1f} to {log.high_ms:.1f}"
+    interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
     return (
         f"rank {s.rank} was {ms(s.late_ns_per_step):.1f} ms late per step in the {s.num_steps} profiled steps, but "
-        f"{log.late_ms:.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: it is no straggler"
+        f"{ms(log.late_ns):.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: it is no straggler"
     )
 
 

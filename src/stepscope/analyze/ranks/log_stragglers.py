@@ -38,6 +38,7 @@ _MIN_INDEPENDENT = 2.0
 _LASTING = 0.4
 _CLIP_SIGMAS = 3.0
 _MAX_CORRELATION = 0.95
+_MAX_WAIT_NS = 2.0**63
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,21 @@ class LateRank:
     """How late a rank is by the steps without the profiler."""
 
     rank: int
-    late_ms: float
+    late_ns: int
     """own time beyond the others' median, per step; negative for a rank that the others are later than"""
     score: float
     """lateness against its standard error"""
     slowdown: float
     """own time over the mean of the others'"""
-    low_ms: float = 0.0
-    high_ms: float = 0.0
+    low_ns: int = 0
+    high_ns: int = 0
     """interval of the lateness"""
     steps_late: int = 0
     num_steps: int = 0
     lasts: bool = True
     """at least two fifths of the lateness are there in each half of the steps: no passing load of the machine"""
-    own_ms: float = 0.0
-    others_ms: float = 0.0
+    own_ns: int = 0
+    others_ns: int = 0
     """median own time of the rank, and of the others"""
 
 
@@ -68,8 +69,8 @@ def late_ranks(
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
     judged = lateness(logs, window_steps=window_steps)
-    found = [late for late in judged if late.low_ms > 0 and late.lasts and late.slowdown >= slowdown]
-    return sorted(found, key=lambda late: -late.late_ms)
+    found = [late for late in judged if late.low_ns > 0 and late.lasts and late.slowdown >= slowdown]
+    return sorted(found, key=lambda late: -late.late_ns)
 
 
 def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
@@ -91,16 +92,16 @@ def _judged(rank: int, own: Floats, i: int) -> LateRank:
     usual = float(np.mean(others))
     return LateRank(
         rank=rank,
-        late_ms=late / 1e6,
+        late_ns=round(late),
         score=round(late / error, 2) if error else 0.0,
         slowdown=(float(np.median(others)) + late) / usual if usual else 1.0,
-        low_ms=(late - reach) / 1e6,
-        high_ms=(late + reach) / 1e6,
+        low_ns=round(late - reach),
+        high_ns=round(late + reach),
         steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
         num_steps=len(by_step),
         lasts=all(float(np.median(half)) >= _LASTING * late for half in np.array_split(by_step, 2)),
-        own_ms=float(typical[i]) / 1e6,
-        others_ms=float(np.median(others)) / 1e6,
+        own_ns=round(float(typical[i])),
+        others_ns=round(float(np.median(others))),
     )
 
 
@@ -156,6 +157,7 @@ def _own_ns(log: StepLog) -> Floats:
     unless all are.
     """
     waited = log.column(WAITING)
+    waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
     own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
     return np.where(log.undisturbed, own, np.nan) if log.undisturbed.any() else np.asarray(own, float)
 

@@ -13,7 +13,6 @@ from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread, spread
 from stepscope.trace.table import Int64s
-from stepscope.units import ms
 
 
 @dataclass(frozen=True)
@@ -24,18 +23,18 @@ class RankTraffic:
     count: float
     size_bytes: float | None
     """full buffers; None where any size is unknown"""
-    time_ms: float
+    time_ns: int
     """time in which at least one of them ran"""
-    exposed_ms: float
+    exposed_ns: int
     """of that, hidden neither behind compute nor behind copies"""
-    wait_ms: float | None
+    wait_ns: int | None
     """until the last rank arrived; None where none could be matched across ranks"""
-    transfer_ms: float | None
+    transfer_ns: int | None
 
     @property
     def hidden_pct(self) -> float | None:
         """Return the share of the time that lies under other work, None without any time."""
-        return 100 * (1 - self.exposed_ms / self.time_ms) if self.time_ms else None
+        return 100 * (1 - self.exposed_ns / self.time_ns) if self.time_ns else None
 
 
 def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount) -> RankTraffic:
@@ -51,18 +50,18 @@ def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount
         rank=rank.rank,
         count=len(rows) / steps,
         size_bytes=float(sizes.sum()) / steps if (sizes >= 0).all() else None,
-        time_ms=ms(spans.total_ns / steps),
-        exposed_ms=ms(exposed / steps),
-        wait_ms=ms(waits / steps) if matched else None,
-        transfer_ms=ms((spans.total_ns - waits) / steps) if matched else None,
+        time_ns=round(spans.total_ns / steps),
+        exposed_ns=round(exposed / steps),
+        wait_ns=round(waits / steps) if matched else None,
+        transfer_ns=round((spans.total_ns - waits) / steps) if matched else None,
     )
 
 
 def share_of_step_pct(traffic: RankTraffic, rank: Rank) -> float | None:
     """Return the exposed time of the step's period, None without steps."""
     periods = step_periods(rank)
-    step_ms = ms(periods.median_ns) if periods is not None and len(periods) else None
-    return 100 * traffic.exposed_ms / step_ms if step_ms else None
+    step_ns = round(periods.median_ns) if periods is not None and len(periods) else None
+    return 100 * traffic.exposed_ns / step_ns if step_ns else None
 
 
 def num_steps(rank: Rank) -> int:

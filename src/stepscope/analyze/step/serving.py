@@ -14,7 +14,7 @@ from stepscope.run.rank import Rank
 from stepscope.run.step_search.serving import DECODE, MIXED, PREFILL, ServingStep, serving_step
 from stepscope.run.steps import SERVING
 from stepscope.trace.classify import EventKind, rows_named
-from stepscope.units import NS_PER_S, ms
+from stepscope.units import NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class ServedSteps:
     kind: str
     """prefill, decode or mixed"""
     steps: int
-    step_ms: float
+    step_ns: int
     """median period"""
     requests_per_step: float | None
     tokens_per_step: float | None
@@ -92,7 +92,7 @@ def _of_kind(kind: str, steps: list[tuple[ServingStep, int]]) -> ServedSteps | N
     return ServedSteps(
         kind=kind,
         steps=len(steps),
-        step_ms=ms(float(np.median([dur for _, dur in steps]))),
+        step_ns=round(float(np.median([dur for _, dur in steps]))),
         requests_per_step=_mean(requests),
         tokens_per_step=_mean(tokens),
         tokens_per_s=_rate(tokens, sum(dur for _, dur in steps)),

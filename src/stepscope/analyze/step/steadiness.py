@@ -16,7 +16,7 @@ from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import Spread, Trend, mad_sigma, slow_start, spread, trend
 from stepscope.trace.table import Int64s
-from stepscope.units import NS_PER_S, ms
+from stepscope.units import NS_PER_S
 
 SIGNIFICANT = 0.01
 """a drift is one where chance alone gives as much in fewer than one series of a hundred"""
@@ -34,7 +34,7 @@ class Series(ArrayRecord):
     """`step logs` or `recorded steps`"""
     step: Int64s
     dur_ns: Int64s
-    by_rank_median_ms: tuple[float, ...]
+    by_rank_median_ns: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Spike:
     """One step that took much longer than its neighbours."""
 
     step: int
-    ms: float
-    extra_ms: float
+    dur_ns: int
+    extra_ns: int
     """above the median of the steps around it"""
 
 
@@ -68,21 +68,21 @@ class Steadiness:
     num_steps: int
     """all steps of the series, warm-up included"""
     warm_up_steps: int
-    warm_up_ms: float
+    warm_up_ns: int
     """time the warm-up took beyond what as many settled steps take"""
-    median_ms: float
-    mean_ms: float
-    std_ms: float
+    median_ns: int
+    mean_ns: int
+    std_ns: int
     spread_pct: float
     """standard deviation against the mean, warm-up left out"""
     robust_spread_pct: float
     """the same from the median absolute deviation: what it is without spikes"""
-    p10_ms: float
-    p90_ms: float
-    p99_ms: float
-    min_ms: float
-    max_ms: float
-    over_ranks_ms: Spread | None
+    p10_ns: int
+    p90_ns: int
+    p99_ns: int
+    min_ns: int
+    max_ns: int
+    over_ranks_ns: Spread | None
     """of the ranks' medians"""
     steps_per_s: float
     samples_per_s: float | None
@@ -92,7 +92,7 @@ class Steadiness:
     spikes: tuple[Spike, ...]
     """the largest, by step"""
     num_spikes: int
-    spikes_ms_per_step: float
+    spikes_ns_per_step: int
     """what all spikes cost, spread over all settled steps"""
     spike_every: int | None
     """steps between spikes where they come at regular intervals: logging, checkpoints, garbage collection"""
@@ -132,25 +132,25 @@ def steadiness_of(
         source=series.source,
         num_steps=len(series.dur_ns),
         warm_up_steps=first,
-        warm_up_ms=ms(float(series.dur_ns[:first].sum()) - first * median),
-        median_ms=ms(median),
-        mean_ms=ms(mean),
-        std_ms=ms(std),
+        warm_up_ns=round(float(series.dur_ns[:first].sum()) - first * median),
+        median_ns=round(median),
+        mean_ns=round(mean),
+        std_ns=round(std),
         spread_pct=100 * std / mean,
         robust_spread_pct=100 * mad_sigma(settled) / median,
-        p10_ms=ms(p10),
-        p90_ms=ms(p90),
-        p99_ms=ms(p99),
-        min_ms=ms(int(settled.min())),
-        max_ms=ms(int(settled.max())),
-        over_ranks_ms=spread(series.by_rank_median_ms),
+        p10_ns=round(p10),
+        p90_ns=round(p90),
+        p99_ns=round(p99),
+        min_ns=int(settled.min()),
+        max_ns=int(settled.max()),
+        over_ranks_ns=spread(series.by_rank_median_ns),
         steps_per_s=per_s,
         samples_per_s=None if samples_per_step is None else samples_per_step * per_s,
         tokens_per_s=None if tokens_per_step is None else tokens_per_step * per_s,
         drift=_drift(settled, median),
         spikes=_largest(series.step[first:], settled, extra),
         num_spikes=len(at),
-        spikes_ms_per_step=ms(float(extra.sum()) / len(settled)),
+        spikes_ns_per_step=round(float(extra.sum()) / len(settled)),
         spike_every=_interval(series.step[first:][at]),
     )
 
@@ -183,7 +183,7 @@ def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> 
     number, dur = number[order], dur[order]
     step, first, count = np.unique(number, return_index=True, return_counts=True)
     middle = (dur[first + (count - 1) // 2] + dur[first + count // 2]) // 2
-    return Series(source, step, middle, tuple(ms(float(np.median(d))) for _, d in kept))
+    return Series(source, step, middle, tuple(round(float(np.median(d))) for _, d in kept))
 
 
 def _drift(settled: Int64s, median: float) -> Drift | None:
@@ -217,7 +217,7 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
     at = np.flatnonzero(extra)
     at = np.sort(at[np.argsort(-extra[at], kind="stable")[:_MAX_SPIKES]])
-    return tuple(Spike(int(step[i]), ms(int(settled[i])), ms(extra[i])) for i in at)
+    return tuple(Spike(int(step[i]), int(settled[i]), round(extra[i])) for i in at)
 
 
 def _interval(steps: Int64s) -> int | None:

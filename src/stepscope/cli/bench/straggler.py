@@ -3,16 +3,16 @@
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 
-from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
+from stepscope.analyze.ranks.log_stragglers import late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.rank_records import Records, first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.session import Document, document_of, finish_bench, start_ranks
+from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
@@ -46,6 +46,9 @@ def run(args: argparse.Namespace) -> int:
     return finish_bench(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 
 
+_LATE_TIMES = ("late", "low", "high", "own", "others")
+
+
 def _judged(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
     """Return the results with what each delay cost and what the step logs say of it."""
     rows = []
@@ -62,7 +65,7 @@ def _judged(document: Document, records: Sequence[Records], args: argparse.Names
                     "lost_throughput_pct": 100 * (1 - 1 / over),
                     "lost_low_pct": 100 * (1 - 1 / low),
                     "lost_high_pct": 100 * (1 - 1 / high),
-                    "found": [[asdict(late) for late in found] for found in runs],
+                    "found": [[in_ms(late, _LATE_TIMES) for late in found] for found in runs],
                 },
             }
         )
@@ -73,24 +76,24 @@ def _show(document: Document, out: Console) -> None:
     table = plain_table(out, "delay", "step ms", "throughput lost", "95 % interval", "named", "late by ms", "score")
     for row in document["series"]:
         s = row["straggler"]
-        named = [LateRank(**late) for found in s["found"] for late in found[:1]]
-        right = [late for late in named if late.rank == s["planted_rank"]]
+        named = [late for found in s["found"] for late in found[:1]]
+        right = [late for late in named if late["rank"] == s["planted_rank"]]
         table.add_row(
             f"rank {s['planted_rank']} +{s['planted_ms']:g} ms",
             f"{row['summary']['median_step_time']:.2f}",
             f"{s['lost_throughput_pct']:.1f} %",
             f"{s['lost_low_pct']:.1f} - {s['lost_high_pct']:.1f} %",
             f"{_who(named)} in {len(named)} of {len(s['found'])} runs" if named else "nobody",
-            f"{sum(late.late_ms for late in right) / len(right):.1f}" if right else "-",
-            f"{sum(late.score for late in right) / len(right):.1f}" if right else "-",
+            f"{sum(late['late_ms'] for late in right) / len(right):.1f}" if right else "-",
+            f"{sum(late['score'] for late in right) / len(right):.1f}" if right else "-",
         )
     out.print(table)
     out.print("named: by the step logs of light mode, from own times before the wait for gradients", markup=False)
     print_doubts(document["series"], out)
 
 
-def _who(named: list[LateRank]) -> str:
-    return "rank " + ", ".join(str(rank) for rank in sorted({late.rank for late in named}))
+def _who(named: list[dict[str, Any]]) -> str:
+    return "rank " + ", ".join(str(rank) for rank in sorted({late["rank"] for late in named}))
 
 
 def _delays(args: argparse.Namespace) -> list[float]:

@@ -10,6 +10,7 @@ from stepscope.analyze.replay.changes import evenly_spread
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.units import ms
 
 _WHY = {
     "host": "its host needs longer per step than the others' (slow or busy CPU, stalls, another process)",
@@ -90,7 +91,9 @@ def _device_evidence(ranks: tuple[int, ...], devices: Sequence[DeviceState]) -> 
 def _unprofiled_evidence(known: list[LateRank]) -> list[Evidence]:
     what = "own time beyond the others', steps without the profiler"
     return [
-        Evidence(what, round(late.late_ms, 3), "ms", f"rank {late.rank}, {late.low_ms:.1f} to {late.high_ms:.1f}")
+        Evidence(
+            what, round(ms(late.late_ns), 3), "ms", f"rank {late.rank}, {ms(late.low_ns):.1f} to {ms(late.high_ns):.1f}"
+        )
         for late in known
     ]
 

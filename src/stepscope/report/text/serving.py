@@ -3,6 +3,7 @@
 from rich.console import Console
 
 from stepscope.analyze.step.serving import ServedSteps, Serving
+from stepscope.units import ms
 
 
 def print_serving(serving: Serving | None, out: Console) -> None:
@@ -17,7 +18,7 @@ def print_serving(serving: Serving | None, out: Console) -> None:
 
 def _line(kind: ServedSteps) -> str:
     steps = "1 step" if kind.steps == 1 else f"{kind.steps} steps"
-    parts = [f"{kind.kind}: {steps} of {kind.step_ms:.2f} ms"]
+    parts = [f"{kind.kind}: {steps} of {ms(kind.step_ns):.2f} ms"]
     if kind.requests_per_step is not None:
         parts.append(f"{kind.requests_per_step:,.0f} requests")
     if kind.tokens_per_step is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from stepscope.analyze.ranks.log_stragglers import WAITING, Floats, LateRank, late_ranks
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.run.step_log import StepLog, unprofiled_step
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, ms
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
@@ -27,14 +27,16 @@ def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings
         name_text(folder.absolute().name, style="bold").append(f"  {ranks}, {max(map(len, logs))} steps, no trace")
     )
     if step is not None:
-        out.print(f"step {step.median_ms:.2f} ms, median of {step.num_steps} steps without the profiler")
+        out.print(f"step {ms(step.median_ns):.2f} ms, median of {step.num_steps} steps without the profiler")
     if step is not None and step.uneven:
         out.print(step.uneven)
     late = late_ranks(logs)
     out.print()
     _table(logs, late, out)
     for one in late:
-        out.print(f"straggler: rank {one.rank} is {one.late_ms:.2f} ms late per step ({one.slowdown:.2f} x the others)")
+        out.print(
+            f"straggler: rank {one.rank} is {ms(one.late_ns):.2f} ms late per step ({one.slowdown:.2f} x the others)"
+        )
     out.print("medians in ms, of steps without the profiler; ?: not seen on that rank")
     for name in (name for name in _regions(logs) if _is_rare(logs, name)):
         out.print(name_text(_rare_line(logs, name), width=120))

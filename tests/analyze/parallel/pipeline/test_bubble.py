@@ -13,6 +13,7 @@ from stepscope.analyze.parallel.strategy import strategy_of
 from stepscope.analyze.ranks.window import rank_account
 from stepscope.run.aligned import aligned
 from stepscope.run.load import Run
+from stepscope.units import ms
 
 
 def view_of(run: Run) -> PipelineView:
@@ -36,11 +37,11 @@ def test_schedule_and_bubble_are_recovered(tmp_path: Path, orders: list, schedul
     assert found.bubble_pct == pytest.approx(ideal, abs=1.5)  # messages take a little
     assert found.imbalance == pytest.approx(1)
     for r in found.ranks:
-        assert r.forward_ms == pytest.approx(0.2 * microbatches)
-        assert r.backward_ms == pytest.approx(0.4 * microbatches)
-        assert r.forward_microbatch_ms == pytest.approx(0.2)
-        parts = (r.forward_ms, r.backward_ms, r.other_ms, r.transfer_ms, r.wait_ms, r.gaps_ms, r.idle_ms)
-        assert sum(parts) == pytest.approx(r.step_ms)
+        assert ms(r.forward_ns) == pytest.approx(0.2 * microbatches)
+        assert ms(r.backward_ns) == pytest.approx(0.4 * microbatches)
+        assert ms(r.forward_microbatch_ns) == pytest.approx(0.2)
+        parts = (r.forward_ns, r.backward_ns, r.other_ns, r.transfer_ns, r.wait_ns, r.gaps_ns, r.idle_ns)
+        assert sum(parts) == pytest.approx(r.step_ns)
 
 
 @pytest.mark.parametrize("marked", [False, True])

@@ -27,40 +27,39 @@ from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
-from stepscope.units import ms
 
 
 @dataclass(frozen=True)
 class RankPipeline:
-    """One stage's step; times per step. The parts of the docstring above sum to `step_ms`."""
+    """One stage's step; times per step. The parts of the docstring above sum to `step_ns`."""
 
     rank: int
     stage: int
     """position among the ranks of its pipeline, from 0"""
-    step_ms: float
-    forward_ms: float
-    backward_ms: float
-    other_ms: float
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    other_ns: int
     """optimizer, copies, and communication other than between stages"""
-    transfer_ms: float
+    transfer_ns: int
     """exposed transfer between stages"""
-    wait_ms: float
+    wait_ns: int
     """exposed waiting in sends and receives; all of their exposed time where they could not be matched"""
-    gaps_ms: float
+    gaps_ns: int
     """nothing runs, but a micro-batch is under way"""
-    idle_ms: float
+    idle_ns: int
     """nothing runs, between micro-batches"""
     bubble_pct: float
     """wait and idle, of the step"""
-    send_ms: float
+    send_ns: int
     """time in which an operation only sends"""
-    receive_ms: float
-    exchange_ms: float
+    receive_ns: int
+    exchange_ns: int
     """time in operations that do both"""
     forwards: float
     """micro-batches (of each chunk) that went forward"""
-    forward_microbatch_ms: float | None
-    backward_microbatch_ms: float | None
+    forward_microbatch_ns: int | None
+    backward_microbatch_ns: int | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +128,7 @@ def _view(
     if not whole:
         notes.append("the schedule is unknown: not all ranks of a pipeline were recorded")
     orders = whole if marked or chunks == 1 else None
-    work = [r.forward_ms + r.backward_ms for r in ranks]
+    work = [r.forward_ns + r.backward_ns for r in ranks]
     return PipelineView(
         stages=stages,
         microbatches=microbatches,
@@ -176,21 +175,21 @@ def _rank_pipeline(
     return RankPipeline(
         rank=rank.rank,
         stage=position,
-        step_ms=ms(step / count),
-        forward_ms=ms(forward / count),
-        backward_ms=ms(backward / count),
-        other_ms=ms((busy.total_ns - forward - backward) / count),
-        transfer_ms=ms((messages.total_ns - waited) / count),
-        wait_ms=ms(waited / count),
-        gaps_ms=ms(gaps / count),
-        idle_ms=ms(idle / count),
+        step_ns=round(step / count),
+        forward_ns=round(forward / count),
+        backward_ns=round(backward / count),
+        other_ns=round((busy.total_ns - forward - backward) / count),
+        transfer_ns=round((messages.total_ns - waited) / count),
+        wait_ns=round(waited / count),
+        gaps_ns=round(gaps / count),
+        idle_ns=round(idle / count),
         bubble_pct=100 * (waited + idle) / step,
-        send_ms=ms(by_op["send"] / count),
-        receive_ms=ms(by_op["recv"] / count),
-        exchange_ms=ms(by_op["send_recv"] / count),
+        send_ns=round(by_op["send"] / count),
+        receive_ns=round(by_op["recv"] / count),
+        exchange_ns=round(by_op["send_recv"] / count),
         forwards=sum(a.kind == "F" for a in actions) / max(len(rank.steps), 1),
-        forward_microbatch_ms=_mean_ms(actions, "F"),
-        backward_microbatch_ms=_mean_ms(actions, "BIW"),
+        forward_microbatch_ns=_mean_ns(actions, "F"),
+        backward_microbatch_ns=_mean_ns(actions, "BIW"),
     )
 
 
@@ -225,11 +224,11 @@ def _op_ns(rank: Rank, rows: Int64s, op: str, window: Intervals) -> int:
     return int(covered_ns(window, c.start_ns[mine], c.end_ns[mine]).sum())
 
 
-def _mean_ms(actions: Sequence[Action], kinds: str) -> float | None:
+def _mean_ns(actions: Sequence[Action], kinds: str) -> int | None:
     """Return the mean time of a micro-batch one way: halves of a backward count together."""
     mine = [a for a in actions if a.kind in kinds]
     count = len({(a.step, a.stage, a.microbatch) for a in mine})
-    return ms(sum(a.busy_ns for a in mine) / count) if count else None
+    return round(sum(a.busy_ns for a in mine) / count) if count else None
 
 
 def _replayed_pct(ranks: list[list[Action]] | None, *, equal: bool) -> float | None:
