@@ -107,4 +107,4 @@ def _is_project(main: str, folders: list[str]) -> bool:
 
 
 def _is_narrow(folder: str) -> bool:
-    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)  # noqa: PLR2004 - / and one name
+    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)

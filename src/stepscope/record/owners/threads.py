@@ -10,7 +10,7 @@ operators end it.
 
 from collections.abc import Callable, Iterable
 
-from stepscope.contract.owners import AUTOGRAD, NONE, OTHER, TRAINING, OwnersThread
+from stepscope.contract.owners import AUTOGRAD, OTHER, TRAINING, OwnersThread
 from stepscope.contract.regions import EVALUATE
 from stepscope.record.owners.event_tree import Event
 
