@@ -53,6 +53,8 @@ class RecordConfig:
     with_flops: bool = False
     with_modules: bool = False
     count_flops: bool = True  # one step outside the window is observed with shapes to count its FLOPs
+    owners: bool = True  # one more step outside the window is observed with Python frames: whose line each operator is
+    source: bool = True  # the text of the user's files that occur in them is kept
 
     # Budgets: whichever is met first ends the window early; the trace keeps what was recorded.
     max_events: int = 500_000

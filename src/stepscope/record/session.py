@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from stepscope.record.after_window import AfterWindow
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.helper.handover import (
@@ -40,15 +41,12 @@ from stepscope.record.steps.statistics import FIRST_STEPS
 from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
-from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.schedule import BEFORE, WARMUP, next_busy_step, phase_of
 from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
 _NO_TIME = {"ns": 0, "n": 0}
-_CENSUS_TRIES = 3
 _REGULAR_STEPS = 3
-_NO_CENSUS = "the job ended before the step after the window, in which they would have been counted"
 
 
 def current() -> "Recorder | None":
@@ -81,9 +79,7 @@ class Recorder:
         self._evaluation: RegionTimes = {}  # since the last step ended
         self._evaluated_until_ns: int | None = None
         self._evaluated_step: int | None = None  # the last one that had some
-        self._census: StepCensus | None = None
-        self._census_tries = _CENSUS_TRIES
-        self._census_step = census_step(config)
+        self._after: AfterWindow | None = None
         self._phase = phase_of(0, config)[0]
         self._busy_step = next_busy_step(1, config, also=FIRST_STEPS)  # until then nothing is to be done between steps
         self._window: Window | None = None
@@ -151,8 +147,8 @@ class Recorder:
             self.regions.end(name, at_ns)
             if self.regions.marker is not None and self._window is not None:
                 self._window.look_at_budget()
-            elif self._census is not None:
-                self._census.look_at_budget()
+            if self._after is not None and self._after.is_watching:
+                self._after.look_at_budget()
 
     def step_end(self, *, at_ns: int | None = None) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete.
@@ -180,7 +176,7 @@ class Recorder:
         """Return how many coming steps need nothing but their times; 0 where steps are not short."""
         if not self.on or self._log is None or self._edges_matter or not self._log.may_wait(self.step):
             return 0
-        if self._last_ns >= short_ns or self.regions.marker is not None or self._census is not None:
+        if self._last_ns >= short_ns or self.regions.marker is not None or self._is_watched():
             return 0
         return 1 << 30 if self._busy_step is None else self._busy_step - self.step - 1
 
@@ -265,8 +261,13 @@ class Recorder:
             on_closed=self._window_closed,
             on_trace_ready=self._on_trace_ready,
         )
-        if self._census_step is not None:
-            self._known.because("flops_per_step", _NO_CENSUS)
+        self._after = AfterWindow(
+            config if chosen else replace(config, owners=False),
+            self._guard,
+            run=self._run,
+            known=self._known,
+            set_marker=self._mark_regions,
+        )
         introduce(self._run, created_ns=self._created_ns)
 
     def _step_begin(self) -> None:
@@ -282,8 +283,8 @@ class Recorder:
             return  # part of the routine, as a rollout in every step of reinforcement learning is
         if self._window is not None:
             self._window.evaluation_began()
-        if self._census is not None:
-            self._census.stop("evaluation began inside the step that was to be counted")
+        if self._after is not None:
+            self._after.evaluation_began()
         paused_ns = perf_counter_ns() - now_ns
         self._step_start_ns += paused_ns
         self._evaluated_until_ns += paused_ns
@@ -294,11 +295,13 @@ class Recorder:
         if self._window is None:
             self._open_run()
         assert self._run is not None and self._window is not None and self._log is not None
+        assert self._after is not None
         if self._run.failed:
             self._stand_down()
             return
         self._window.after_step()
-        profiled = self._window.is_recording or self._census is not None
+        self._after.step_over()
+        profiled = self._window.is_recording or self._after.is_watching
         held = self._held
         regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
         self._held = None
@@ -342,8 +345,8 @@ class Recorder:
 
     def _before_step(self) -> bool:
         """Get ready for step `self.step`; return whether that took more than a moment."""
-        assert self._window is not None and self._run is not None
-        paused = self._end_census()
+        assert self._window is not None and self._run is not None and self._after is not None
+        paused = self._after.end(self.step)
         if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
@@ -353,16 +356,11 @@ class Recorder:
         elif phase_of(self.step, self.config)[0] == WARMUP or self._window.usual.longest_s is None:
             self._window.usual = self._usual_step()
         paused |= self._window.before_step(self.step)
-        if self.step == self._census_step and not self._window.is_recording:
-            self._census = StepCensus(self._guard, self.config, self._window.usual)
-            self._census.begin()
-            paused = True
+        if not self._window.is_recording:
+            paused |= self._after.begin(self.step, self._window.usual)
         self._phase = phase_of(self.step, self.config)[0]
-        self._busy_step = next_busy_step(self.step + 1, self.config, also=FIRST_STEPS)
-        if self._census_step is not None and self._census_step > self.step:
-            self._busy_step = min(self._census_step, self._busy_step or self._census_step)
-        elif self._census is not None:
-            self._busy_step = self.step + 1
+        planned = (next_busy_step(self.step + 1, self.config, also=FIRST_STEPS), self._after.next_step(self.step))
+        self._busy_step = min((step for step in planned if step is not None), default=None)
         return paused
 
     def _usual_step(self) -> TypicalStep:
@@ -372,21 +370,11 @@ class Recorder:
         per_step = max(0, grew) // steps if steps > 0 else 0
         return TypicalStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
 
-    def _end_census(self) -> bool:
-        if self._census is None:
-            return False
-        census, self._census = self._census, None
-        found = census.end()
-        if found is None:
-            self._known.because("flops_per_step", str(census.why_not))
-            if census.was_stopped and self._census_tries > 0:
-                self._census_tries -= 1
-                self._census_step = self.step + 1
-            return True
-        assert self._run is not None
-        self._run.outbox.put({"do": "facts", "flops": found})
-        self._known.no_longer("flops_per_step")
-        return True
+    def _is_watched(self) -> bool:
+        return self._after is not None and self._after.is_watching
+
+    def _mark_regions(self, wanted: bool) -> None:
+        self.regions.marker = _mark if wanted else None
 
     def _window_opened(self) -> None:
         self.regions.marker = _mark
@@ -410,9 +398,8 @@ class Recorder:
         """Go off with nothing left running; the reason was said."""
         self.on = False
         self.regions.marker = None
-        census, self._census = self._census, None
-        if census is not None:
-            census.end()
+        if self._after is not None:
+            self._after.abandon()
         if self._window is not None:
             self._window.abandon()
 
@@ -420,13 +407,13 @@ class Recorder:
         self._guard.remove()
         if self._run is None:
             return
-        assert self._window is not None and self._log is not None
+        assert self._window is not None and self._log is not None and self._after is not None
         self._run.settled.wait(self.config.close_wait_s)
         if self._run.failed:
             self._stand_down()
             self._run.finish()
             return
-        self._end_census()
+        self._after.abandon()  # of a step that did not end
         self._window.finish()
         self._log.flush()
         self._send_facts()

@@ -32,7 +32,7 @@ def census_of(step: object) -> dict[str, int]:
     census = StepCensus(ProfilerGuard(), RecordConfig(), TypicalStep())
     census.begin()
     step()  # type: ignore[operator]
-    found = census.end()
+    found = census.counts()
     assert found is not None
     return found
 

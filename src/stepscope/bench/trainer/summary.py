@@ -15,7 +15,7 @@ from stepscope.bench.session.results import series
 from stepscope.contract.run_folder import SCHEMA, atomic_write, steps_file
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.schedule import WARMUP, WINDOW, census_step, phase_of
+from stepscope.record.window.schedule import WARMUP, WINDOW, census_step, frame_step, phase_of
 
 _OF_BENCHMARKS = ("bench", "ranks")  # sections that a training does not use
 SUMMARY_JSON, SUMMARY_TXT = "summary.json", "summary.txt"
@@ -30,7 +30,7 @@ def counted_steps(config: BenchConfig, recording: RecordConfig | None, *, first:
 
 
 def _disturbed(step: int, recording: RecordConfig) -> bool:
-    return phase_of(step, recording)[0] in (WARMUP, WINDOW) or step == census_step(recording)
+    return phase_of(step, recording)[0] in (WARMUP, WINDOW) or step in (census_step(recording), frame_step(recording))
 
 
 def summary(

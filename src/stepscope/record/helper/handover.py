@@ -80,6 +80,11 @@ class JobFacts:
             is_object = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
             self._noted[name] = weakref.ref(value) if is_object else value
 
+    def noted(self, name: str) -> Any:
+        """Return a noted fact, None where there is none or its object is gone."""
+        value = self._noted.get(name)
+        return value() if isinstance(value, weakref.ref) else value
+
     def because(self, what: str, reason: str | None) -> None:
         """Keep why something is missing."""
         if reason is not None:

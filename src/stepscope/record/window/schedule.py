@@ -36,14 +36,20 @@ def census_step(config: RecordConfig) -> int | None:
     return (config.wait + config.warmup + config.active) * config.repeat
 
 
+def frame_step(config: RecordConfig) -> int | None:
+    """Return the step that is watched with Python frames, the first after the census; None where none is asked for."""
+    if config.light or not config.owners or config.tool != "torch":
+        return None
+    census = census_step(config)
+    return (config.wait + config.warmup + config.active) * config.repeat if census is None else census + 1
+
+
 def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
     """Return the first step from `step` on before which the recorder has something to do; None where none is left.
 
-    Steps of warm-up and window, the one after each window, the census and the one after it, and `also`. In between,
-    the phase does not change.
+    Steps of warm-up and window, the one after each window, and `also`. In between, the phase does not change.
     """
-    census = census_step(config)
-    busy = [s for s in (also, *((census, census + 1) if census is not None else ())) if s >= step]
+    busy = [also] if also >= step else []
     if not config.light:
         cycle_steps = config.wait + config.warmup + config.active
         cycle, within = divmod(step, cycle_steps)

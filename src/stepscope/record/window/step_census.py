@@ -1,116 +1,38 @@
 """One step's operators, counted while they run: how many events a step makes and how many FLOPs it does.
 
-A profiler with shapes watches the first step after the window, never one before it: any session slows the steps that
-follow. Where there is a device it is watched as well, though only operators are counted: Kineto detaches CUPTI after
-sessions of the device alone. It only looks: no operator is replaced or decomposed, so results stay bit-equal, compiled
-code included. It is bounded as a window is, in events, seconds and memory, whatever lies between the two steps.
+A profiler with shapes watches the first step after the window. It only looks: no operator is replaced or decomposed, so
+results stay bit-equal, compiled code included.
 """
 
-import atexit
 import bisect
-import threading
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-import torch.autograd.profiler as autograd_profiler
-from torch.profiler import ProfilerActivity
-
-from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
-from stepscope.record.failsafe import explain
-from stepscope.record.window.budget import Budget, TypicalStep
+from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.flops import flops_of
-from stepscope.record.window.kineto import activities_of, why_not_available
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
+from stepscope.record.window.watched_step import WatchedStep
 
-_OTHER_THREAD = "the step to be counted ended on another thread than it began"
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
-class StepCensus:
-    """Watches one step: `begin()` before it, `end()` after it."""
+class StepCensus(WatchedStep):
+    """Watches one step: `begin()` before it, `counts()` after it."""
 
     def __init__(self, guard: ProfilerGuard, config: RecordConfig, usual: TypicalStep) -> None:
-        self._guard = guard
-        self._config = config
-        self._usual = usual
-        self._budget: Budget | None = None
-        self._profiler: Any = None
-        self._thread = 0
-        self.why_not: str | None = None
-        self.was_stopped = False  # in the middle of the step: another one may do
+        super().__init__(guard, config, usual, purpose="be counted", record_shapes=True)
 
-    def begin(self) -> None:
-        """Start watching unless another profiler is at work; whatever fails, the step is not counted, and no more."""
-        try:
-            self._begin()
-        except Exception as e:  # noqa: BLE001 - training comes first
-            self._profiler = self._guard.give_way = None
-            self.why_not = f"the profiler failed: {explain(e)}"
-
-    def _begin(self) -> None:
-        self.why_not = why_not_available()
-        if self.why_not is None and not self._guard.is_free():
-            self.why_not = "another profiler was active when the step was to be counted"
-        elif self.why_not is None and not at_thread_end(self._thread_ends):
-            self.why_not = NO_SIGN
-        if self.why_not is not None:
-            return
-        self._thread = threading.get_ident()
-        self._guard.give_way = self.give_way
-        on_device = ProfilerActivity.CUDA in activities_of(self._config)
-        self._profiler = autograd_profiler.profile(
-            use_cpu=True, use_device="cuda" if on_device else None, use_kineto=True, record_shapes=True
-        )
-        self._budget = Budget(self._config, usual=self._usual, group_timeout_s=group_timeout_s())
-        with self._guard.ours():
-            self._profiler._prepare_trace()
-            self._profiler._start_trace()
-
-    def end(self) -> dict[str, int] | None:
+    def counts(self) -> dict[str, int] | None:
         """Return `{"events", "total", "forward"}` of the watched step, None where it could not be watched."""
-        if self._profiler is None:
+        results = self.end()
+        if results is None:
             return None
-        if threading.get_ident() != self._thread:  # only that one can stop it, and will as it ends
-            self.why_not, self._guard.left_behind = _OTHER_THREAD, True
-            atexit.register(self._thread_ends)  # the main thread's end
-            return None
-        self._profiler = None
-        self._guard.give_way = None
-        with self._guard.ours():
-            events = torch.autograd._disable_profiler().events()
+        events = results.events()
         if len(events) > self._config.max_events:
             self.why_not = f"the step to be counted has {len(events)} events, {self._config.max_events} allowed"
             return None
         return {"events": len(events), **counted(events)}
-
-    def look_at_budget(self) -> None:
-        """Stop in the middle of the step where a limit was met; called when a region ends."""
-        if self._profiler is None or self._budget is None or threading.get_ident() != self._thread:
-            return
-        spent = self._budget.spent_inside_step()
-        if spent is not None:
-            self.stop(f"the step to be counted was too much to watch ({spent})")
-
-    def stop(self, why_not: str) -> None:
-        """Stop at once and count nothing."""
-        if self._profiler is not None and threading.get_ident() == self._thread:
-            self._profiler = self._guard.give_way = None
-            with self._guard.ours():
-                torch.autograd._disable_profiler()
-            self.why_not, self.was_stopped = why_not, True
-
-    def _thread_ends(self) -> None:
-        if self._profiler is not None and threading.get_ident() == self._thread:
-            self.end()
-            self.why_not, self._guard.left_behind = _OTHER_THREAD, False
-
-    def give_way(self) -> None:
-        """Stop at once: the user starts a profiler of their own."""
-        self.end()
-        self.why_not = "another profiler was started while the step was being counted"
 
 
 def counted(events: Iterable[Any]) -> dict[str, int]:

@@ -1,0 +1,162 @@
+"""The steps after the last window that a profiler of their own watches: one to count operators, one with frames.
+
+    step     14      15      16      17        18
+             window  census  frames  settling  unprofiled
+
+Which ones is a function of the settings, hence equal on all ranks. A step in which evaluation began is tried again. A
+job that ends before has neither, and `run.json` says so.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepscope.contract.owners import OWNERS, SOURCE_FOLDER
+from stepscope.contract.run_folder import rank_file
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import explain, say
+from stepscope.record.helper.handover import JobFacts
+from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.owners.frame_step import FrameStep, owners_of, write_owners
+from stepscope.record.window.budget import TypicalStep, max_window_events
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.schedule import census_step, frame_step
+from stepscope.record.window.step_census import StepCensus
+
+_TRIES = 3
+_FLOPS, _OWNERS = "flops_per_step", "owners"
+_NO_CENSUS = "the job ended before the step after the window, in which they would have been counted"
+_NO_FRAMES = "the job ended before the step with Python frames, the second after the window"
+
+
+class AfterWindow:
+    """Begins and ends these steps, and hands on what they showed."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        guard: ProfilerGuard,
+        *,
+        run: OpenRun,
+        known: JobFacts,
+        set_marker: Callable[[bool], None],
+    ) -> None:
+        self._config = config
+        self._guard = guard
+        self._run = run
+        self._known = known
+        self._set_marker = set_marker
+        self._watched: StepCensus | FrameStep | None = None
+        self._tries = _TRIES
+        self._census_step = census_step(config)
+        self._frame_step = frame_step(config)
+        if self._census_step is not None:
+            known.because(_FLOPS, _NO_CENSUS)
+        if self._frame_step is not None:
+            known.because(_OWNERS, _NO_FRAMES)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the current step is one of them."""
+        return self._watched is not None
+
+    def next_step(self, step: int) -> int | None:
+        """Return the first step after `step` before which something is to be done, None where there is none."""
+        if self._watched is not None:
+            return step + 1
+        planned = [s for s in (self._census_step, self._frame_step) if s is not None and s > step]
+        return min(planned, default=None)
+
+    def begin(self, step: int, usual: TypicalStep) -> bool:
+        """Begin to watch a step where it is one of them; return whether it is."""
+        if step == self._census_step:
+            self._watched = StepCensus(self._guard, self._config, usual)
+        elif step == self._frame_step:
+            self._watched = FrameStep(self._guard, self._config, usual, step=step)
+        else:
+            return False
+        self._watched.begin()
+        if isinstance(self._watched, FrameStep):
+            self._set_marker(self._watched.is_on)
+        return True
+
+    def look_at_budget(self) -> None:
+        """Stop where a limit was met; called when a region ends."""
+        if self._watched is not None:
+            self._watched.look_at_budget()
+
+    def evaluation_began(self) -> None:
+        """Stop: what follows is no training step."""
+        if self._watched is not None:
+            self._watched.stop("evaluation began inside the step that was to be watched")
+
+    def step_over(self) -> None:
+        """End the step's mark."""
+        if isinstance(self._watched, FrameStep):
+            self._watched.end_mark()
+
+    def end(self, step: int) -> bool:
+        """End watching before `step`, and hand on what was seen; return whether anything was watched."""
+        watched, self._watched = self._watched, None
+        if isinstance(watched, StepCensus):
+            self._end_census(watched, step)
+        elif watched is not None:
+            self._set_marker(False)
+            self._end_frames(watched, step)
+        return watched is not None
+
+    def abandon(self) -> None:
+        """End whatever runs; nothing can be written anyway."""
+        watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.end()
+
+    def _end_census(self, census: StepCensus, step: int) -> None:
+        found = census.counts()
+        if found is not None:
+            self._run.outbox.put({"do": "facts", "flops": found})
+            self._known.no_longer(_FLOPS)
+            return
+        self._known.because(_FLOPS, str(census.why_not))
+        if census.was_stopped and self._tries > 0:
+            self._tries -= 1
+            self._census_step = step + 1
+            if self._frame_step is not None:
+                self._frame_step = step + 2
+
+    def _end_frames(self, frames: FrameStep, step: int) -> None:
+        try:
+            results = frames.end()
+            if results is None:
+                self._known.because(_OWNERS, str(frames.why_not))
+                if frames.was_stopped and self._tries > 0:
+                    self._tries -= 1
+                    self._frame_step = step + 1
+                return
+            self._hand_over(results, frames.step)
+            self._known.no_longer(_OWNERS)
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._known.because(_OWNERS, explain(e))
+            say(f"no lines of this step: {explain(e)}")
+
+    def _hand_over(self, results: Any, step: int) -> None:
+        rank = self._run.place.rank
+        model = self._known.noted("model")
+        owners, user_files = owners_of(
+            results,
+            step=step,
+            rank=rank,
+            model=model if isinstance(model, torch.nn.Module) else None,
+            max_events=max_window_events(self._config, group_timeout_s=None),
+        )
+        folder = Path(tempfile.mkdtemp(prefix="owners-", dir=self._run.scratch))
+        plain, source = write_owners(owners, user_files, folder, with_source=self._config.source and rank == 0)
+        name = rank_file(rank, OWNERS)
+        self._run.outbox.put({"do": "trace", "plain": str(plain), "name": name, "about": {"kind": "owners"}})
+        for file, path in source.items():
+            self._run.outbox.put(
+                {"do": "file", "plain": str(path), "name": f"{SOURCE_FOLDER}/{file}", "about": {"kind": "source"}}
+            )
