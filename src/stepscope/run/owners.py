@@ -14,16 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS, OWNERS_SCHEMA, TRAINING
 from stepscope.contract.run_folder import rank_file
 from stepscope.records import ArrayRecord
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s
 
-OWNERS = "owners.json.gz"
-SCHEMA = 1
-TRAINING, AUTOGRAD, OTHER = ROLES = ("training", "autograd", "other")
-EXECUTING, FUNCTIONS = "executing", "functions"
-"""what the line of a frame is: the one being executed, or the one where its function is defined"""
+ROLES = (TRAINING, AUTOGRAD, OTHER)
 
 _MAX_TEXT = 4096
 _MAX_LINE = 1 << 31
@@ -130,7 +127,7 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _owners(said: dict[str, Any], rank: int) -> RankOwners:
-    if said.get("schema") != SCHEMA or said.get("rank") != rank:
+    if said.get("schema") != OWNERS_SCHEMA or said.get("rank") != rank:
         raise _Refused("schema or rank is not what its name says")
     if said.get("lines") not in (EXECUTING, FUNCTIONS):
         raise _Refused("lines")

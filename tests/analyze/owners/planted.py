@@ -16,8 +16,8 @@ from typing import Any
 
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace
 
+from stepscope.contract.owners import OWNERS
 from stepscope.contract.run_folder import rank_file
-from stepscope.run.owners import OWNERS
 
 Python = tuple[float, float, tuple[str, ...]]
 

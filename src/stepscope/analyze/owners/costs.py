@@ -15,7 +15,7 @@ from stepscope.analyze.kernels.call_costs import CallCosts
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
 from stepscope.analyze.owners.ownership import Owned, Ownership
 from stepscope.analyze.owners.sums import COLUMNS, FLOPS, MEMORY, Floats, OwnerSums, owner_sums
-from stepscope.run.owners import EXECUTING
+from stepscope.contract.owners import EXECUTING
 
 
 def code_costs(owned: Sequence[Ownership], calls: Sequence[CallCosts]) -> CodeCosts | None:

@@ -10,7 +10,8 @@ from stepscope.analyze.owners.linked import LinkedThread, Stacks, linked_threads
 from stepscope.analyze.owners.match import NOTHING, Matched, matched
 from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, Owned, Ownership, nobody
 from stepscope.analyze.step.regions import marks_of
-from stepscope.run.owners import TRAINING, RankOwners
+from stepscope.contract.owners import TRAINING
+from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 

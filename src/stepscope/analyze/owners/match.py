@@ -19,8 +19,9 @@ from stepscope.analyze.host.calls import HostCalls, call_stacks
 from stepscope.analyze.owners.align import NOTHING, Tries, aligned
 from stepscope.analyze.owners.linked import LinkedThread
 from stepscope.analyze.step.regions import Marks
+from stepscope.contract.owners import AUTOGRAD, TRAINING
 from stepscope.records import ArrayRecord
-from stepscope.run.owners import AUTOGRAD, TRAINING, RankOwners
+from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
 from stepscope.trace.classify import EventKind, by_string
