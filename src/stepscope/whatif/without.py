@@ -27,6 +27,7 @@ MIN_PYTHON_NS = 20_000
 """Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
 recording their neighbours costs"""
 _DOUBT = 0.15
+_MAX_FACTOR = 100.0
 _SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
 _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
@@ -42,7 +43,7 @@ class OwnerChange:
 
 def without_owner(text: str) -> OwnerChange:
     """Return the change that `--without OWNER` stands for."""
-    return OwnerChange(f"without {text}", text, 0.0)
+    return OwnerChange(f"{text} deleted", text, 0.0)
 
 
 def scaled_owner(text: str) -> OwnerChange:
@@ -53,9 +54,6 @@ def scaled_owner(text: str) -> OwnerChange:
             f"--scale {text}: expected OWNER=FACTOR such as train.py:42=0.5, at most {_MAX_FACTOR:g} times"
         )
     return OwnerChange(f"{found['owner']} x{found['factor']}", found["owner"], float(found["factor"]))
-
-
-_MAX_FACTOR = 100.0
 
 
 def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int] | None = None) -> SettingChange:

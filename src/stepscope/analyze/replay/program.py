@@ -198,8 +198,8 @@ def stream_predecessors(stream: Int64s) -> Int64s:
 
 
 def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
-    """Return the beginning of the first step, when the host launched each row of its work, and the end of the last step:
-    between two of them lies the host's time before an item.
+    """Return the beginning of the first step, when the host launched each row of its work, and the end of the last
+    step: between two of them lies the host's time before an item.
     """
     wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
     launched = rank.trace["ts_ns"][rank.work.launch_row[rows]]

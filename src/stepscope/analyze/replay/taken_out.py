@@ -24,6 +24,7 @@ from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
 Mask = npt.NDArray[np.bool_]
+_MIN_FACTOR = 0.3
 _GONE = 255
 """kind of an item that is no more: no device takes time between it and the next"""
 
@@ -78,10 +79,10 @@ def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
             programs.append(program)
             continue
         edges, did = _recorded(rank, program, replay.steps)
-        programs.append(
-            replace(program, python_ns=did.parts_within(spans, edges[:-1], edges[1:]).own_ns[: len(program) + 1])
-        )
-    programs = [p if p.python_ns is None else replace(p, python_ns=_padded(p)) for p in programs]
+        python_ns = did.parts_within(spans, edges[:-1], edges[1:]).own_ns
+        # Where the last item is the end of the last step nothing comes after it.
+        after = np.zeros(len(program) + 1 - len(python_ns), np.int64)
+        programs.append(replace(program, python_ns=np.append(python_ns, after)))
     own = sum(float(p.host.own_ns.sum() + p.tail.own_ns.sum()) for p in programs)
     plain = sum(float(np.minimum(p.python_ns, _own(p)).sum()) for p in programs if p.python_ns is not None)
     rest = own - plain
@@ -89,17 +90,8 @@ def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
     return rebuilt(replace(replay, host_factor=factor), programs)
 
 
-_MIN_FACTOR = 0.3
-
-
 def _own(program: Program) -> Int64s:
     return np.append(program.host.own_ns, program.tail.own_ns)
-
-
-def _padded(program: Program) -> Int64s:
-    """Return the Python of a program whose last item is the end of its last step: nothing comes after it."""
-    assert program.python_ns is not None
-    return np.append(program.python_ns, np.zeros(len(program) + 1 - len(program.python_ns), np.int64))
 
 
 def _ranks(replay: Replay) -> tuple[Rank, ...]:
