@@ -43,15 +43,19 @@ def host_time(
     by_call: Owned,
     gaps: GapShares | None,
     between: Callable[[Int64s, Int64s], Owned],
+    *,
+    python: Mask | None = None,
 ) -> HostTime:
     """Return the time of the training thread and the autograd engine's, by owner.
 
-    `between(previous, following)` gives the owners of Python between two calls of which nothing else is known.
+    `between(previous, following)` gives the owners of Python between two calls of which nothing else is known. Where
+    `python` tells which of the calls are Python frames, their time is Python's and their own.
     """
     if not len(rank.steps):
         return _joined([])
     begin, end = int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max())
     is_range = rank.kinds[calls.row] == EventKind.ANNOTATION
+    is_range = is_range if python is None else is_range | python
     is_range &= calls.nearest(~is_range) < 0  # inside an operator a range is part of it
     on_engine = np.isin(calls.thread, marks.autograd_threads) & ~is_range
     engine = union(calls.start_ns[on_engine], calls.end_ns[on_engine])
@@ -59,12 +63,12 @@ def host_time(
     parts = []
     for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
         spans = thread_spans(calls, thread, begin, end)
-        python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
+        in_python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
         if thread == marks.main_thread:
-            part = _owned(calls, thread, spans, python, by_call, gaps, between, asked)
+            part = _owned(calls, thread, spans, in_python, by_call, gaps, between, asked)
             parts.append(_without_engine(part, engine))
         else:
-            spans = _part(spans, ~python)
+            spans = _part(spans, ~in_python)
             parts.append(_owned(calls, thread, spans, np.zeros(len(spans), bool), by_call, gaps, between, None))
     return _joined(parts)
 
@@ -95,11 +99,12 @@ def _owned(
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
     after = low + np.searchsorted(calls.start_ns[low:high], spans.start_ns, side="right")
     following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
-    owner = by_call.at(spans.call).where(~python, between(previous, following))
+    own = by_call.at(spans.call)
+    owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
     owner = Owned(owner.stack, owner.caller, owner.module, owner.backward)
     threads = np.full(len(spans), thread, np.int64)
     whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
-    if gaps is None:
+    if gaps is None or not len(gaps.stack):
         return whole
     gap = np.where(python, np.append(gaps.gap_of_call, gaps.last)[following], -1)
     if asked is not None and len(asked.when_ns):
