@@ -4,6 +4,7 @@
     run.verdict, run.findings    what bounds the step, and what each fix would save
     run.account                  everything measured
     run.what_if("straggler=off") the step with a change
+    run.without("train.py:42")   the step without a line
     run.compare(other)           what differs, with intervals
     run.table("collectives")     tables as NumPy, Arrow, pandas or polars
     run.to_html("report.html")   the report; to_json and to_perfetto likewise
@@ -134,6 +135,15 @@ class Analysis:
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
         return what_if(self.account, settings)
+
+    def without(self, *owners: str, scale: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Answer:
+        """Return the step without lines (`"train.py:42"`) or modules (`"module:layers.*.bn"`) of the user's code.
+
+        `scale` are owners that take another time (`"train.py:42=0.5"`); `ranks` where, on all by default.
+        """
+        if not owners and not scale:
+            raise UsageError('without() needs an owner, for example without("train.py:42")')
+        return what_if(self.account, without=owners, scale=scale, ranks=ranks)
 
     def compare(self, other: "Analysis | PathLike") -> "Comparison":
         """Return what differs between this run and another one, with intervals."""

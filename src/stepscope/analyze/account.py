@@ -18,6 +18,10 @@ from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
 from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
+from stepscope.analyze.owners.cost import CodeCosts
+from stepscope.analyze.owners.costs import code_costs
+from stepscope.analyze.owners.of_run import ownership_of
+from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView
@@ -90,6 +94,17 @@ class Account(ArrayRecord):
     def devices(self) -> tuple[DeviceState, ...]:
         """Return what held each rank's device back, by the recorder's samples; empty without any."""
         return device_states(self.run.beside.telemetry, self.run.logs)
+
+    @cached_property
+    def ownership(self) -> tuple[Ownership | None, ...]:
+        """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
+        return ownership_of(self.run)
+
+    @cached_property
+    def code(self) -> CodeCosts | None:
+        """Return what lines and modules cost, None where no rank recorded owners."""
+        known = [(one, view.costs.calls) for one, view in zip(self.ownership, self.ranks, strict=True) if one]
+        return code_costs([one for one, _ in known], [calls for _, calls in known])
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:

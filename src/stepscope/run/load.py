@@ -15,6 +15,7 @@ from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
+from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
@@ -49,6 +50,8 @@ class Run(ArrayRecord):
     """step logs of a run folder, by rank"""
     beside: SideFiles = field(default_factory=SideFiles)
     """telemetry, live collectives, memory and NCCL's log, where the recorder left them"""
+    owners: tuple[RankOwners, ...] = ()
+    """who did what, of the ranks that recorded it"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -95,15 +98,18 @@ def load(
     about = _run_folder(folder)
     description, damaged = _description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
+    owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
         description=description,
         logs=logs,
         beside=side_files(about) if about else SideFiles(),
+        owners=owners,
         unreadable=tuple(unreadable),
     )
-    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *damaged, *lost, *_beside_warnings(run, folder)]
+    beside = [*damaged, *lost, *refused, *_beside_warnings(run, folder)]
+    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *beside]
     return _with_warnings(run, lines)
 
 

@@ -29,6 +29,7 @@ from stepscope.whatif import setting_changes as make
 from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.keys import FAMILY, SETTINGS
 from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
+from stepscope.whatif.without import owned_replay, owner_setting, scaled_owner, without_owner
 
 _FAR_OFF = 0.15
 
@@ -71,22 +72,35 @@ class Answer:
     notes: tuple[str, ...]
 
 
-def what_if(account: Account, texts: Sequence[str]) -> Answer:
-    """Return the predicted step with all these settings (`KEY=VALUE`) applied in order."""
-    fixes = fixes_of(account)
+def what_if(
+    account: Account,
+    texts: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    scale: Sequence[str] = (),
+    ranks: Sequence[int] | None = None,
+) -> Answer:
+    """Return the predicted step with all these settings (`KEY=VALUE`) applied in order, then without some owners
+    (`train.py:42`, `module:GLOB`) or with their time scaled (`OWNER=FACTOR`), on all ranks or on some.
+    """
+    owners = [*map(without_owner, without), *map(scaled_owner, scale)]
+    fixes = fixes_of(account) if texts else {}
     made = [setting_of(account, text, fixes=fixes) for text in texts]
+    made += [owner_setting(account, owner, ranks=ranks) for owner in owners]
+    names = [*texts, *(owner.label for owner in owners)]
     if account.replay is None:
         raise InputError(
             "nothing to replay: there is no step that all ranks recorded and that launches work; record steps "
             "(profiler.step() in the loop, or stepscope record)"
         )
     step_ns = account.step.step_ns if account.step else None
-    changes = [(text, m.fix) for text, m in zip(texts, made, strict=True)]
+    changes = [(name, m.fix) for name, m in zip(names, made, strict=True)]
+    replay = (owned_replay(account) if owners else None) or account.replay
     try:
-        found = predict(account.replay, changes, step_ns=step_ns)
+        found = predict(replay, changes, step_ns=step_ns)
     except CircularWaits as error:
-        raise InputError(f"cannot replay {' '.join(texts)}: {error}; try the settings one by one") from error
-    notes = [m.note for m in made if m.note] + _far_off(account.replay, step_ns) + _not_replayed(account, found)
+        raise InputError(f"cannot replay {' '.join(names)}: {error}; try the settings one by one") from error
+    notes = [m.note for m in made if m.note] + _far_off(replay, step_ns) + _not_replayed(account, found)
     return Answer(found, step_ns, tuple(notes))
 
 

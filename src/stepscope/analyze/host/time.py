@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
-from stepscope.intervals import Intervals, complement, covered_ns, subtract, union, union_of
+from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
@@ -57,20 +57,52 @@ class HostParts(ArrayRecord):
         return replace(self, own_ns=self.own_ns + more_ns)
 
 
-def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
-    """Return what the host did in each span `[start, end)`."""
-    blocked = union(*blocked_host(rank))
-    taken, parts = blocked, []
+@dataclass(frozen=True)
+class Activities:
+    """When the host did what, no moment twice; the rest is its own work."""
+
+    blocked: Intervals
+    data: Intervals
+    allocator: Intervals
+    stall: Intervals
+
+    def parts(self, start: Int64s, end: Int64s) -> HostParts:
+        """Return what the host did in each span `[start, end)`."""
+        data, allocator, stall = (covered_ns(x, start, end) for x in (self.data, self.allocator, self.stall))
+        own = end - start - covered_ns(self.blocked, start, end) - data - allocator - stall
+        return HostParts(np.maximum(own, 0), data, allocator, stall)
+
+    def parts_within(self, within: Intervals, start: Int64s, end: Int64s) -> HostParts:
+        """Return the same of the time `within`."""
+        inside = Activities(*(intersect(x, within) for x in (self.blocked, self.data, self.allocator, self.stall)))
+        parts = inside.parts(start, end)
+        return replace(parts, own_ns=parts.own_ns - (end - start - covered_ns(within, start, end)))
+
+
+def activities(rank: Rank) -> Activities:
+    """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
+    taken = blocked = union(*blocked_host(rank))
+    parts = []
     for activity in (data_loading(rank), allocating(rank), stalling(rank)):
         fresh = subtract(activity, taken)
         taken = union_of(taken, fresh)
-        parts.append(covered_ns(fresh, start, end))
-    own = end - start - covered_ns(blocked, start, end) - sum(parts)
-    return HostParts(np.maximum(own, 0), *parts)
+        parts.append(fresh)
+    return Activities(blocked, *parts)
+
+
+def host_parts(rank: Rank, start: Int64s, end: Int64s) -> HostParts:
+    """Return what the host did in each span `[start, end)`."""
+    return activities(rank).parts(start, end)
 
 
 def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s]:
-    """Return start and end of the calls in which the host waited for the device, by start.
+    """Return start and end of the calls in which the host waited for the device, by start."""
+    start, end, _ = blocking_calls(rank, synchronisations_only=synchronisations_only)
+    return start, end
+
+
+def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[Int64s, Int64s, Int64s]:
+    """Return start, end and row of the calls in which the host waited for the device, by start.
 
     Synchronisations, copies from or to pageable memory (they return when the data has moved), and calls that took
     long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
@@ -86,7 +118,7 @@ def blocked_host(rank: Rank, *, synchronisations_only: bool = False) -> tuple[In
         rows = np.union1d(rows, _throttled_launches(rank))
     start = trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
-    return start[order], (start + trace["dur_ns"][rows])[order]
+    return start[order], (start + trace["dur_ns"][rows])[order], rows[order]
 
 
 def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:

@@ -154,6 +154,12 @@ def steady_period_ns(graph: Graph, end_ns: Floats) -> float:
     return float((ends[:, last] - ends[:, half]).mean() / (last - half))
 
 
+def stretched_ns(program: Program) -> Int64s:
+    """Return what the profiler stretches of the host's time before each item, and after the last."""
+    own = np.append(program.host.own_ns, program.tail.own_ns)
+    return own if program.python_ns is None else own - np.minimum(program.python_ns, own)
+
+
 class _Nodes:
     """Numbers of nodes: per rank and repetition host, arrival and device of each item, then the meetings."""
 
@@ -189,11 +195,11 @@ class _Nodes:
         for copy in range(repeats):
             for rank, program in enumerate(programs):
                 host = self.host(rank, copy)
-                out[host], own[host] = program.host.total_ns, program.host.own_ns
+                out[host], own[host] = program.host.total_ns, stretched_ns(program)[:-1]
                 out[self.device(rank, copy)] = program.duration_ns
                 if copy and len(program):
                     out[host[0]] += program.tail.total_ns[0]
-                    own[host[0]] += program.tail.own_ns[0]
+                    own[host[0]] += stretched_ns(program)[-1]
         return out, own
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.analyze.host.time import HostParts, data_loading, stalling
+from stepscope.analyze.host.time import Activities, data_loading, stalling
 from stepscope.analyze.ranks.window import host_compute
 from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
-from stepscope.intervals import Intervals, covered_ns, subtract, union, union_of
+from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
@@ -33,12 +33,11 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
     if not len(rows):
         return _alone(shared, index, wanted, numbers) if len(host_compute(rank)) else EMPTY_PROGRAM
-    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
-    edges = np.concatenate(([first_ns], c.issue_ns[rows], [last_ns]))
-    edges = np.maximum.accumulate(edges)
-    waiting = subtract(union(c.start_ns, c.end_ns), host_compute(rank))
-    parts = _parts(rank, waiting, edges[:-1], edges[1:])
-    released_by = _released_by(waiting, c.end_ns[rows], edges)
+    edges = issue_edges(rank, rows, numbers)
+    first_ns = int(edges[0])
+    did = host_activities(rank)
+    parts = did.parts(edges[:-1], edges[1:])
+    released_by = _released_by(did.blocked, c.end_ns[rows], edges)
     lane = _lanes(c.start_ns[rows], c.end_ns[rows])
     return Program(
         device_index=rows,
@@ -63,8 +62,8 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
 def _alone(shared: Aligned, index: int, wanted: Int64s, numbers: Int64s) -> Program:
     """Return the program of a rank that meets no other: the host's time of each step, and its end as the only item."""
     rank = shared.run.ranks[index]
-    start, end = rank.steps.start_ns[wanted], rank.steps.end_ns[wanted]
-    parts = _parts(rank, union([], []), np.concatenate((start[:1], end[:-1])), end)
+    edges = step_edges(rank, numbers)
+    parts = host_activities(rank, alone=True).parts(edges[:-1], edges[1:])
     marks = np.full(len(wanted), NOTHING, np.int64)
     return replace(
         EMPTY_PROGRAM,
@@ -78,8 +77,29 @@ def _alone(shared: Aligned, index: int, wanted: Int64s, numbers: Int64s) -> Prog
         stream_predecessor=stream_predecessors(np.zeros(len(wanted), np.int64)),
         waits_for=((),) * len(wanted),
         released_by=marks,
-        begin_ns=int(shared.clocks.shared(index, start[:1])[0]),
+        begin_ns=int(shared.clocks.shared(index, edges[:1])[0]),
     )
+
+
+def issue_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step, when the host asked for each collective, and the end of the last step."""
+    steps = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    first_ns, last_ns = int(rank.steps.start_ns[steps[0]]), int(rank.steps.end_ns[steps[-1]])
+    return np.maximum.accumulate(np.concatenate(([first_ns], rank.collectives.issue_ns[rows], [last_ns])))
+
+
+def step_edges(rank: Rank, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step and the end of each."""
+    steps = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    return np.concatenate((rank.steps.start_ns[steps][:1], rank.steps.end_ns[steps]))
+
+
+def host_activities(rank: Rank, *, alone: bool = False) -> Activities:
+    """Return when the host of a rank without a device waited for a collective, loaded data or stalled."""
+    collectives = EMPTY if alone else union(rank.collectives.start_ns, rank.collectives.end_ns)
+    waiting = subtract(collectives, host_compute(rank))
+    data = subtract(data_loading(rank), waiting)
+    return Activities(waiting, data, EMPTY, subtract(stalling(rank), union_of(waiting, data)))
 
 
 def _lanes(start: Int64s, end: Int64s) -> Int64s:
@@ -96,14 +116,6 @@ def _lanes(start: Int64s, end: Int64s) -> Int64s:
             free_ns.append(0)
         free_ns[lane], out[item] = int(end[item]), lane
     return out
-
-
-def _parts(rank: Rank, waiting: Intervals, start: Int64s, end: Int64s) -> HostParts:
-    data = subtract(data_loading(rank), waiting)
-    stalls = subtract(stalling(rank), union_of(waiting, data))
-    parts = [covered_ns(x, start, end) for x in (data, stalls)]
-    own = end - start - covered_ns(waiting, start, end) - sum(parts)
-    return HostParts(np.maximum(own, 0), parts[0], np.zeros(len(start), np.int64), parts[1])
 
 
 def _released_by(waiting: Intervals, end: Int64s, edges: Int64s) -> Int64s:

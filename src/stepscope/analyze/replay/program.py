@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import HostParts, blocked_host, host_parts
+from stepscope.analyze.host.time import HostParts, blocking_calls, host_parts
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
 from stepscope.run.rank import Rank
@@ -66,6 +66,9 @@ class Program(ArrayRecord):
     """by stream: until when after `begin_ns` it was busy with work from before the window"""
     tail_released_by: int = NOTHING
     """operation that the host waited for after the last launch, before the last step ended"""
+    python_ns: Int64s | None = None
+    """of the host's own time before each item, and in one more entry after the last: Python that the profiler does not
+    stretch; None where that is not known"""
 
     def __len__(self) -> int:
         return len(self.device_index)
@@ -103,9 +106,9 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     launched = ts[work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], launched))
     rows, launched = rows[order], launched[order]
-    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
-    edges = np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
-    released_by, lag = _releases(rank, launched, work.end_ns[rows], last_ns)
+    edges = launch_edges(rank, rows, numbers)
+    first_ns = int(edges[0])
+    released_by, lag = releases(rank, rows, numbers)
     parts = host_parts(rank, edges[:-1], edges[1:])
     stream = np.unique(np.stack((work.device[rows], work.stream[rows])), axis=1, return_inverse=True)[1].reshape(-1)
     predecessor, waits_for = stream_predecessors(stream), _stream_waits(rank, rows, launched)
@@ -194,15 +197,31 @@ def stream_predecessors(stream: Int64s) -> Int64s:
     return out
 
 
-def _releases(rank: Rank, launched: Int64s, end_ns: Int64s, last_ns: int) -> tuple[Int64s, Int64s]:
+def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
+    """Return the beginning of the first step, when the host launched each row of its work, and the end of the last
+    step: between two of them lies the host's time before an item.
+    """
+    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    launched = rank.trace["ts_ns"][rank.work.launch_row[rows]]
+    first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
+    return np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
+
+
+def releases(
+    rank: Rank, rows: Int64s, numbers: Int64s, *, without_calls: Int64s | None = None
+) -> tuple[Int64s, Int64s]:
     """Return for each item the operation that the host waited for just before it, and what it took to return; one
-    more for waiting between the last item and the end of the last step at `last_ns`.
+    more for waiting between the last item and the end of the last step. Calls of the rows `without_calls` are left out.
 
     Which operation that was is read off the clock: the last one to end before the call returned.
     """
+    launched, end_ns = rank.trace["ts_ns"][rank.work.launch_row[rows]], rank.work.end_ns[rows]
+    last_ns = int(rank.steps.end_ns[np.isin(rank.steps.number, numbers)].max())
     released_by = np.full(len(launched) + 1, NOTHING, np.int64)
     lag = np.zeros(len(launched) + 1, np.int64)
-    for start, end in zip(*blocked_host(rank, synchronisations_only=True), strict=True):
+    starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)
+    kept = np.ones(len(calls), bool) if without_calls is None else ~np.isin(calls, without_calls)
+    for start, end in zip(starts[kept], ends_[kept], strict=True):
         asked = int(np.searchsorted(launched, start, side="right"))
         following = int(np.searchsorted(launched, end, side="left"))
         if not asked or start >= last_ns:

@@ -1,0 +1,227 @@
+"""Whose is each moment of the host? Operators are their owners'; Python between them goes to the stacks that ran there.
+
+The training thread waits while the autograd engine's thread works for it: that time is the engine's operators', and
+only what is left of it (`runs`) is the line's that called backward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.calls import HostCalls
+from stepscope.analyze.owners.ownership import HostTime, Mask, Owned
+from stepscope.analyze.owners.spans import Spans, thread_spans
+from stepscope.analyze.step.regions import Marks
+from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
+
+MIN_SHARED_GAP_NS = 5_000
+"""a shorter gap goes to whoever had most of it"""
+
+
+@dataclass(frozen=True)
+class GapShares:
+    """Stacks that ran in the gaps before calls, with their shares: gap g has the entries `first[g]:first[g + 1]`."""
+
+    gap_of_call: Int64s
+    """the gap before each call, -1 where nothing is known of it"""
+    first: Int64s
+    stack: npt.NDArray[np.int32]
+    share: npt.NDArray[np.float64]
+    last: int = -1
+    """the gap after the training thread's last call, -1 where nothing is known of it"""
+
+
+def host_time(
+    rank: Rank,
+    marks: Marks,
+    calls: HostCalls,
+    by_call: Owned,
+    gaps: GapShares | None,
+    between: Callable[[Int64s, Int64s], Owned],
+    *,
+    python: Mask | None = None,
+) -> HostTime:
+    """Return the time of the training thread and the autograd engine's, by owner.
+
+    `between(previous, following)` gives the owners of Python between two calls of which nothing else is known. Where
+    `python` tells which of the calls are Python frames, their time is Python's and their own.
+    """
+    if not len(rank.steps):
+        return _joined([])
+    begin, end = int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max())
+    is_range = rank.kinds[calls.row] == EventKind.ANNOTATION
+    is_range = is_range if python is None else is_range | python
+    is_range &= calls.nearest(~is_range) < 0  # inside an operator a range is part of it
+    on_engine = np.isin(calls.thread, marks.autograd_threads) & ~is_range
+    engine = union(calls.start_ns[on_engine], calls.end_ns[on_engine])
+    asked = _Asked(np.sort(calls.start_ns[on_engine]), by_call.caller[on_engine][np.argsort(calls.start_ns[on_engine])])
+    parts = []
+    for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
+        spans = thread_spans(calls, thread, begin, end)
+        in_python = (spans.call < 0) | is_range[spans.call] if len(calls) else np.ones(len(spans), bool)
+        if thread == marks.main_thread:
+            part = _owned(calls, thread, spans, in_python, by_call, gaps, between, asked)
+            parts.append(_without_engine(part, engine))
+        else:
+            spans = _part(spans, ~in_python)
+            parts.append(_owned(calls, thread, spans, np.zeros(len(spans), bool), by_call, gaps, between, None))
+    return _joined(parts)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """When the engine's threads began operators, and where each had been called from on the training thread."""
+
+    when_ns: Int64s
+    caller: npt.NDArray[np.int32]
+
+
+def _part(spans: Spans, keep: Mask) -> Spans:
+    return Spans(spans.start_ns[keep], spans.end_ns[keep], spans.call[keep])
+
+
+def _owned(
+    calls: HostCalls,
+    thread: int,
+    spans: Spans,
+    python: Mask,
+    by_call: Owned,
+    gaps: GapShares | None,
+    between: Callable[[Int64s, Int64s], Owned],
+    asked: _Asked | None,
+) -> HostTime:
+    """Return the spans of one thread with owners; those of Python cut by the shares of its stacks."""
+    low, high = np.searchsorted(calls.thread, [thread, thread + 1])
+    after = low + np.searchsorted(calls.start_ns[low:high], spans.start_ns, side="right")
+    following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
+    own = by_call.at(spans.call)
+    owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
+    owner = Owned(owner.stack, owner.caller, owner.module, owner.backward)
+    threads = np.full(len(spans), thread, np.int64)
+    whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
+    if gaps is None or not len(gaps.stack):
+        return whole
+    gap = np.where(python, np.append(gaps.gap_of_call, gaps.last)[following], -1)
+    if asked is not None and len(asked.when_ns):
+        whole, gap, gaps = _around_backward(whole, gap, gaps, asked)
+    return _cut(whole, gaps, gap)
+
+
+def _around_backward(
+    whole: HostTime, gap: Int64s, gaps: GapShares, asked: _Asked
+) -> tuple[HostTime, Int64s, GapShares]:
+    """Return spans cut where the engine began and ended working for them, with the gap of each piece.
+
+    How long backward took in the step with frames says nothing of its time here. What came before it ran before the
+    engine began, what came after it later.
+    """
+    begun = np.searchsorted(asked.when_ns, whole.start_ns)
+    ended = np.searchsorted(asked.when_ns, whole.end_ns)
+    hit = np.flatnonzero((ended > begun) & (gap >= 0))
+    if not len(hit):
+        return whole, gap, gaps
+    pieces: list[tuple[int, int, int, int]] = []  # span, start, end, gap
+    first, stack, share = gaps.first.tolist(), gaps.stack.tolist(), gaps.share.tolist()
+    for i in hit.tolist():
+        caller = int(asked.caller[begun[i]])
+        low, high = first[gap[i]], first[gap[i] + 1]
+        at = next((k for k in range(low, high) if stack[k] == caller), None)
+        if at is None:
+            pieces.append((i, int(whole.start_ns[i]), int(whole.end_ns[i]), int(gap[i])))
+            continue
+        cuts = (int(whole.start_ns[i]), int(asked.when_ns[begun[i]]), int(asked.when_ns[ended[i] - 1]))
+        parts = ((low, at), (at, at + 1), (at + 1, high))
+        for (one, other), start, end in zip(parts, cuts, (*cuts[1:], int(whole.end_ns[i])), strict=True):
+            if one == other:
+                one, other = at, at + 1
+            pieces.append((i, start, end, len(first) - 1))
+            stack += stack[one:other]
+            share += [part / max(sum(share[one:other]), 1e-9) for part in share[one:other]]
+            first.append(len(stack))
+    kept = np.setdiff1d(np.arange(len(whole)), hit, assume_unique=True)
+    span, start, end, number = np.array(pieces, np.int64).T
+    every, begin = np.concatenate((kept, span)), np.concatenate((whole.start_ns[kept], start))
+    order = np.argsort(begin, kind="stable")
+    every, until = every[order], np.concatenate((whole.end_ns[kept], end))[order]
+    cut = HostTime(
+        whole.thread[every], begin[order], until, whole.owner.at(every), whole.is_python[every], whole.runs[every]
+    )
+    grown = replace(gaps, first=np.array(first), stack=np.array(stack, np.int32), share=np.array(share, float))
+    return cut, np.concatenate((gap[kept], number))[order], grown
+
+
+def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
+    """Return the spans with those of a known gap cut into its stacks' shares."""
+    count = np.where(gap >= 0, np.diff(gaps.first)[gap], 0)
+    duration = whole.end_ns - whole.start_ns
+    short = (duration < MIN_SHARED_GAP_NS) & (count > 0)
+    largest = _largest(gaps)
+    pieces = np.where(short | (count == 0), 1, count)
+    span = np.repeat(np.arange(len(whole)), pieces)
+    nth = np.arange(len(span)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    known = count[span] > 0
+    entry = np.where(short[span], largest[gap[span]], gaps.first[gap[span]] + nth)
+    entry = np.where(known, entry, 0)
+    share = np.where(known & ~short[span], gaps.share[entry] if len(gaps.share) else 1.0, 1.0)
+    until = _running_share(share, pieces)
+    start, took = whole.start_ns[span], duration[span]
+    end = start + np.rint(took * until).astype(np.int64)
+    begin = np.where(nth == 0, start, np.concatenate(([0], end[:-1])))
+    owner = whole.owner.at(span)
+    stack = np.where(known, gaps.stack[entry] if len(gaps.stack) else -1, owner.stack).astype(np.int32)
+    caller = np.where(known, stack, owner.caller).astype(np.int32)
+    cut = Owned(stack, caller, owner.module, owner.backward)
+    return HostTime(whole.thread[span], begin, end, cut, whole.is_python[span], whole.runs[span])
+
+
+def _largest(gaps: GapShares) -> Int64s:
+    """Return the entry with the largest share of each gap, one more for none."""
+    order = np.lexsort((gaps.share, np.repeat(np.arange(len(gaps.first) - 1), np.diff(gaps.first))))
+    return np.append(order[gaps.first[1:] - 1] if len(order) else np.empty(0, np.int64), 0)
+
+
+def _running_share(share: npt.NDArray[np.float64], pieces: Int64s) -> npt.NDArray[np.float64]:
+    """Return the sum of shares up to each piece within its span; the last one is 1."""
+    total = np.cumsum(share)
+    before = np.repeat(np.concatenate(([0.0], total[np.cumsum(pieces)[:-1] - 1])), pieces) if len(pieces) else total
+    until = total - before
+    until[np.cumsum(pieces) - 1] = 1.0
+    return np.clip(until, 0.0, 1.0)
+
+
+def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
+    """Return the training thread's Python cut where the engine's thread worked meanwhile."""
+    waits = part.is_python & (covered_ns(engine, part.start_ns, part.end_ns) > 0)
+    if not waits.any():
+        return part
+    own = Intervals(part.start_ns[waits], part.end_ns[waits])
+    pieces = [(subtract(own, engine), True), (intersect(own, engine), False)]
+    start = np.concatenate([x.start for x, _ in pieces])
+    index = np.flatnonzero(waits)[np.searchsorted(own.start, start, side="right") - 1]
+    kept = np.flatnonzero(~waits)
+    every = np.concatenate((kept, index))
+    begin = np.concatenate((part.start_ns[kept], start))
+    order = np.argsort(begin, kind="stable")
+    runs = np.concatenate((part.runs[kept], *(np.full(len(x), r) for x, r in pieces)))
+    end = np.concatenate((part.end_ns[kept], *(x.end for x, _ in pieces)))
+    every = every[order]
+    return HostTime(
+        part.thread[every], begin[order], end[order], part.owner.at(every), part.is_python[every], runs[order]
+    )
+
+
+def _joined(parts: list[HostTime]) -> HostTime:
+    def column(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        return np.concatenate([np.empty(0, dtype), *(getattr(p, name) for p in parts)]).astype(dtype)
+
+    def owners(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+        return np.concatenate([np.empty(0, dtype), *(getattr(p.owner, name) for p in parts)]).astype(dtype)
+
+    owner = Owned(*(owners(n, np.int32) for n in ("stack", "caller", "module")), owners("backward", bool))  # type: ignore[arg-type]
+    times = [column(n, np.int64) for n in ("thread", "start_ns", "end_ns")]
+    return HostTime(*times, owner, column("is_python", bool), column("runs", bool))  # type: ignore[arg-type]

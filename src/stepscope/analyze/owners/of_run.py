@@ -1,0 +1,22 @@
+"""The owners of all ranks of a run, and what they took."""
+
+from stepscope.analyze.owners.foreign import has_frames, ownership_by_own_frames
+from stepscope.analyze.owners.from_frames import ownership_by_frames
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.run.load import Run
+from stepscope.run.owners import RankOwners
+from stepscope.run.rank import Rank
+
+
+def ownership_of(run: Run) -> tuple[Ownership | None, ...]:
+    """Return the owners of each rank: by its file of owners, else by frames in its trace; None where it has neither."""
+    by_rank = {owners.rank: owners for owners in run.owners}
+    return tuple(_ownership(rank, by_rank.get(rank.rank)) for rank in run.ranks)
+
+
+def _ownership(rank: Rank, owners: RankOwners | None) -> Ownership | None:
+    if not len(rank.steps):
+        return None
+    if owners is not None:
+        return ownership_by_frames(rank, owners)
+    return ownership_by_own_frames(rank) if has_frames(rank) else None

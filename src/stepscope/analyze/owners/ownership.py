@@ -1,0 +1,141 @@
+"""Who owns each operator, each moment of the host and each device operation of a rank?
+
+operator of an undisturbed step   the owner of the operator it matches; else of the one around it; else what its
+                                  neighbours' stacks have in common (it ran between their lines)
+Python between two operators      the stacks of the same gap in the step with frames, in their shares there
+device operation, runtime call    the operator that launched it, else the Python at that moment
+collective                        the operator that asked for it
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.calls import HostCalls
+from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord
+from stepscope.run.device_work import Rows
+from stepscope.run.owners import Frame
+from stepscope.run.rank import Rank
+from stepscope.trace.table import Int64s
+
+NOBODY = -1
+Ids = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Owned(ArrayRecord):
+    """Owners of some things, one entry each; NOBODY where unknown."""
+
+    stack: Ids
+    """whose it is: in backward the forward operator's"""
+    caller: Ids
+    """where it was called: in backward the line of `loss.backward()`"""
+    module: Ids
+    backward: Mask
+
+    def __len__(self) -> int:
+        return len(self.stack)
+
+    def at(self, index: npt.NDArray[np.integer]) -> "Owned":
+        """Return the owners at these places, nobody at -1."""
+        if not len(self):
+            return nobody(len(index))
+        known = index >= 0
+        parts = [np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module)]
+        return Owned(*parts, backward=known & self.backward[index])
+
+    def where(self, mask: Mask, other: "Owned") -> "Owned":
+        """Return these owners where the mask holds, the others elsewhere."""
+        return Owned(
+            np.where(mask, self.stack, other.stack),
+            np.where(mask, self.caller, other.caller),
+            np.where(mask, self.module, other.module),
+            np.where(mask, self.backward, other.backward),
+        )
+
+
+def nobody(count: int) -> Owned:
+    """Return so many things that nobody owns."""
+    none = np.full(count, NOBODY, np.int32)
+    return Owned(none, none, none, np.zeros(count, bool))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HostTime(ArrayRecord):
+    """The time of the threads that training waits for, cut by owner, sorted by thread and start."""
+
+    thread: Int64s
+    start_ns: Int64s
+    end_ns: Int64s
+    owner: Owned
+    is_python: Mask
+    """in no operator"""
+    runs: Mask
+    """on the training thread: no other thread worked for it meanwhile; on the others: an operator"""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
+        """Return the index of the span at each moment of a thread, -1 for none."""
+        out = np.full(len(moment_ns), -1, np.int64)
+        for one in np.unique(thread):
+            low, high = np.searchsorted(self.thread, [one, one + 1])
+            mine = np.flatnonzero(thread == one)
+            i = low + np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right") - 1
+            fits = (i >= low) & (moment_ns[mine] < self.end_ns[np.maximum(i, 0)]) if len(self) else np.zeros(0, bool)
+            out[mine[fits]] = i[fits]
+        return out
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Ownership(ArrayRecord):
+    """The owners of everything one rank did in its recorded steps."""
+
+    rank: Rank
+    lines: str
+    """`executing` lines, or those where `functions` are defined"""
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    """indices of frames, outermost first"""
+    modules: tuple[str, ...]
+    calls: HostCalls
+    by_call: Owned
+    """per entry of `calls`"""
+    host: HostTime
+    by_work: Owned
+    """per row of the rank's DeviceWork"""
+    by_collective: Owned
+    """per row of the rank's Collectives"""
+    matched_share: float | None
+    """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
+
+    def of_rows(self, rows: Rows) -> Owned:
+        """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
+        trace = self.rank.trace
+        own = self.by_call.at(self.calls.at_rows(rows))
+        moment = self.host.owner.at(self.host.at(trace["tid"][rows], trace["ts_ns"][rows]))
+        on_device = self.by_work.at(self._work_of_row[rows])
+        found = own.where(own.stack >= 0, moment)
+        return on_device.where(self._work_of_row[rows] >= 0, found)
+
+    @cached_property
+    def _work_of_row(self) -> Int64s:
+        out = np.full(self.rank.trace.num_events, -1, np.int64)
+        out[self.rank.work.row] = np.arange(len(self.rank.work))
+        return out
+
+    def running(self, chosen: Mask) -> Intervals:
+        """Return when the host worked for chosen spans of `host`."""
+        keep = chosen & self.host.runs
+        return union(self.host.start_ns[keep], self.host.end_ns[keep])
+
+    def holding(self, frames: Sequence[int]) -> Mask:
+        """Return which stacks have any of these frames, one entry more for NOBODY."""
+        wanted = set(frames)
+        return np.array([*(not wanted.isdisjoint(stack) for stack in self.stacks), False], bool)

@@ -1,0 +1,205 @@
+"""The run without what some of it was done for: one line's or module's host time, device work, collectives and waits.
+
+What is taken out is given by rank (`Part`). The host's time goes item by item, each part of it as far as it is the
+owner's; device work takes nothing any more; a collective that is taken out is taken out on all its ranks; the host no
+longer waits in synchronisations that are the owner's. What remains waits for each other as before, so waiting between
+ranks is what the replay says it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.time import Activities, HostParts, activities
+from stepscope.analyze.replay.graph import Meeting
+from stepscope.analyze.replay.host_program import host_activities, issue_edges, step_edges
+from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, releases
+from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.intervals import Intervals, union
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.table import Int64s
+
+Mask = npt.NDArray[np.bool_]
+_MIN_FACTOR = 0.3
+_GONE = 255
+"""kind of an item that is no more: no device takes time between it and the next"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Part(ArrayRecord):
+    """What one rank did for an owner."""
+
+    host: Intervals
+    """when its host worked for it"""
+    work: Mask
+    """over the rows of its DeviceWork"""
+    collectives: Mask
+    """over the rows of its Collectives"""
+    calls: Int64s
+    """event rows of calls into the device's runtime"""
+
+
+NO_PART = Part(union([], []), np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
+
+
+def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Replay:
+    """Return the run in which these parts take `factor` of their time; with 0 they are gone.
+
+    Without `collectives` those stay as they are: other ranks that keep theirs would wait for ever.
+    """
+    chosen = [_items(rank, p, part) for rank, p, part in zip(_ranks(replay), replay.programs, parts, strict=True)]
+    chosen = [mask & ((p.collective == NOTHING) | collectives) for mask, p in zip(chosen, replay.programs, strict=True)]
+    meetings = list(replay.meetings)
+    if collectives:
+        meetings = _with_partners(replay.meetings, chosen, gone=not factor)
+    programs = []
+    for rank, program, part, mask in zip(_ranks(replay), replay.programs, parts, chosen, strict=True):
+        shorter = _shorter_host(rank, program, part, replay.steps, factor)
+        shorter = replace(shorter, duration_ns=_scaled(program.duration_ns, mask, factor))
+        programs.append(shorter if factor else _without_waits(rank, shorter, part, mask, replay.steps))
+    return rebuilt(replay, programs, None if factor else meetings)
+
+
+def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
+    """Return the same run in which Python (when each rank's host ran it) takes what it was recorded to take, and the
+    host factor is on the rest alone, so that the hosts' time in all stays what it was.
+
+    The profiler stretches what it records. Python between two operators it does not, so one factor on all of the host's
+    time would make the one too short and the other too long.
+    """
+    if replay.host_factor >= 1:
+        return replay
+    programs = []
+    for rank, program, spans in zip(_ranks(replay), replay.programs, python, strict=True):
+        if not len(program):
+            programs.append(program)
+            continue
+        edges, did = _recorded(rank, program, replay.steps)
+        python_ns = did.parts_within(spans, edges[:-1], edges[1:]).own_ns
+        # Where the last item is the end of the last step nothing comes after it.
+        after = np.zeros(len(program) + 1 - len(python_ns), np.int64)
+        programs.append(replace(program, python_ns=np.append(python_ns, after)))
+    own = sum(float(p.host.own_ns.sum() + p.tail.own_ns.sum()) for p in programs)
+    plain = sum(float(np.minimum(p.python_ns, _own(p)).sum()) for p in programs if p.python_ns is not None)
+    rest = own - plain
+    factor = float(np.clip((replay.host_factor * own - plain) / rest, _MIN_FACTOR, 1.0)) if rest > 0 else 1.0
+    return rebuilt(replace(replay, host_factor=factor), programs)
+
+
+def _own(program: Program) -> Int64s:
+    return np.append(program.host.own_ns, program.tail.own_ns)
+
+
+def _ranks(replay: Replay) -> tuple[Rank, ...]:
+    return replay.shared.run.ranks
+
+
+def _items(rank: Rank, program: Program, part: Part) -> Mask:
+    """Return which items of a program are of the part."""
+    of_rank = part.work if rank.has_device else part.collectives
+    if not len(of_rank) or not len(program):
+        return np.zeros(len(program), bool)
+    return of_rank[program.device_index] & (program.device_index >= 0)
+
+
+def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: bool) -> list[Meeting]:
+    """Mark the collectives of other ranks that met a chosen one; return the meetings that still take place."""
+    kept = []
+    for meeting in meetings:
+        if any(chosen[rank][item] for rank, item in meeting.members):
+            for rank, item in meeting.members:
+                chosen[rank][item] = True
+            if gone:
+                continue
+        kept.append(meeting)
+    return kept
+
+
+def _recorded(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
+    """Return the moments between which the host's time before each item lies, and what it did."""
+    if rank.has_device:
+        return launch_edges(rank, program.device_index, numbers), activities(rank)
+    if (program.device_index >= 0).all():
+        return issue_edges(rank, program.device_index, numbers), host_activities(rank)
+    return step_edges(rank, numbers), host_activities(rank, alone=True)
+
+
+def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, factor: float) -> Program:
+    """Return a program whose host takes `factor` of its time for the part.
+
+    By shares of what was recorded: an earlier change may have shortened it already.
+    """
+    if not len(program) or not len(part.host):
+        return program
+    edges, did = _recorded(rank, program, numbers)
+    whole = did.parts(edges[:-1], edges[1:])
+    mine = did.parts_within(part.host, edges[:-1], edges[1:])
+    python = program.python_ns
+    kept = {}
+    for name in (f.name for f in fields(HostParts)):
+        share = np.clip(getattr(mine, name) / np.maximum(getattr(whole, name), 1), 0.0, 1.0)
+        kept[name] = 1 - (1 - factor) * share
+    count = len(program)
+    host = HostParts(**{n: _times(getattr(program.host, n), kept[n][:count]) for n in kept})
+    tail = program.tail
+    if len(edges) - 1 > count:
+        tail = HostParts(**{n: _times(getattr(tail, n), kept[n][count:]) for n in kept})
+    if python is not None:
+        python = _times(python, np.append(kept["own_ns"], 1.0)[: count + 1])
+    return replace(program, host=host, tail=tail, python_ns=python)
+
+
+def _times(values: Int64s, share: npt.NDArray[np.float64]) -> Int64s:
+    return np.rint(values * share).astype(np.int64)
+
+
+def _scaled(values: Int64s, mask: Mask, factor: float) -> Int64s:
+    return np.where(mask, np.rint(values * factor), values).astype(np.int64)
+
+
+def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers: Int64s) -> Program:
+    """Return a program in which nobody waits for what is gone, nor in the part's own synchronisations."""
+    if not len(program):
+        return program
+    released_by, tail, own = program.released_by, program.tail_released_by, program.host.own_ns
+    if rank.has_device:
+        rows = program.device_index
+        before, lag = releases(rank, rows, numbers)
+        after, less = releases(rank, rows, numbers, without_calls=part.calls)
+        released_by = np.where(released_by == before[:-1], after[:-1], released_by)
+        tail = int(after[-1]) if tail == int(before[-1]) else tail
+        own = np.maximum(own - (lag - less)[:-1], 0)
+    else:
+        released_by = np.where((released_by >= 0) & gone[np.maximum(released_by, 0)], NOTHING, released_by)
+        tail = NOTHING if tail >= 0 and gone[tail] else tail
+    return replace(
+        program,
+        host=replace(program.host, own_ns=own),
+        kind=np.where(gone, _GONE, program.kind).astype(np.uint8),
+        released_by=released_by,
+        tail_released_by=tail,
+        waits_for=_stream_waits(rank, program, part, gone),
+        also_after=tuple(entry for entry in program.also_after if not gone[entry[0]] and not gone[entry[1]]),
+    )
+
+
+def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> tuple[tuple[int, ...], ...]:
+    """Return the waits between streams without those that the part asked for and those of what is gone."""
+    if not rank.has_device:
+        return program.waits_for
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    asks = rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)
+    asks = asks[np.argsort(rank.trace["ts_ns"][asks], kind="stable")]
+    launched = rank.trace["ts_ns"][rank.work.launch_row[program.device_index]]
+    latest = np.searchsorted(rank.trace["ts_ns"][asks], launched, side="right") - 1
+    own = np.isin(asks, part.calls)
+    theirs = (latest >= 0) & own[np.maximum(latest, 0)] if len(asks) else np.zeros(len(launched), bool)
+    dropped = gone | theirs
+    return tuple(
+        () if drop and (none or any(gone[list(others)])) else others
+        for others, drop, none in zip(program.waits_for, dropped.tolist(), gone.tolist(), strict=True)
+    )

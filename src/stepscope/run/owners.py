@@ -1,0 +1,260 @@
+"""Who did it: the owners that a rank recorded in a step with Python frames, read from `rank00000.owners.json.gz`.
+
+The file tells, for the operators of one or two steps after the window, in order and by thread, the user's stack and the
+module of each. Nothing of those steps is in any timing. Anybody may have put the file there: its size is bounded, every
+index is checked, and a file that does not hold together is refused as a whole with the name of the field.
+"""
+
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS, OWNERS_SCHEMA, TRAINING
+from stepscope.contract.run_folder import rank_file
+from stepscope.records import ArrayRecord
+from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
+from stepscope.trace.table import Int64s
+
+ROLES = (TRAINING, AUTOGRAD, OTHER)
+
+_MAX_TEXT = 4096
+_MAX_LINE = 1 << 31
+_MAX_STACK = 512
+_MAX_STACK_ENTRIES = 1 << 22
+_MAX_NS = 1 << 62
+_GZIP = 31
+"""window bits of a gzip stream, for zlib"""
+
+Int32s = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    """relative to the project's folder where it lies below it"""
+    line: int
+    function: str
+    is_user: bool
+    """outside torch, the standard library and installed packages"""
+    line_to: int = 0
+    """equal to `line` where that line is known to be executing; else it is after the call in `line` and not after the
+    one in `line_to` (operator syntax raises no call), 0 where no call follows"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class OwnedThread(ArrayRecord):
+    """The operators of one thread in the steps with frames, by start. References are -1 for none."""
+
+    role: str
+    name: Int32s
+    depth: Int32s
+    """how many operators and ranges are around it"""
+    stack: Int32s
+    module: Int32s
+    sequence: Int64s
+    """autograd's number"""
+    step: Int64s
+    gap_before: Int64s
+    """of stretches of Python in no operator: the operator that follows, the number of operators after the last"""
+    gap_stack: Int32s
+    gap_ns: Int64s
+    """as measured with frames: only shares of one gap mean anything"""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RankOwners(ArrayRecord):
+    """What one rank's file of owners holds."""
+
+    rank: int
+    lines: str
+    """EXECUTING or FUNCTIONS"""
+    root: str
+    frames: tuple[Frame, ...]
+    stacks: tuple[tuple[int, ...], ...]
+    """indices of frames, outermost first"""
+    modules: tuple[str, ...]
+    names: tuple[str, ...]
+    threads: tuple[OwnedThread, ...]
+    source_files: tuple[str, ...] = ()
+    """kept below `source/` in the run folder"""
+    buckets: tuple[tuple[str, ...], ...] | None = None
+    """parameters of each gradient bucket"""
+    loader: tuple[tuple[str, float], ...] | None = None
+    """dataset lines and their share of the samples"""
+    reasons: tuple[str, ...] = ()
+    """why something is not known"""
+
+
+class _Refused(ValueError):
+    """A field of the file that cannot be used."""
+
+
+def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, ...], list[str]]:
+    """Return the owners of these ranks where a run folder has them, and one line for each file that was refused."""
+    found, refused = [], []
+    for rank in ranks:
+        path = folder / rank_file(rank, OWNERS)
+        try:
+            found.append(_owners(_document(path), rank))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, zlib.error) as error:
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            refused.append(f"{path.name} is left out ({why}): who owns the time of rank {rank} is unknown")
+    return tuple(found), refused
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a compressed file that is small before and after it is unpacked."""
+    unpack = zlib.decompressobj(_GZIP)
+    text = unpack.decompress(read_side_file(path), MAX_BYTES)
+    if unpack.unconsumed_tail or not unpack.eof:
+        raise _Refused(f"more than {MAX_BYTES:,} bytes unpacked" if unpack.unconsumed_tail else "cut off")
+    value = parsed_json(text).value
+    if not isinstance(value, dict):
+        raise _Refused("no JSON object")
+    return value
+
+
+def _owners(said: dict[str, Any], rank: int) -> RankOwners:
+    if said.get("schema") != OWNERS_SCHEMA or said.get("rank") != rank:
+        raise _Refused("schema or rank is not what its name says")
+    if said.get("lines") not in (EXECUTING, FUNCTIONS):
+        raise _Refused("lines")
+    files = _texts(said, "files")
+    frames = tuple(_frame(entry, files) for entry in _list(said, "frames"))
+    stacks = tuple(_stack(entry, len(frames)) for entry in _list(said, "stacks"))
+    if sum(map(len, stacks)) > _MAX_STACK_ENTRIES:
+        raise _Refused("stacks")
+    modules, names = _texts(said, "modules"), _texts(said, "names")
+    sizes = {"name": len(names), "stack": len(stacks), "module": len(modules)}
+    return RankOwners(
+        rank=rank,
+        lines=said["lines"],
+        root=str(said.get("root") or "")[:_MAX_TEXT],
+        frames=frames,
+        stacks=stacks,
+        modules=modules,
+        names=names,
+        threads=tuple(_thread(entry, sizes) for entry in _list(said, "threads")),
+        source_files=_texts(said, "source_files") if said.get("source_files") else (),
+        buckets=_buckets(said),
+        loader=_loader(said),
+        reasons=tuple(f"{k}: {v}"[:_MAX_TEXT] for k, v in _reasons(said).items()),
+    )
+
+
+def _list(said: dict[str, Any], field: str) -> list[Any]:
+    value = said.get(field)
+    if not isinstance(value, list):
+        raise _Refused(field)
+    return value
+
+
+def _texts(said: dict[str, Any], field: str) -> tuple[str, ...]:
+    found = _list(said, field)
+    if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in found):
+        raise _Refused(field)
+    return tuple(found)
+
+
+def _frame(entry: Any, files: tuple[str, ...]) -> Frame:
+    if not isinstance(entry, list) or len(entry) not in (4, 5):
+        raise _Refused("frames")
+    file, line, function, is_user, line_to = (*entry, entry[1])[:5]
+    if not (_is_index(file, len(files)) and _is_index(line, _MAX_LINE) and isinstance(function, str)):
+        raise _Refused("frames")
+    if not _is_index(line_to, _MAX_LINE):
+        raise _Refused("frames")
+    return Frame(files[file], line, function[:_MAX_TEXT], bool(is_user), line_to)
+
+
+def _stack(entry: Any, num_frames: int) -> tuple[int, ...]:
+    if not isinstance(entry, list) or len(entry) > _MAX_STACK or not all(_is_index(i, num_frames) for i in entry):
+        raise _Refused("stacks")
+    return tuple(entry)
+
+
+def _is_index(value: Any, size: int) -> bool:
+    return type(value) is int and 0 <= value < size
+
+
+def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
+    if not isinstance(entry, dict) or entry.get("role") not in ROLES:
+        raise _Refused("threads.role")
+    name = _column(entry, "name", 0, sizes["name"])
+    count = len(name)
+    columns = {
+        "depth": _column(entry, "depth", 0, 1 << 20, count),
+        "stack": _column(entry, "stack", -1, sizes["stack"], count),
+        "module": _column(entry, "module", -1, sizes["module"], count),
+    }
+    gaps = _list(entry, "python")
+    if not all(isinstance(gap, list) and len(gap) == 3 for gap in gaps):
+        raise _Refused("threads.python")
+    by_part = {str(i): [gap[i] for gap in gaps] for i in range(3)}
+    return OwnedThread(
+        role=entry["role"],
+        name=name.astype(np.int32),
+        **{key: column.astype(np.int32) for key, column in columns.items()},
+        sequence=_column(entry, "sequence", -1, _MAX_NS, count),
+        step=_column(entry, "step", -1, _MAX_NS, count),
+        gap_before=_column(by_part, "0", 0, count + 1),
+        gap_stack=_column(by_part, "1", -1, sizes["stack"]).astype(np.int32),
+        gap_ns=_column(by_part, "2", 0, _MAX_NS),
+    )
+
+
+def _column(said: dict[str, Any], field: str, low: int, high: int, count: int | None = None) -> Int64s:
+    """Return a list of whole numbers from `low` up to but not `high` as a column, of `count` entries where said."""
+    values = said.get(field)
+    if not isinstance(values, list) or (count is not None and len(values) != count):
+        raise _Refused(f"threads.{field}")
+    if not set(map(type, values)) <= {int}:
+        raise _Refused(f"threads.{field}")
+    column = np.array(values, np.int64)
+    if len(column) and not (low <= column.min() and column.max() < high):
+        raise _Refused(f"threads.{field}")
+    return column
+
+
+def _buckets(said: dict[str, Any]) -> tuple[tuple[str, ...], ...] | None:
+    given = said.get("buckets")
+    if given is None:
+        return None
+    if not isinstance(given, list) or not all(isinstance(bucket, list) for bucket in given):
+        raise _Refused("buckets")
+    if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for bucket in given for name in bucket):
+        raise _Refused("buckets")
+    return tuple(tuple(bucket) for bucket in given)
+
+
+def _loader(said: dict[str, Any]) -> tuple[tuple[str, float], ...] | None:
+    given = said.get("loader")
+    if given is None:
+        return None
+    if not isinstance(given, list):
+        raise _Refused("loader")
+    found = []
+    for entry in given:
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise _Refused("loader")
+        if not isinstance(entry[1], int | float) or not 0 <= entry[1] <= 1:
+            raise _Refused("loader")
+        found.append((entry[0][:_MAX_TEXT], float(entry[1])))
+    return tuple(found)
+
+
+def _reasons(said: dict[str, Any]) -> dict[str, Any]:
+    given = said.get("reasons")
+    return given if isinstance(given, dict) else {}

@@ -1,0 +1,68 @@
+"""Sequences that are nearly the same are laid beside each other, whatever was put in or left out."""
+
+import random
+
+import numpy as np
+import pytest
+
+from stepscope.analyze.owners import align
+from stepscope.analyze.owners.align import NOTHING, Tries, aligned
+
+
+def longest_common(a: list[int], b: list[int]) -> int:
+    row = [0] * (len(b) + 1)
+    for x in a:
+        before = row
+        row = [0]
+        for j, y in enumerate(b):
+            row.append(before[j] + 1 if x == y else max(before[j + 1], row[j]))
+    return row[-1]
+
+
+def changed(values: list[int], rng: random.Random, edits: int, alphabet: int) -> list[int]:
+    out = list(values)
+    for _ in range(edits):
+        if out and rng.random() < 0.5:
+            del out[rng.randrange(len(out))]
+        else:
+            out.insert(rng.randrange(len(out) + 1), rng.randrange(alphabet))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_as_many_are_matched_as_can_be(seed: int) -> None:
+    rng = random.Random(seed)
+    known = [rng.randrange(6) for _ in range(rng.randrange(60))]
+    wanted = changed(known, rng, rng.randrange(8), 6)
+    at = aligned(np.array(wanted, np.int64), np.array(known, np.int64))
+    matched = at[at != NOTHING]
+    assert (np.diff(matched) > 0).all()
+    assert all(wanted[i] == known[j] for i, j in enumerate(at.tolist()) if j != NOTHING)
+    assert len(matched) == longest_common(wanted, known)
+
+
+def test_one_stretch_more_costs_no_tries() -> None:
+    known = np.arange(50_000) % 97
+    wanted = np.concatenate((known[:20_000], np.full(5_000, 1_000), known[20_000:]))
+    tries = Tries()
+    at = aligned(wanted, known, tries)
+    assert (at[:20_000] == np.arange(20_000)).all()
+    assert (at[25_000:] == np.arange(20_000, 50_000)).all()
+    assert (at[20_000:25_000] == NOTHING).all()
+    assert tries.left == Tries().left
+
+
+def test_more_differences_than_one_piece_allows_are_found_in_pieces() -> None:
+    known = np.arange(20_000) % 101
+    left_out = np.arange(7, 20_000, 31)
+    assert len(left_out) > 2 * align._MAX_EDITS
+    at = aligned(np.delete(known, left_out), known)
+    assert (at != NOTHING).mean() > 0.99
+
+
+def test_sequences_with_nothing_in_common_end_with_the_tries() -> None:
+    rng = np.random.default_rng(1)
+    tries = Tries(10_000)
+    at = aligned(rng.integers(0, 1000, 20_000), rng.integers(0, 1000, 20_000), tries)
+    assert tries.left < 1_000
+    assert (at != NOTHING).mean() < 0.5

@@ -1,0 +1,141 @@
+"""Every operator, kernel and stretch of Python of the undisturbed steps gets the line that was planted for it."""
+
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import AUTOGRAD, built_run
+from tests.analyze.owners.planted import PlantedRank
+
+from stepscope.analyze.kernels.call_costs import call_costs
+from stepscope.analyze.owners.costs import code_costs
+from stepscope.analyze.owners.from_frames import ownership_by_frames
+from stepscope.analyze.owners.ownership import Ownership
+
+STEP = 1000.0
+
+
+def a_step(r: PlantedRank, n: int, *, saves: bool = False) -> None:
+    """Forward at train.py:10, backward at train.py:11, a statistic at train.py:12 with its Python at tools.py:3."""
+    at = n * STEP
+    number = 100 * n
+    r.step(n, at, at + STEP)
+    with (
+        r.line("train.py:10", "model.py:5", module="blocks.0.up"),
+        r.op("aten::linear", at + 10, at + 60, **{"Sequence number": number}),
+        r.op("aten::addmm", at + 20, at + 50, **{"Sequence number": number}),
+    ):
+        r.kernel("gemm", at=at + 30, start=at + 60, end=at + 160)
+    with (
+        r.line("train.py:10", "model.py:6", module="blocks.1"),
+        r.op("aten::relu", at + 70, at + 100, **{"Sequence number": number + 1}),
+    ):
+        r.kernel("relu", at=at + 80, start=at + 170, end=at + 200)
+    if saves:
+        with r.line("train.py:30"):
+            for k in range(3):
+                r.ran("aten::copy_", at + 105 + 5 * k, at + 109 + 5 * k)
+    with r.line("train.py:11"):
+        for k, node in enumerate(("ReluBackward0", "AddmmBackward0")):
+            start = at + 200 + 100 * k
+            args = {"Sequence number": number + 1 - k, "Fwd thread id": 1}
+            with (
+                r.op(f"autograd::engine::evaluate_function: {node}", start, start + 90, thread=AUTOGRAD, **args),
+                r.op(node, start + 5, start + 80, thread=AUTOGRAD, **args),
+                r.op("aten::mm", start + 10, start + 60, thread=AUTOGRAD),
+            ):
+                r.kernel(node, at=start + 20, start=start + 30, end=start + 80, thread=AUTOGRAD)
+        accumulate = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        with r.op(accumulate, at + 400, at + 450, thread=AUTOGRAD):
+            r.ran("aten::add_", at + 405, at + 415, thread=AUTOGRAD)
+            r.collective("allreduce", at=at + 425, start=at + 430, end=at + 480)
+    r.python_time(at + 100, at + 110, "train.py:10")
+    r.python_time(at + 110, at + 500 + 300 * (n == 4), "train.py:11")  # with frames backward took longer
+    r.python_time(at + 500, at + 550, "train.py:12", "tools.py:3")
+    r.python_time(at + 550, at + 600, "train.py:12", "tools.py:4")
+    r.python_time(at + 700, at + STEP, "train.py:9")
+    with r.line("train.py:12", "tools.py:4"), r.op("aten::std", at + 600, at + 700):
+        r.kernel("std", at=at + 650, start=at + 660, end=at + 690)
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> Ownership:
+    r = PlantedRank()
+    for n in range(4):
+        a_step(r, n, saves=n == 1)
+    a_step(r, 4)
+    r.write_owners(tmp_path, (4 * STEP, 5 * STEP))
+    r.events = [e for e in r.events if e["ts"] < r._local_ns(4 * STEP) / 1000]
+    run = built_run(tmp_path, [r])
+    return ownership_by_frames(run.ranks[0], run.owners[0])
+
+
+def lines_of(owned: Ownership, stack: int) -> list[str]:
+    return [f"{owned.frames[f].file}:{owned.frames[f].line}" for f in owned.stacks[stack]] if stack >= 0 else []
+
+
+def by_name(owned: Ownership, name: str) -> list[tuple[list[str], list[str], str]]:
+    trace = owned.rank.trace
+    return [
+        (lines_of(owned, s), lines_of(owned, c), owned.modules[m] if m >= 0 else "")
+        for row, s, c, m in zip(
+            owned.rank.work.row, owned.by_work.stack, owned.by_work.caller, owned.by_work.module, strict=True
+        )
+        if trace.strings[trace["name"][row]].startswith(name)
+    ]
+
+
+def test_forward_kernels_have_the_line_that_launched_them(owned: Ownership) -> None:
+    assert by_name(owned, "gemm") == [(["train.py:10", "model.py:5"],) * 2 + ("blocks.0.up",)] * 4
+    assert by_name(owned, "std") == [(["train.py:12", "tools.py:4"],) * 2 + ("",)] * 4
+
+
+def test_backward_kernels_have_the_forward_line_and_where_backward_was_called(owned: Ownership) -> None:
+    assert by_name(owned, "ReluBackward0") == [(["train.py:10", "model.py:6"], ["train.py:11"], "blocks.1")] * 4
+    assert by_name(owned, "AddmmBackward0") == [(["train.py:10", "model.py:5"], ["train.py:11"], "blocks.0.up")] * 4
+
+
+def test_a_gradient_bucket_is_of_no_forward_line(owned: Ownership) -> None:
+    assert by_name(owned, "nccl") == [(["train.py:11"], ["train.py:11"], "")] * 4
+    assert [lines_of(owned, s) for s in owned.by_collective.stack] == [["train.py:11"]] * 4
+
+
+def test_gradients_are_added_up_for_the_node_before(owned: Ownership) -> None:
+    trace = owned.rank.trace
+    adds = [i for i, name in enumerate(owned.calls.name) if trace.strings[name] == "aten::add_"]
+    assert [lines_of(owned, s) for s in owned.by_call.stack[adds]] == [["train.py:10", "model.py:5"]] * 4
+
+
+def test_a_step_with_more_operators_keeps_all_its_owners(owned: Ownership) -> None:
+    assert owned.matched_share == pytest.approx(1 - 3 / (4 * 14 + 3))
+    copies = [i for i, name in enumerate(owned.calls.name) if owned.rank.trace.strings[name] == "aten::copy_"]
+    # Nobody saw them with frames: they ran between train.py:10 and train.py:12, which have no caller in common.
+    assert set(owned.by_call.stack[copies].tolist()) == {-1}
+
+
+def test_host_time_is_owned_once(owned: Ownership) -> None:
+    found = code_costs([owned], [call_costs(owned.rank)])
+    assert found is not None
+    assert found.total.host_ns == pytest.approx(STEP * 1000)
+    own = sum(line.own.host_ns for line in found.lines)
+    assert own + found.unowned.host_ns == pytest.approx(STEP * 1000)
+    assert found.unowned_host_share is not None and found.unowned_host_share < 0.05
+    assert found.unowned_device_share == 0
+
+
+def test_costs_by_line_and_module(owned: Ownership) -> None:
+    found = code_costs([owned], [call_costs(owned.rank)])
+    assert found is not None
+    lines = {line.owner: line for line in found.lines}
+    assert lines["model.py:5"].inclusive.device_ns == 150_000
+    assert lines["model.py:5"].backward.device_ns == 50_000
+    assert lines["model.py:5"].module == "blocks.0.up"
+    assert lines["train.py:10"].inclusive.device_ns == 230_000
+    assert lines["train.py:10"].own.device_ns == 0
+    assert lines["train.py:11"].inclusive.device_ns == 100_000  # all of backward was called there
+    assert lines["train.py:11"].own.comm_ns == 50_000
+    # Python after backward, from when the engine began its last operator at 422 to 600, halved between two lines.
+    assert lines["tools.py:3"].own.host_ns == pytest.approx((178_000 - 28_000) / 2, abs=15_000)
+    assert lines["train.py:12"].inclusive.host_ns == pytest.approx(100_000 + 150_000, abs=30_000)
+    modules = {module.path: module for module in found.modules}
+    assert modules["blocks"].inclusive.device_ns == 230_000
+    assert modules["blocks.0.up"].backward.device_ns == 50_000

@@ -1,0 +1,122 @@
+"""A file of owners is read, or refused as a whole with the name of the field; training data never depends on it."""
+
+import gzip
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.build import built_run
+from tests.analyze.owners.planted import PlantedRank, write_owners
+
+from stepscope.contract.owners import OWNERS
+from stepscope.contract.run_folder import rank_file
+from stepscope.run.load import load
+from stepscope.run.owners import Frame, read_owners
+
+
+def a_rank() -> PlantedRank:
+    r = PlantedRank()
+    r.step(0, 0, 100)
+    with r.line("train.py:3", "lib:torch/nn/modules/linear.py:125", module="up"), r.op("aten::mm", 10, 40):
+        r.kernel("gemm", at=20, start=50, end=80)
+    r.python_time(1, 9, "train.py:2")
+    return r
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    r = a_rank()
+    r.write_owners(tmp_path, (0, 100), source_files=["train.py"], buckets=[["up.weight"]], loader=[["data.py:7", 0.5]])
+    run = built_run(tmp_path, [r])
+    (owners,) = run.owners
+    (thread,) = owners.threads
+    outer, inner = (owners.frames[i] for i in owners.stacks[thread.stack[0]])
+    assert outer == Frame("train.py", 3, "f", True, 3)
+    assert (inner.file, inner.is_user) == ("torch/nn/modules/linear.py", False)
+    assert thread.role == "training"
+    assert [owners.names[i] for i in thread.name] == ["aten::mm"]
+    assert owners.modules[thread.module[0]] == "up"
+    assert (thread.gap_before.tolist(), thread.gap_ns.tolist()) == ([0], [8000])
+    assert owners.buckets == (("up.weight",),)
+    assert owners.loader == (("data.py:7", 0.5),)
+    assert not [line for line in run.warnings if OWNERS in line]
+
+
+def test_a_line_that_is_not_known_keeps_its_bounds(tmp_path: Path) -> None:
+    document = a_rank().owners_document((0, 100))
+    document["frames"] = [[*frame, 9] for frame in document["frames"]]
+    write_owners(tmp_path, 0, document)
+    (owners,), _ = read_owners(tmp_path, [0])
+    assert {frame.line_to for frame in owners.frames} == {9}
+
+
+def thread_with(**changed: Any) -> dict[str, Any]:
+    document = a_rank().owners_document((0, 100))
+    return {"threads": [{**document["threads"][0], **changed}]}
+
+
+HOSTILE: dict[str, tuple[str, dict[str, Any]]] = {
+    "another rank": ("rank", {"rank": 7}),
+    "another schema": ("schema", {"schema": 2}),
+    "lines of no kind": ("lines", {"lines": "guessed"}),
+    "frames of another shape": ("frames", {"frames": [[0, 1]]}),
+    "a frame in no file": ("frames", {"frames": [[99, 1, "f", 1], [0, 1, "f", 1]]}),
+    "a stack of no frame": ("stacks", {"stacks": [[0, 99]]}),
+    "a stack without end": ("stacks", {"stacks": [[0] * 100_000]}),
+    "names that are no texts": ("names", {"names": [1]}),
+    "a text of a megabyte": ("modules", {"modules": ["x" * 1_000_000]}),
+    "threads that are no list": ("threads", {"threads": {}}),
+    "a thread of no role": ("threads.role", thread_with(role="boss")),
+    "a name that is none": ("threads.name", thread_with(name=[5])),
+    "a name beyond 64 bits": ("threads.name", thread_with(name=[10**30])),
+    "columns of other lengths": ("threads.depth", thread_with(depth=[0, 1])),
+    "a depth below zero": ("threads.depth", thread_with(depth=[-1])),
+    "a stack out of range": ("threads.stack", thread_with(stack=[2**40])),
+    "a truth value": ("threads.module", thread_with(module=[True])),
+    "a gap out of range": ("threads.0", thread_with(python=[[9, 0, 1]])),
+    "a gap of no shape": ("threads.python", thread_with(python=[[1, 2]])),
+    "a negative gap": ("threads.2", thread_with(python=[[0, 0, -5]])),
+    "buckets of numbers": ("buckets", {"buckets": [[1]]}),
+    "a share above one": ("loader", {"loader": [["data.py:7", 7]]}),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str) -> None:
+    field, change = HOSTILE[what]
+    r = a_rank()
+    r.write_owners(tmp_path, (0, 100), **change)
+    run = built_run(tmp_path, [r])
+    assert run.owners == ()
+    (line,) = [line for line in run.warnings if OWNERS in line]
+    assert field in line
+    assert len(line) < 300
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[]"), gzip.compress(b"{")[:12]])
+def test_a_damaged_file_is_a_warning(tmp_path: Path, content: bytes) -> None:
+    r = a_rank()
+    (tmp_path / rank_file(0, OWNERS)).write_bytes(content)
+    run = built_run(tmp_path, [r])
+    assert run.owners == ()
+    assert len([line for line in run.warnings if OWNERS in line]) == 1
+
+
+def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
+    a_rank().write(tmp_path)
+    (tmp_path / rank_file(0, OWNERS)).write_bytes(gzip.compress(b" " * (40 << 20)))
+    run = load(tmp_path, cache=False)
+    assert run.owners == ()
+    assert any("unpacked" in line for line in run.warnings)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    a_rank().write(tmp_path)
+    os.mkfifo(tmp_path / rank_file(0, OWNERS))
+    assert load(tmp_path, cache=False).owners == ()
+
+
+def test_ranks_without_a_file_have_no_owners(tmp_path: Path) -> None:
+    run = built_run(tmp_path, [a_rank()])
+    assert run.owners == ()
+    assert not [line for line in run.warnings if OWNERS in line]

@@ -1,0 +1,123 @@
+"""Deleting a line from a simulated job: the replay says what the job without it takes."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.analyze.owners.simulated import line_of, owned_run
+from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
+
+from stepscope.analysis import Analysis
+from stepscope.errors import InputError, UsageError
+from stepscope.whatif.settings import Answer
+
+STALL = Op("stall", host_us=4000)
+HOST_BOUND = [kernel(10, host_us=60) for _ in range(12)]
+DEVICE_BOUND = [kernel(150, host_us=20) for _ in range(12)]
+
+
+def predicted_us(answer: Answer) -> float:
+    return answer.prediction.step_ns / 1000
+
+
+def true_us(*programs: Sequence[Op]) -> float:
+    return simulate(*programs).period_us
+
+
+def without(programs: Sequence[Sequence[Op]], *gone: int) -> list[list[Op]]:
+    return [[op for k, op in enumerate(program) if k not in gone] for program in programs]
+
+
+CASES = {
+    "a kernel of a host-bound step": ([HOST_BOUND], (3,)),
+    "a kernel of a device-bound step": ([DEVICE_BOUND], (3,)),
+    "a synchronisation": ([[*DEVICE_BOUND, SYNC, *HOST_BOUND]], (12,)),
+    "a kernel with its synchronisation": ([[*DEVICE_BOUND, kernel(500, host_us=200), SYNC, *HOST_BOUND]], (12, 13)),
+    "python that does something else": ([[*DEVICE_BOUND, STALL, *HOST_BOUND]], (12,)),
+    "a copy that blocks": ([[*DEVICE_BOUND, Op("copy", 20, 800), *HOST_BOUND]], (12,)),
+    "a collective of two ranks": ([[*DEVICE_BOUND, collective(900), WAIT, kernel(50)]] * 2, (12, 13)),
+    "small collectives": (
+        [[*DEVICE_BOUND, *[collective(80, host_us=60, elements=64)] * 8, WAIT, kernel(50)]] * 2,
+        tuple(range(12, 20)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CASES)
+def test_the_step_without_a_line_is_the_step_of_the_job_without_it(tmp_path: Path, what: str) -> None:
+    programs, gone = CASES[what]
+    run = Analysis(owned_run(tmp_path, *programs))
+    answer = run.without(*(f"train.py:{line_of(k)}" for k in gone))
+    before, after = true_us(*programs), true_us(*without(programs, *gone))
+    assert predicted_us(answer) == pytest.approx(after, abs=0.03 * before)
+    assert answer.prediction.low_ns / 1000 <= after <= answer.prediction.high_ns / 1000
+
+
+def test_waiting_for_the_rank_that_has_the_line_goes_with_it(tmp_path: Path) -> None:
+    quick = [*DEVICE_BOUND, kernel(10), collective(200), WAIT, kernel(50)]
+    slow = [*DEVICE_BOUND, kernel(1500), collective(200), WAIT, kernel(50)]
+    run = Analysis(owned_run(tmp_path, quick, slow))
+    answer = run.without(f"train.py:{line_of(12)}", ranks=[1])
+    rest = [*DEVICE_BOUND, collective(200), WAIT, kernel(50)]
+    assert predicted_us(answer) == pytest.approx(true_us(quick, rest), rel=0.03)
+    assert true_us(quick, slow) - predicted_us(answer) > 1000  # both ranks, though one of them changed
+    on_the_other = run.without(f"train.py:{line_of(12)}", ranks=[0])
+    assert predicted_us(on_the_other) == pytest.approx(true_us(quick, slow), rel=0.03)
+
+
+def test_collectives_stay_where_only_some_ranks_lose_a_line(tmp_path: Path) -> None:
+    program = [*DEVICE_BOUND, collective(900), WAIT, kernel(50)]
+    run = Analysis(owned_run(tmp_path, program, program))
+    answer = run.without(f"train.py:{line_of(12)}", ranks=[1])
+    assert predicted_us(answer) == pytest.approx(true_us(program, program), rel=0.03)
+    assert any("its collectives stay" in note for note in answer.notes)
+
+
+def test_a_line_at_half_its_time(tmp_path: Path) -> None:
+    program = [*DEVICE_BOUND, kernel(1000)]
+    run = Analysis(owned_run(tmp_path, program))
+    answer = run.without(scale=[f"train.py:{line_of(12)}=0.5"])
+    assert predicted_us(answer) == pytest.approx(true_us([*DEVICE_BOUND, kernel(500)]), rel=0.03)
+    longer = run.without(scale=[f"train.py:{line_of(12)}=2"])
+    assert predicted_us(longer) == pytest.approx(true_us([*DEVICE_BOUND, kernel(2000)]), rel=0.03)
+
+
+def test_nothing_is_saved_twice(tmp_path: Path) -> None:
+    run = Analysis(owned_run(tmp_path, HOST_BOUND))
+    once = run.without(f"train.py:{line_of(3)}")
+    twice = run.without(f"train.py:{line_of(3)}", f"train.py:{line_of(3)}")
+    assert twice.prediction.step_ns == pytest.approx(once.prediction.step_ns, rel=0.01)
+
+
+def test_an_answer_says_that_it_is_of_a_deletion(tmp_path: Path) -> None:
+    run = Analysis(owned_run(tmp_path, HOST_BOUND))
+    (note,) = run.without("train.py:13").notes
+    assert "deleted, not replaced" in note
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("train.py", "expected FILE:LINE"),
+        ("other.py:13", "files with recorded lines are train.py"),
+        ("train.py:99", "lines of that file near it: 16, 17, 18, 19, 20, 21"),
+        ("module:layers.*", "no module was recorded"),
+    ],
+)
+def test_an_owner_that_is_none_is_a_usage_error(tmp_path: Path, given: str, said: str) -> None:
+    run = Analysis(owned_run(tmp_path, HOST_BOUND))
+    with pytest.raises(UsageError, match=r"train.py|module") as error:
+        run.without(given)
+    assert said in str(error.value)
+
+
+def test_ranks_that_are_none_are_a_usage_error(tmp_path: Path) -> None:
+    run = Analysis(owned_run(tmp_path, HOST_BOUND))
+    with pytest.raises(UsageError, match="--ranks: expected recorded ranks"):
+        run.without("train.py:13", ranks=[5])
+
+
+def test_a_run_without_owners_says_how_to_get_them(tmp_path: Path) -> None:
+    run = Analysis(simulate(HOST_BOUND).aligned(tmp_path).run)
+    with pytest.raises(InputError, match="record again"):
+        run.without("train.py:13")
