@@ -124,16 +124,7 @@ def _item_name(replay: Replay, index: int, item: int) -> tuple[str, str]:
 def _slack(replay: Replay, duration: np.ndarray, end: np.ndarray) -> dict[int, float]:
     """Return per rank the median slack of its compute in the last steps."""
     graph = replay.graph
-    latest = np.full(len(graph), float(end.max()))
-    first, source, lag, order = graph.wiring.lists
-    latest_list, took = latest.tolist(), duration.tolist()
-    for node in reversed(order):
-        start = latest_list[node] - took[node]
-        for e in range(first[node], first[node + 1]):
-            allowed = start - lag[e]
-            if allowed < latest_list[source[e]]:
-                latest_list[source[e]] = allowed
-    slack = np.array(latest_list) - end
+    slack = graph.wiring.waits.latest(float(end.max()), duration) - end
     out = {}
     for index, rank in enumerate(replay.shared.run.ranks):
         computes = np.tile(replay.programs[index].kind == EventKind.KERNEL, graph.repeats)

@@ -12,13 +12,13 @@ to end several times, so that a change shows in the steady state and not in how 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.records import ArrayRecord
+from stepscope.trace.scanner import WaitGraph
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
@@ -32,18 +32,8 @@ class Wiring(ArrayRecord):
     """edges into node n are `first_edge[n]:first_edge[n + 1]`"""
     edge_from: Int64s
     edge_lag_ns: Floats
-    order: Int64s
-    """every node after all it waits for"""
-
-    @cached_property
-    def lists(self) -> tuple[list[int], list[int], list[float], list[int]]:
-        """Return the same as lists, which a plain loop reads faster than arrays."""
-        return (
-            self.first_edge.tolist(),
-            self.edge_from.tolist(),
-            self.edge_lag_ns.tolist(),
-            self.order.tolist(),
-        )
+    waits: WaitGraph
+    """the same in the compiled module"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +93,7 @@ def build_graph(
     return Graph(
         duration_ns=duration,
         profiled_ns=profiled,
-        wiring=Wiring(first, source, lag, _topological_order(nodes.count, first, source)),
+        wiring=_wiring(first, source, lag),
         earliest_ns=np.zeros(nodes.count) if from_rest else _beginning(programs, nodes),
         host=tuple(np.concatenate([nodes.host(r, c) for c in range(repeats)]) for r in range(len(programs))),
         arrival=tuple(np.concatenate([nodes.arrival(r, c) for c in range(repeats)]) for r in range(len(programs))),
@@ -123,17 +113,7 @@ def with_durations(graph: Graph, programs: Sequence[Program], num_meetings: int)
 
 def end_times(graph: Graph, duration_ns: Floats | None = None) -> Floats:
     """Return when each node ends if it starts as soon as everything it waits for has ended."""
-    duration = (graph.duration_ns if duration_ns is None else duration_ns).tolist()
-    first, source, lag, order = graph.wiring.lists
-    end = graph.earliest_ns.tolist()
-    for node in order:
-        start = end[node]
-        for e in range(first[node], first[node + 1]):
-            ready = end[source[e]] + lag[e]
-            if ready > start:
-                start = ready
-        end[node] = start + duration[node]
-    return np.array(end)
+    return graph.wiring.waits.ends(graph.earliest_ns, graph.duration_ns if duration_ns is None else duration_ns)
 
 
 def step_ends(graph: Graph, end_ns: Floats) -> Floats:
@@ -292,23 +272,10 @@ def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program,
         edges.add(nodes.device(rank, copy - 1)[item : item + 1], int(nodes.arrival(rank, copy)[successor]))
 
 
-def _topological_order(count: int, first: Int64s, source: Int64s) -> Int64s:
-    """Return the nodes so that each comes after all it waits for (Kahn's algorithm)."""
-    target = np.repeat(np.arange(count), np.diff(first))
-    by_source = np.argsort(source, kind="stable")
-    follows = target[by_source].tolist()
-    starts = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=count)))).tolist()
-    waiting = np.diff(first).tolist()
-    ready = [n for n in range(count) if not waiting[n]]
-    order = []
-    while ready:
-        node = ready.pop()
-        order.append(node)
-        for e in range(starts[node], starts[node + 1]):
-            n = follows[e]
-            waiting[n] -= 1
-            if not waiting[n]:
-                ready.append(n)
-    if len(order) < count:
-        raise CircularWaits(f"{count - len(order)} of {count} nodes wait in a circle")
-    return np.array(order, np.int64)
+def _wiring(first: Int64s, source: Int64s, lag_ns: Floats) -> Wiring:
+    """Return the edges ready for use."""
+    waits = WaitGraph(first, source, lag_ns)
+    if waits.is_circular:
+        count = len(first) - 1
+        raise CircularWaits(f"{count - len(waits.order)} of {count} nodes wait in a circle")
+    return Wiring(first, source, lag_ns, waits)

@@ -8,11 +8,13 @@
     recover.h     what happens where an event is bad   call_stack.h   who encloses whom
     text.h        where strings and values end         decimal.h   numbers, exactly
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
+    waits.h       earliest times in a graph, for the replay
 """
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
 from stepscope.trace.scanner.call_stack import call_stack_parents
 from stepscope.trace.scanner.scanner import Scanner
+from stepscope.trace.scanner.waits import WaitGraph
 from stepscope.trace.scanner.wasm import MemoryLimitError, version
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "Scanner",
     "Text",
     "TextFlags",
+    "WaitGraph",
     "call_stack_parents",
     "version",
 ]

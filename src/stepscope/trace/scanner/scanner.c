@@ -6,6 +6,7 @@
  * is dropped and the next plausible event is searched. docs/decisions has the reasons. */
 #include "call_stack.h"
 #include "recover.h"
+#include "waits.h"
 
 enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4 };
 

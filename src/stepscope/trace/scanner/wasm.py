@@ -57,6 +57,10 @@ class Instance:
         self._memory = None  # a call may let the memory grow
         return int(self._exports[name](self._store, *args)) & 0xFFFFFFFF
 
+    def run(self, name: str) -> None:
+        """Call an exported function that returns nothing and lets the memory be as large as it is."""
+        self._exports[name](self._store)
+
     def memory(self) -> npt.NDArray[np.uint8]:
         """Return a view of all memory, valid until the next call."""
         if self._memory is None:
