@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from stepscope.trace.scanner import WaitGraph
 
+Made = tuple[list[list[tuple[int, float]]], list[float], list[float]]
 TIMES = st.floats(0, 1e9, allow_nan=False)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[list[list[tuple[int, float]]], list[float], list[float]]:
+def graphs(draw: st.DrawFn) -> Made:
     """Return per node `(source, lag)` of what it waits for, what it takes and its earliest start; numbers shuffled."""
     count = draw(st.integers(1, 25))
     number = draw(st.permutations(range(count)))
@@ -33,7 +34,7 @@ def wait_graph(waits: list[list[tuple[int, float]]]) -> WaitGraph:
 
 @given(graphs())
 def test_each_node_starts_as_soon_as_it_can(
-    made: tuple[list[list[tuple[int, float]]], list[float], list[float]],
+    made: Made,
 ) -> None:
     waits, duration, earliest = made
     graph = wait_graph(waits)
@@ -47,7 +48,7 @@ def test_each_node_starts_as_soon_as_it_can(
 
 @given(graphs())
 def test_each_node_may_end_as_late_as_what_waits_for_it_allows(
-    made: tuple[list[list[tuple[int, float]]], list[float], list[float]],
+    made: Made,
 ) -> None:
     waits, duration, _ = made
     latest = wait_graph(waits).latest(1e12, np.array(duration))
