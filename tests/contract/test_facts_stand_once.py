@@ -92,15 +92,13 @@ def test_job_and_desk_count_the_same(name: str) -> None:
 def _call(name: str) -> tuple[list[list[int]], list[Any]]:
     """Return shapes and other arguments of a call."""
     if name in PRODUCTS:
-        batch = [] if name in ("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_int_mm") else [5]
-        grouped = [[5, 7, 3], [3, 11]] if "grouped" in name else [[*batch, 7, 3], [*batch, 3, 11]]
-        return [*([[11]] * PRODUCTS[name]), *grouped], []
+        of_two = name in ("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_int_mm")
+        batched = [[7, 3], [3, 11]] if of_two else [[5, 7, 3], [5, 3, 11]]
+        return [*([[11]] * PRODUCTS[name]), *([[5, 7, 3], [3, 11]] if "grouped" in name else batched)], []
     if name in ATTENTION:
-        batch, heads, queries, keys, width, values = 2, 3, 5, 7, 11, 13
         order = (0, 1, 2, 3) if ATTENTION[name].heads_first else (0, 2, 1, 3)
-        inputs = [(batch, heads, queries, width), (batch, heads, keys, width), (batch, heads, keys, values)]
-        shapes = [[shape[i] for i in order] for shape in inputs]
-        return [[batch, heads, queries, values]] * ATTENTION[name].backward + shapes, []
+        inputs = [[2, 3, 5, 13]] * ATTENTION[name].backward + [[2, 3, 5, 11], [2, 3, 7, 11], [2, 3, 7, 13]]
+        return [[shape[i] for i in order] for shape in inputs], []
     pair, stride = [[2, 6, 17, 19], [8, 6, 3, 5]], [2, 1]
     if name in CONVOLUTIONS:
         return [*pair, *([[]] * 7)], [None, None, None, stride, [1, 2], [1, 1], False, [0, 0], 1]
