@@ -14,6 +14,7 @@ from stepscope.cli.bench.overlap import overlap_summary
 from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.sweeps.verdict import sweep_verdict
 from stepscope.results.times import bench_times, ratio
+from stepscope.units import ms
 
 SWEEPS = (
     "precision",
@@ -72,8 +73,8 @@ def data_parallel_row(row: dict[str, Any], reference: dict[str, Any], comm: dict
     assert times is not None
     cells = [
         row["name"],
-        f"{times.median_ms:.1f}",
-        f"{times.low_ms:.1f} - {times.high_ms:.1f}",
+        f"{ms(times.median_ns):.1f}",
+        f"{ms(times.low_ns):.1f} - {ms(times.high_ns):.1f}",
         "1" if row is reference else f"{middle:.3f} [{low:.3f}, {high:.3f}]",
         figure(comm["comm_ms_per_step"], ".1f"),
         figure(comm["exposed_comm_ms_per_step"], ".1f"),
@@ -100,7 +101,7 @@ def buckets(found: dict[str, Any]) -> str:
         assert times is not None
         middle, low, high = ratio(row["samples_ms"], found["series"][0]["samples_ms"])
         lines.append(
-            f"| {row['name']} | {times.median_ms:.1f} | {times.low_ms:.1f} - {times.high_ms:.1f} "
+            f"| {row['name']} | {ms(times.median_ns):.1f} | {ms(times.low_ns):.1f} - {ms(times.high_ns):.1f} "
             f"| {middle:.3f} [{low:.3f}, {high:.3f}] |"
         )
     return "\n".join(lines)
@@ -124,18 +125,18 @@ def sweep(found: dict[str, Any]) -> str:
 
 
 def sweep_row(judged: VariantResult, row: dict[str, Any], first: bool) -> str:
-    assert judged.gain and judged.agreement and judged.first_step_ms is not None
+    assert judged.gain and judged.agreement and judged.first_step_ns is not None
     times = [1 / speed for speed in (judged.gain.speedup, judged.gain.high, judged.gain.low)]
     cells = [
         judged.name,
         str(len(row["samples_ms"])),
-        figure(judged.step_ms, ".1f"),
+        figure(None if judged.step_ns is None else ms(judged.step_ns), ".1f"),
         "1" if first else "{:.3f} [{:.3f}, {:.3f}]".format(*times),
         figure(row["summary"]["tokens_per_sec"], ",.0f"),
         "?" if judged.mfu is None else f"{100 * judged.mfu:.1f} %",
         figure(judged.peak_memory_gb, ".2f"),
         figure(judged.reserved_memory_gb, ".2f"),
-        f"{judged.first_step_ms / 1000:.2f}",
+        f"{ms(judged.first_step_ns) / 1000:.2f}",
         figure(judged.agreement.gradient_error, ".1e"),
         {True: "yes", False: "no", None: "?"}[judged.agreement.agrees],
     ]

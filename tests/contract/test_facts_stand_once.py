@@ -1,10 +1,24 @@
 """A fact of the contract stands in one file: the copies that drifted once do not come back."""
 
 import ast
+import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from stepscope.contract.flops import (
+    ATTENTION,
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    NESTED_ATTENTION,
+    NESTED_CONVOLUTIONS,
+    NESTED_PRODUCTS,
+    PRODUCTS,
+)
+from stepscope.cost.operators.operators import operator_cost
+from stepscope.record.window.flops import flops_of
 
 ROOT = Path(__file__).parents[2] / "src" / "stepscope"
 TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")}
@@ -14,6 +28,10 @@ FACTS = {
     "names of collectives": ("op_name", "contract/collectives.py"),
     "sizes of element types": ("element_bytes", "contract/collectives.py"),
     "learning rate": ("learning_rate", "bench/learning_rate.py"),
+    "FLOPs of matrix products": ("product_sizes", "contract/flops.py"),
+    "FLOPs of attention": ("attention_flops", "contract/flops.py"),
+    "FLOPs of convolutions": ("convolution_flops", "contract/flops.py"),
+    "outputs of convolutions": ("convolution_output", "contract/flops.py"),
     "names of regions": ("named_region", "contract/regions.py"),
 }
 LISTS = {
@@ -41,6 +59,50 @@ def numbered(node: ast.AST) -> set[str]:
         return set()
     pairs = zip(node.keys, node.values, strict=True)
     return texts(k for k, v in pairs if isinstance(v, ast.Constant) and isinstance(v.value, int))
+
+
+COUNTED = {
+    *(*PRODUCTS, *NESTED_PRODUCTS, *ATTENTION, *NESTED_ATTENTION),
+    *(*CONVOLUTIONS, *NESTED_CONVOLUTIONS, CONVOLUTION_BACKWARD),
+}
+
+
+def test_no_other_file_has_a_table_of_counted_operators() -> None:
+    counted = {name.lower() for name in COUNTED}
+    places = {
+        path
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict) and len(texts(node.keys) & counted) > 1
+    }
+    assert places == {"contract/flops.py"}
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *ATTENTION, *CONVOLUTIONS, CONVOLUTION_BACKWARD])
+def test_job_and_desk_count_the_same(name: str) -> None:
+    """On shapes with no two sizes alike; the job counts what attention computes again, the desk tells it apart."""
+    shapes, values = _call(name)
+    types = json.dumps(["float" if shape else "" for shape in shapes])
+    concrete = json.dumps(["" if value is None else str(value) for value in values])
+    desk = operator_cost(name, dims=json.dumps(shapes), types=types, concrete=concrete)
+    assert desk is not None and desk.flops > 0
+    assert flops_of(name, shapes, values) == desk.flops + desk.recomputed_flops
+
+
+def _call(name: str) -> tuple[list[list[int]], list[Any]]:
+    """Return shapes and other arguments of a call."""
+    if name in PRODUCTS:
+        of_two = name in ("aten::mm", "aten::addmm", "aten::_scaled_mm", "aten::_int_mm")
+        batched = [[7, 3], [3, 11]] if of_two else [[5, 7, 3], [5, 3, 11]]
+        return [*([[11]] * PRODUCTS[name]), *([[5, 7, 3], [3, 11]] if "grouped" in name else batched)], []
+    if name in ATTENTION:
+        order = (0, 1, 2, 3) if ATTENTION[name].heads_first else (0, 2, 1, 3)
+        inputs = [[2, 3, 5, 13]] * ATTENTION[name].backward + [[2, 3, 5, 11], [2, 3, 7, 11], [2, 3, 7, 13]]
+        return [[shape[i] for i in order] for shape in inputs], []
+    pair, stride = [[2, 6, 17, 19], [8, 6, 3, 5]], [2, 1]
+    if name in CONVOLUTIONS:
+        return [*pair, *([[]] * 7)], [None, None, None, stride, [1, 2], [1, 1], False, [0, 0], 1]
+    return [[2, 8, 9, 19], *pair, *([[]] * 8)], [*([None] * 7), False, None, None, [True, True, False]]
 
 
 @pytest.mark.parametrize("fact", FACTS)

@@ -11,6 +11,7 @@ from stepscope.compare.benchmarks import compare_bench
 from stepscope.errors import InputError
 from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.run.sources import runs_in
+from stepscope.units import ms
 
 
 def write(folder: Path, **more: Any) -> Path:
@@ -33,7 +34,7 @@ def test_series_come_back_with_their_runs(tmp_path: Path) -> None:
     found = read_bench_results(write(tmp_path / "one"))
     series = found.series["bucketed"]
     assert is_bench_folder(tmp_path / "one") and not is_bench_folder(tmp_path)
-    assert [len(run) for run in series.samples_ms] == [40, 40]
+    assert [len(run) for run in series.samples_ns] == [40, 40]
     assert series.summary == {"avg_step_time": 10.0, "peak_memory_allocated_gb": 1.5}
 
 
@@ -43,7 +44,7 @@ def test_series_are_matched_by_name(tmp_path: Path) -> None:
     slow = {
         "name": "bucketed",
         "config": {"bucket_mb": 50},
-        "samples_ms": [[t * 1.2 for t in run] for run in a.series["bucketed"].samples_ms],
+        "samples_ms": [[1.2 * ms(t) for t in run] for run in a.series["bucketed"].samples_ns],
         "summary": {},
     }
     found = compare_bench([a], [read_bench_results(write(tmp_path / "b", series=[slow, flat]))])
@@ -62,7 +63,7 @@ def test_what_is_no_benchmark_is_refused(tmp_path: Path, more: dict[str, Any]) -
 
 def test_times_that_are_none_are_left_out(tmp_path: Path) -> None:
     odd = {"name": "x", "samples_ms": [[1.0, None, "a", -1, float("nan"), 2.0], []], "config": None, "summary": None}
-    assert read_bench_results(write(tmp_path / "odd", series=[odd])).series["x"].samples_ms == ((1.0, 2.0),)
+    assert read_bench_results(write(tmp_path / "odd", series=[odd])).series["x"].samples_ns == ((1_000_000, 2_000_000),)
 
 
 def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:

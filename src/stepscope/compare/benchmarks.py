@@ -10,6 +10,7 @@ from stepscope.compare.reports import ONE_VALUE, Metric, interval_or_reason
 from stepscope.results.folder import BenchResults, BenchSeries, joined_series
 from stepscope.stats.bootstrap import Difference, difference
 from stepscope.stats.robust import slow_start
+from stepscope.units import NS_PER_MS
 
 _TIMES = (
     "num_steps",
@@ -65,7 +66,7 @@ def compare_bench(a: Sequence[BenchResults], b: Sequence[BenchResults]) -> Bench
 
 
 def _series(a: BenchSeries, b: BenchSeries) -> SeriesChange:
-    runs = [[_settled(run) for run in one.samples_ms] for one in (a, b)]
+    runs = [[_settled(run) for run in one.samples_ns] for one in (a, b)]
     step = difference(runs[0], runs[1])
     shared = [k for k in a.summary if k in b.summary and k not in _TIMES]
     return SeriesChange(
@@ -81,9 +82,9 @@ def _series(a: BenchSeries, b: BenchSeries) -> SeriesChange:
     )
 
 
-def _settled(run: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    times = np.asarray(run, float)
-    return times[slow_start(times) :]
+def _settled(run_ns: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    times_ms = np.asarray(run_ns, float) / NS_PER_MS
+    return times_ms[slow_start(times_ms) :]
 
 
 def _settings_that_differ(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:

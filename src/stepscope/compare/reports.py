@@ -97,14 +97,7 @@ def waterfall_changes(a: Reports, b: Reports) -> tuple[LossChange, ...]:
     if not all(rows):
         return ()
     names = dict.fromkeys(loss for side in rows for report in side for loss in report if loss != "achieved")
-    return tuple(
-        LossChange(
-            loss,
-            *(_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in rows),
-            *(_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in rows),
-        )
-        for loss in (*names, "achieved")
-    )
+    return tuple(_loss(loss, rows[0], rows[1]) for loss in (*names, "achieved"))
 
 
 def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
@@ -194,6 +187,13 @@ def _finding(
     saving = [_ns(sum(f["saving_alone_ms"] for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
     title = next(f["title"] for mine in reversed(found) for f in mine)
     return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
+
+
+def _loss(loss: str, a: Reports, b: Reports) -> LossChange:
+    """Return one row, by loss the rows of each report."""
+    a_pct, b_pct = (_mean([r.get(loss, {}).get("pct_of_peak", 0.0) for r in side]) for side in (a, b))
+    a_ns, b_ns = (_mean_known_ns([r.get(loss, {}).get("ms_per_step") for r in side]) for side in (a, b))
+    return LossChange(loss, a_pct, b_pct, a_ns, b_ns)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -44,7 +44,7 @@ def in_ms(record: Any, times: Collection[str]) -> dict[str, Any]:
     >>> in_ms({"rank": 3, "wait_ns": 1_500_000, "busy_ns": None}, ("wait", "busy"))
     {'rank': 3, 'wait_ms': 1.5, 'busy_ms': None}
     """
-    values = record if isinstance(record, dict) else vars(record)
+    values: dict[str, Any] = record if isinstance(record, dict) else vars(record)
     written = {f"{name}_ns": f"{name}_ms" for name in times}
     return {written.get(k, k): _time(v) if k in written else plain(v) for k, v in values.items()}
 

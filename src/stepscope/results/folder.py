@@ -9,6 +9,7 @@ from stepscope.contract.run_folder import SCHEMA, json_object_in
 from stepscope.errors import InputError
 from stepscope.run.sources import RESULTS_JSON
 from stepscope.side_file import is_number
+from stepscope.units import NS_PER_MS
 
 KIND = "bench"
 MAX_TIME_MS = 1e12
@@ -20,7 +21,7 @@ class BenchSeries:
     """One configuration that was measured."""
 
     name: str
-    samples_ms: tuple[tuple[float, ...], ...]
+    samples_ns: tuple[tuple[int, ...], ...]
     """step times of every run, in order"""
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, float] = field(default_factory=dict)
@@ -50,7 +51,7 @@ def read_bench_results(folder: str | Path) -> BenchResults:
         raise InputError(f"{path} is not a benchmark result of schema {SCHEMA}")
     rows = document.get("series")
     found = [_series(row, path) for row in (rows if isinstance(rows, list) else [])]
-    kept = {s.name: s for s in found if s.samples_ms}
+    kept = {s.name: s for s in found if s.samples_ns}
     if not kept:
         raise InputError(f"{path} has no series with samples_ms; was the benchmark interrupted?")
     return BenchResults(Path(folder).resolve().name, str(document.get("command") or ""), kept)
@@ -62,7 +63,7 @@ def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:
     for results in several:
         for name, one in results.series.items():
             before = out.get(name)
-            runs = (*before.samples_ms, *one.samples_ms) if before else one.samples_ms
+            runs = (*before.samples_ns, *one.samples_ns) if before else one.samples_ns
             out[name] = BenchSeries(name, runs, one.config, one.summary)
     return out
 
@@ -71,7 +72,7 @@ def _series(row: Any, path: Path) -> BenchSeries:
     name, samples = (row.get("name"), row.get("samples_ms")) if isinstance(row, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(samples, list):
         raise InputError(f"{path}: a series has to have name and samples_ms; found {type(row).__name__}")
-    runs = [tuple(float(t) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
+    runs = [tuple(round(t * NS_PER_MS) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
     config, summary = (row.get(key) if isinstance(row.get(key), dict) else {} for key in ("config", "summary"))
     numbers = {k: float(v) for k, v in summary.items() if _is_number(v)}
     return BenchSeries(name, tuple(run for run in runs if run), config, numbers)
@@ -82,4 +83,4 @@ def _is_number(value: object) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    return is_number(value, high=MAX_TIME_MS) and isinstance(value, int | float) and value > 0
+    return is_number(value, high=MAX_TIME_MS) and isinstance(value, int | float) and value * NS_PER_MS > 0.5

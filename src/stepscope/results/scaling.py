@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stepscope.results.times import bench_times, ratio
 
 
@@ -19,7 +17,7 @@ class ScalingPoint:
 
     mode: str
     world_size: int
-    median_ms: float
+    median_ns: int | None
     speedup: float
     """of the whole job's throughput over that of the smallest world size"""
     efficiency: float
@@ -46,7 +44,7 @@ def _scaled(row: dict[str, Any], first: dict[str, Any]) -> ScalingPoint:
     return ScalingPoint(
         mode=mode,
         world_size=ranks,
-        median_ms=times.median_ms if times else float(np.nan),
+        median_ns=times.median_ns if times else None,
         speedup=1 / over if mode == "strong" else more / over,
         efficiency=1 / (share * over),
         low=1 / (share * high),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from stepscope.stats.bootstrap import difference, interval
 from stepscope.stats.robust import mad_sigma, slow_start
+from stepscope.units import NS_PER_MS
 
 _SPREAD_PCT = 10.0
 _RUNS_APART_PCT = 5.0
@@ -36,11 +37,11 @@ class BenchTimes:
 
     num_runs: int
     num_steps: int
-    mean_ms: float
-    std_ms: float
-    median_ms: float
-    low_ms: float
-    high_ms: float
+    mean_ns: int
+    std_ns: int
+    median_ns: int
+    low_ns: int
+    high_ns: int
     """95 % interval of the median"""
     slow_steps: int
     """measured steps at the start of a run that still belong to the warm-up, in the worst run"""
@@ -63,15 +64,15 @@ def bench_times(samples_ms: Sequence[Sequence[float]], *, warmup_steps: int = 0)
     found = BenchTimes(
         num_runs=len(runs),
         num_steps=len(every),
-        mean_ms=float(every.mean()),
-        std_ms=float(every.std(ddof=1)) if len(every) > 1 else 0.0,
-        median_ms=middle_ms,
-        low_ms=low_ms,
-        high_ms=high_ms,
+        mean_ns=_ns(every.mean()),
+        std_ns=_ns(every.std(ddof=1)) if len(every) > 1 else 0,
+        median_ns=_ns(middle_ms),
+        low_ns=_ns(low_ms),
+        high_ns=_ns(high_ms),
         slow_steps=max(slow_start(run) for run in runs),
         doubts=(),
     )
-    return replace(found, doubts=tuple(_doubts(found, runs, warmup_steps)))
+    return replace(found, doubts=tuple(_doubts(found, runs, warmup_steps, middle_ms, (high_ms - low_ms) / 2)))
 
 
 def ratio(samples_ms: Sequence[Sequence[float]], reference_ms: Sequence[Sequence[float]]) -> tuple[float, float, float]:
@@ -102,6 +103,10 @@ def _interval_ms(runs: Sequence[Floats], middle_ms: float) -> tuple[float, float
     return _range(runs) if isnan(low) else (middle_ms * exp(low - value), middle_ms * exp(high - value))
 
 
+def _ns(time_ms: float) -> int:
+    return round(float(time_ms) * NS_PER_MS)
+
+
 def _log_median(rows: Floats) -> Floats:
     """Return the logarithm of each row's median: a time is never below 0, and ratios are differences."""
     return np.asarray(np.log(np.median(rows, axis=-1)))
@@ -113,12 +118,14 @@ def _range(runs: Sequence[Floats]) -> tuple[float, float]:
     return float(every.min()), float(every.max())
 
 
-def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> list[Doubt]:
+def _doubts(
+    found: BenchTimes, runs: Sequence[Floats], warmup_steps: int, middle_ms: float, half_ms: float
+) -> list[Doubt]:
     every = np.concatenate(runs)
     middles = [float(np.median(run)) for run in runs]
-    spread_pct = 100 * mad_sigma(every) / found.median_ms
+    spread_pct = 100 * mad_sigma(every) / middle_ms
     apart_pct = 100 * (max(middles) / min(middles) - 1)
-    half_pct = 50 * (found.high_ms - found.low_ms) / found.median_ms
+    half_pct = 100 * half_ms / middle_ms
     doubts = []
     if len(every) < _MIN_STEPS_TO_JUDGE:
         doubts.append(Doubt(f"only {len(every)} steps were measured", "measure more steps or runs"))
@@ -140,10 +147,10 @@ def _doubts(found: BenchTimes, runs: Sequence[Floats], warmup_steps: int) -> lis
         )
     if half_pct > _INTERVAL_PCT:
         doubts.append(Doubt(f"the median is known to +- {half_pct:.0f} % only", "measure more runs"))
-    if every.max() > _OUTLIER * found.median_ms:
+    if every.max() > _OUTLIER * middle_ms:
         doubts.append(
             Doubt(
-                f"the slowest step took {every.max() / found.median_ms:.1f} times the median",
+                f"the slowest step took {every.max() / middle_ms:.1f} times the median",
                 "look at that step: garbage collection, checkpointing, another job",
             )
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.parallel.strategy import Strategy
-from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic
+from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.contract.regions import EVALUATE
@@ -50,16 +50,9 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class RankBuckets:
+class RankBuckets(RankTraffic):
     """The gradient all-reduces of one rank, per step unless a name says otherwise."""
 
-    rank: int
-    count: float
-    size_bytes: float | None
-    time_ns: int
-    exposed_ns: int
-    wait_ns: int | None
-    transfer_ns: int | None
     syncs: float
     """backward passes that synchronised"""
     backward_passes: float

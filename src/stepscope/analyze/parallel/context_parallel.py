@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.parallel.strategy import Strategy
-from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic, share_of_step_pct
+from stepscope.analyze.ranks.traffic import (
+    RankTraffic,
+    hidden_pct,
+    num_steps,
+    over_ranks,
+    rank_traffic,
+    share_of_step_pct,
+)
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.run.aligned import Aligned
 from stepscope.stats.robust import Spread
@@ -19,16 +26,9 @@ KIND = "cp"
 
 
 @dataclass(frozen=True)
-class RankContextParallel:
+class RankContextParallel(RankTraffic):
     """The exchanges of keys and values of one rank, per step."""
 
-    rank: int
-    count: float
-    size_bytes: float | None
-    time_ns: int
-    exposed_ns: int
-    wait_ns: int | None
-    transfer_ns: int | None
     hidden_pct: float | None
     """share of the exchanges' time that lies under other work"""
     share_of_step_pct: float | None
@@ -74,7 +74,7 @@ def _rank_view(shared: Aligned, strategy: Strategy, index: int, account: RankAcc
     traffic = rank_traffic(shared, index, strategy.rows_of(index, KIND), account)
     return RankContextParallel(
         **vars(traffic),
-        hidden_pct=traffic.hidden_pct,
+        hidden_pct=hidden_pct(traffic),
         share_of_step_pct=share_of_step_pct(traffic, rank),
         compute_ns=round(account.compute.total_ns / num_steps(rank)),
     )

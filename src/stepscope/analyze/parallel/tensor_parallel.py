@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.parallel.strategy import Strategy
-from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic, share_of_step_pct
+from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic, share_of_step_pct
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase
 from stepscope.intervals import covered_ns
@@ -50,16 +50,9 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class RankTensorParallel:
+class RankTensorParallel(RankTraffic):
     """The exchanges of one rank, per step."""
 
-    rank: int
-    count: float
-    size_bytes: float | None
-    time_ns: int
-    exposed_ns: int
-    wait_ns: int | None
-    transfer_ns: int | None
     share_of_step_pct: float | None
     """exposed time of the step's period"""
 

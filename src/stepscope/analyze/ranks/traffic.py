@@ -31,11 +31,6 @@ class RankTraffic:
     """until the last rank arrived; None where none could be matched across ranks"""
     transfer_ns: int | None
 
-    @property
-    def hidden_pct(self) -> float | None:
-        """Return the share of the time that lies under other work, None without any time."""
-        return 100 * (1 - self.exposed_ns / self.time_ns) if self.time_ns else None
-
 
 def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount) -> RankTraffic:
     """Return what these collectives of a rank cost per step; `rows` are those launched in recorded steps."""
@@ -55,6 +50,11 @@ def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount
         wait_ns=round(waits / steps) if matched else None,
         transfer_ns=round((spans.total_ns - waits) / steps) if matched else None,
     )
+
+
+def hidden_pct(traffic: RankTraffic) -> float | None:
+    """Return the share of the time that lies under other work, None without any time."""
+    return 100 * (1 - traffic.exposed_ns / traffic.time_ns) if traffic.time_ns else None
 
 
 def share_of_step_pct(traffic: RankTraffic, rank: Rank) -> float | None:

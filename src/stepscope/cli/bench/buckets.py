@@ -49,7 +49,7 @@ def recommended(document: Document) -> Document:
     timed = [(times, row) for row in document["series"] if (times := times_of(row))]
     if not timed:
         return document
-    best, row = min(timed, key=lambda pair: pair[0].median_ms)
+    best, row = min(timed, key=lambda pair: pair[0].median_ns)
     default, reference = timed[0]
     over, low, high = ratio(row["samples_ms"], reference["samples_ms"])
     clear = high < 1

@@ -1,7 +1,6 @@
 """`stepscope bench scaling`: all world sizes in turn, run by run, and their efficiency."""
 
 import argparse
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -14,11 +13,13 @@ from stepscope.cli.arguments.bench.scaling import MODES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
 from stepscope.cli.bench.session import Document, command_line, finish_bench, start_ranks
 from stepscope.cli.messages import print_stderr
+from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
 from stepscope.report.svg.scaling import scaling_svg
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
 from stepscope.results.scaling import ScalingPoint, scaling
+from stepscope.units import ms, ns_of_ms
 
 _JOB = "stepscope.bench.data_parallel.compare:compare"
 
@@ -79,12 +80,15 @@ def _document(
                 tokens_per_step=sizes.get("tokens_per_step"),
             )
         )
-    scaled = [asdict(s) for s in scaling(rows)]
+    scaled = [in_ms(s, ("median",)) for s in scaling(rows)]
     return results(rows, command=command_line(), environment=where, message=message, scaling=scaled)
 
 
 def _scaled(document: Document) -> list[ScalingPoint]:
-    return [ScalingPoint(**row) for row in document["scaling"]]
+    return [
+        ScalingPoint(median_ns=ns_of_ms(row["median_ms"]), **{k: v for k, v in row.items() if k != "median_ms"})
+        for row in document["scaling"]
+    ]
 
 
 def _picture(document: Document) -> str:
@@ -101,9 +105,8 @@ def _print(scaled: list[ScalingPoint], out: Console) -> None:
     table = plain_table(out, "mode", "ranks", "step ms", "speed-up", "efficiency", "95 % interval")
     for s in scaled:
         interval = f"{100 * s.low:.0f} - {100 * s.high:.0f} %"
-        table.add_row(
-            s.mode, str(s.world_size), f"{s.median_ms:.2f}", f"{s.speedup:.2f}", f"{100 * s.efficiency:.0f} %", interval
-        )
+        step = "?" if s.median_ns is None else f"{ms(s.median_ns):.2f}"
+        table.add_row(s.mode, str(s.world_size), step, f"{s.speedup:.2f}", f"{100 * s.efficiency:.0f} %", interval)
     out.print(table)
 
 

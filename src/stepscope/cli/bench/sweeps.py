@@ -18,6 +18,7 @@ from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.cli.bench.arguments import results_folder, workload_settings
 from stepscope.cli.bench.session import command_line, finish_bench
 from stepscope.cli.progress import work_progress
+from stepscope.document.plain_values import in_ms
 from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.sweep import print_sweep
@@ -52,7 +53,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _judged(document: dict[str, Any]) -> dict[str, Any]:
     """Return the results with the verdict in them."""
-    document["sweep"]["verdict"] = asdict(sweep_verdict(document))
+    verdict = sweep_verdict(document)
+    variants = [in_ms(asdict(v), ("step", "first_step")) for v in verdict.variants]
+    document["sweep"]["verdict"] = {**asdict(verdict), "variants": variants}
     return document
 
 

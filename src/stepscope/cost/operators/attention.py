@@ -7,17 +7,16 @@ hardware work but no model work: `recomputed_flops`. With fewer key than query h
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 
+from stepscope.contract.flops import (
+    ATTENTION,
+    NESTED_ATTENTION,
+    AttentionOperator,
+    attention_flops,
+    attention_recomputed_flops,
+)
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.recorded_inputs import Call, Shape, Tensor
-
-
-class Layout(Enum):
-    """Where the sequence stands in a query of four dimensions."""
-
-    HEADS_FIRST = "batch, heads, sequence, width"
-    SEQUENCE_FIRST = "batch, sequence, heads, width"
 
 
 @dataclass(frozen=True)
@@ -29,51 +28,28 @@ class _Sizes:
     value_width: int
     lower_bound: bool
 
-    @property
-    def forward_flops(self) -> int:
-        return 2 * self.pairs * (self.width + self.value_width)
 
-    @property
-    def score_flops(self) -> int:
-        return 2 * self.pairs * self.width
+def _cost_of(operator: AttentionOperator) -> Callable[[Call], OpCost | None]:
+    """Return the cost function of an operator; where its inputs end, packed sequences have their offsets."""
+    inputs_end = 6 if operator.backward else 3
 
-
-def _forward(layout: Layout) -> Callable[[Call], OpCost | None]:
     def cost(call: Call) -> OpCost | None:
-        query, key, value = (call.tensor(i) for i in range(3))
-        if query is None or key is None or value is None:
-            return None
-        sizes = _sizes(query.shape, key.shape, value.shape, layout, sequences=_sequences(call, first=3))
-        if sizes is None:
-            return None
-        output_bytes = query.size_bytes // max(sizes.width, 1) * sizes.value_width
-        return OpCost(
-            Family.ATTENTION,
-            flops=sizes.forward_flops,
-            read_bytes=sum(tensor.size_bytes for tensor in (query, key, value)),
-            write_bytes=output_bytes,
-            dtype=query.dtype,
-            lower_bound=sizes.lower_bound,
-        )
-
-    return cost
-
-
-def _backward(layout: Layout) -> Callable[[Call], OpCost | None]:
-    def cost(call: Call) -> OpCost | None:
-        gradient, query, key, value = (call.tensor(i) for i in range(4))
+        gradient = call.tensor(0)
+        query, key, value = (call.tensor(operator.backward + i) for i in range(3))
         if gradient is None or query is None or key is None or value is None:
             return None
-        sizes = _sizes(query.shape, key.shape, value.shape, layout, sequences=_sequences(call, first=6))
+        sizes = _sizes(query.shape, key.shape, value.shape, operator, sequences=_sequences(call, first=inputs_end))
         if sizes is None:
             return None
         inputs_bytes = sum(tensor.size_bytes for tensor in (query, key, value))
+        output_bytes = query.size_bytes // max(sizes.width, 1) * sizes.value_width
+        # Backward reads the gradient and the output of forward as well.
         return OpCost(
             Family.ATTENTION,
-            flops=2 * sizes.forward_flops,
-            recomputed_flops=sizes.score_flops,
-            read_bytes=inputs_bytes + 2 * gradient.size_bytes,  # the gradient, and the output of forward
-            write_bytes=inputs_bytes,
+            flops=attention_flops(sizes.pairs, sizes.width, sizes.value_width, backward=operator.backward),
+            recomputed_flops=attention_recomputed_flops(sizes.pairs, sizes.width, backward=operator.backward),
+            read_bytes=inputs_bytes + 2 * gradient.size_bytes if operator.backward else inputs_bytes,
+            write_bytes=inputs_bytes if operator.backward else output_bytes,
             dtype=query.dtype,
             lower_bound=sizes.lower_bound,
         )
@@ -81,15 +57,14 @@ def _backward(layout: Layout) -> Callable[[Call], OpCost | None]:
     return cost
 
 
-def _sizes(query: Shape, key: Shape, value: Shape, layout: Layout, sequences: int | None) -> _Sizes | None:
+def _sizes(query: Shape, key: Shape, value: Shape, operator: AttentionOperator, sequences: int | None) -> _Sizes | None:
     if not len(query) == len(key) == len(value):
         return None
     if len(query) == 3:  # sequences of different lengths, one after the other
         return _packed(query, key, value, sequences)
     if len(query) != 4:
         return None
-    heads_at, sequence_at = (1, 2) if layout is Layout.HEADS_FIRST else (2, 1)
-    pairs = query[0] * query[heads_at] * query[sequence_at] * key[sequence_at]
+    pairs = operator.pairs(query, key)
     packed = sequences is not None and sequences > 1 and query[0] == 1
     if packed:
         pairs //= sequences or 1
@@ -122,23 +97,6 @@ def _is_offsets(tensor: Tensor) -> bool:
     return tensor.dtype in ("int32", "int64") and len(tensor.shape) == 1 and tensor.shape[0] > 1
 
 
-def _both(forward: str, backward: str, layout: Layout) -> dict[str, Callable[[Call], OpCost | None]]:
-    return {forward: _forward(layout), backward: _backward(layout)}
-
-
-_HEADS, _SEQUENCE = Layout.HEADS_FIRST, Layout.SEQUENCE_FIRST
-_SDPA = "aten::_scaled_dot_product"
-
 COSTS: dict[str, Callable[[Call], OpCost | None]] = {
-    **_both(f"{_SDPA}_flash_attention", f"{_SDPA}_flash_attention_backward", _HEADS),
-    **_both(f"{_SDPA}_flash_attention_for_cpu", f"{_SDPA}_flash_attention_for_cpu_backward", _HEADS),
-    **_both(f"{_SDPA}_efficient_attention", f"{_SDPA}_efficient_attention_backward", _HEADS),
-    **_both(f"{_SDPA}_cudnn_attention", f"{_SDPA}_cudnn_attention_backward", _HEADS),
-    **_both(f"{_SDPA}_fused_attention_overrideable", f"{_SDPA}_fused_attention_overrideable_backward", _HEADS),
-    **_both("aten::_cudnn_attention_forward", "aten::_cudnn_attention_backward", _HEADS),
-    **_both("aten::_flash_attention_forward", "aten::_flash_attention_backward", _SEQUENCE),
-    **_both("aten::_efficient_attention_forward", "aten::_efficient_attention_backward", _SEQUENCE),
-    **_both("flash_attn::_flash_attn_forward", "flash_attn::_flash_attn_backward", _SEQUENCE),
-    **_both("flash_attn::_flash_attn_varlen_forward", "flash_attn::_flash_attn_varlen_backward", _SEQUENCE),
-    **_both("aiter::_flash_attn_forward", "aiter::_flash_attn_backward", _SEQUENCE),
+    name: _cost_of(operator) for name, operator in {**ATTENTION, **NESTED_ATTENTION}.items()
 }

@@ -9,25 +9,22 @@ The output's size follows from stride, padding and dilation, which the profiler 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from stepscope.contract.flops import (
+    BACKWARD_TRANSPOSED,
+    BACKWARD_WANTED,
+    CONVOLUTION_BACKWARD,
+    CONVOLUTIONS,
+    NESTED_CONVOLUTIONS,
+    ConvolutionArguments,
+    convolution_flops,
+    convolution_output,
+)
 from stepscope.cost.operators.families import Family, OpCost
-from stepscope.cost.operators.recorded_inputs import Call, Shape, Tensor
+from stepscope.cost.operators.recorded_inputs import Call, Shape
 
 
-@dataclass(frozen=True)
-class _Positions:
-    """Which arguments of a forward operator hold what."""
-
-    stride: int
-    padding: int
-    dilation: int
-    transposed: int | None = None
-    output_padding: int | None = None
-    groups: int | None = None
-
-
-def _forward(at: _Positions) -> Callable[[Call], OpCost | None]:
+def _forward(at: ConvolutionArguments) -> Callable[[Call], OpCost | None]:
     def cost(call: Call) -> OpCost | None:
         data, weight = call.tensor(0), call.tensor(1)
         if data is None or weight is None or len(data.shape) != len(weight.shape) or len(data.shape) < 3:
@@ -38,7 +35,7 @@ def _forward(at: _Positions) -> Callable[[Call], OpCost | None]:
         points = data.shape if _is_transposed(call, at) else output
         return OpCost(
             Family.CONVOLUTION,
-            flops=_flops(points, weight),
+            flops=convolution_flops(points, weight.shape),
             read_bytes=data.size_bytes + weight.size_bytes,
             write_bytes=math.prod(output) * data.element_bytes,
             dtype=data.dtype,
@@ -55,35 +52,30 @@ def _backward(call: Call) -> OpCost | None:
     gradient, data, weight = (call.tensor(i) for i in range(3))
     if gradient is None or data is None or weight is None:
         return None
-    transposed = (call.flags(7) or (False,))[0]
-    input_wanted, weight_wanted = (call.flags(10) or (True, True))[:2]
+    transposed = (call.flags(BACKWARD_TRANSPOSED) or (False,))[0]
+    input_wanted, weight_wanted = (call.flags(BACKWARD_WANTED) or (True, True))[:2]
+    once = convolution_flops(data.shape if transposed else gradient.shape, weight.shape)
     return OpCost(
         Family.CONVOLUTION,
-        flops=_flops(data.shape if transposed else gradient.shape, weight) * (input_wanted + weight_wanted),
+        flops=once * (input_wanted + weight_wanted),
         read_bytes=gradient.size_bytes + data.size_bytes * weight_wanted + weight.size_bytes * input_wanted,
         write_bytes=data.size_bytes * input_wanted + weight.size_bytes * weight_wanted,
         dtype=data.dtype,
     )
 
 
-def _flops(points: Shape, weight: Tensor) -> int:
-    """Return 2 x batch x points x the weight's elements, which are Cout x Cin / groups x kernel."""
-    return 2 * points[0] * math.prod(points[2:]) * weight.elements
-
-
-def _is_transposed(call: Call, at: _Positions) -> bool:
+def _is_transposed(call: Call, at: ConvolutionArguments) -> bool:
     return at.transposed is not None and (call.flags(at.transposed) or (False,))[0]
 
 
-def _output_shape(call: Call, data: Shape, weight: Shape, at: _Positions) -> Shape | None:
+def _output_shape(call: Call, data: Shape, weight: Shape, at: ConvolutionArguments) -> Shape | None:
     dims = len(data) - 2
     stride, padding, dilation = (_per_dim(call, i, dims) for i in (at.stride, at.padding, at.dilation))
     if stride is None or padding is None or dilation is None or 0 in stride:
         return None
-    kernel = [d * (k - 1) + 1 for d, k in zip(dilation, weight[2:], strict=True)]
     if not _is_transposed(call, at):
-        points = [(data[2 + i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in range(dims)]
-        return (data[0], weight[0], *points)
+        return tuple(convolution_output(data, weight, stride=stride, padding=padding, dilation=dilation))
+    kernel = [d * (k - 1) + 1 for d, k in zip(dilation, weight[2:], strict=True)]
     extra = _per_dim(call, at.output_padding, dims) if at.output_padding is not None else None
     groups = call.integers(at.groups) if at.groups is not None else None
     if extra is None or groups is None:
@@ -100,15 +92,7 @@ def _per_dim(call: Call, index: int, dims: int) -> Shape | None:
     return values * dims if len(values) == 1 else values
 
 
-_PLAIN = _Positions(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
-_VENDOR = _Positions(stride=4, padding=3, dilation=5)
-
 COSTS: dict[str, Callable[[Call], OpCost | None]] = {
-    "aten::convolution": _forward(_PLAIN),
-    "aten::_convolution": _forward(_PLAIN),
-    "aten::convolution_overrideable": _forward(_PLAIN),
-    "aten::mkldnn_convolution": _forward(_VENDOR),
-    "aten::miopen_convolution": _forward(_VENDOR),
-    "aten::cudnn_convolution": _forward(_Positions(stride=3, padding=2, dilation=4)),
-    "aten::convolution_backward": _backward,
+    **{name: _forward(at) for name, at in {**CONVOLUTIONS, **NESTED_CONVOLUTIONS}.items()},
+    CONVOLUTION_BACKWARD: _backward,
 }

@@ -5,8 +5,9 @@
 
 from collections.abc import Callable
 
+from stepscope.contract.flops import NESTED_PRODUCTS, PRODUCT_TYPE_AT, PRODUCTS, product_sizes
 from stepscope.cost.operators.families import Family, OpCost
-from stepscope.cost.operators.recorded_inputs import Call, Shape, Tensor
+from stepscope.cost.operators.recorded_inputs import Call, Tensor
 
 _SCALED_OUTPUT_BYTES = 2
 """8-bit products are written in 16 bits unless their recorded output type says otherwise."""
@@ -19,7 +20,7 @@ def _product(first: int, *, output_type_at: int | None = None) -> Callable[[Call
         left, right = call.tensor(first), call.tensor(first + 1)
         if left is None or right is None:
             return None
-        size = _sizes(left.shape, right.shape)
+        size = product_sizes(left.shape, right.shape)
         if size is None:
             return None
         multiply_adds, outputs = size
@@ -35,28 +36,6 @@ def _product(first: int, *, output_type_at: int | None = None) -> Callable[[Call
     return cost
 
 
-def _sizes(left: Shape, right: Shape) -> tuple[int, int] | None:
-    """Return (multiply-adds, output elements), None for shapes that no product has.
-
-    Three dimensions by two, or two by three, are grouped products: the rows (or columns) of the side with two are
-    spread over the groups, so each meets one group's matrix only.
-    """
-    match left, right:
-        case ((k,), (k2,)) if k == k2:
-            return k, 1
-        case ((m, k), (k2,)) if k == k2:
-            return m * k, m
-        case ((m, k), (k2, n)) if k == k2:
-            return m * k * n, m * n
-        case ((b, m, k), (b2, k2, n)) if (b, k) == (b2, k2):
-            return b * m * k * n, b * m * n
-        case ((m, k), (_, k2, n)) if k == k2:
-            return m * k * n, m * n
-        case ((_, m, k), (k2, n)) if k == k2:
-            return m * k * n, m * n
-    return None
-
-
 def _output_bytes(call: Call, left: Tensor, output_type_at: int | None) -> int:
     if output_type_at is None:
         return left.element_bytes
@@ -64,21 +43,6 @@ def _output_bytes(call: Call, left: Tensor, output_type_at: int | None) -> int:
 
 
 COSTS: dict[str, Callable[[Call], OpCost | None]] = {
-    "aten::mm": _product(0),
-    "aten::bmm": _product(0),
-    "aten::mv": _product(0),
-    "aten::dot": _product(0),
-    "aten::vdot": _product(0),
-    "aten::_int_mm": _product(0),
-    "aten::addmm": _product(1),
-    "aten::addmm_": _product(1),
-    "aten::addmv": _product(1),
-    "aten::addmv_": _product(1),
-    "aten::baddbmm": _product(1),
-    "aten::baddbmm_": _product(1),
-    "aten::addbmm": _product(1),
-    "aten::_addmm_activation": _product(1),
-    "aten::_scaled_mm": _product(0, output_type_at=6),
-    "aten::_grouped_mm": _product(0, output_type_at=4),
-    "aten::_scaled_grouped_mm": _product(0, output_type_at=6),
+    name: _product(first, output_type_at=PRODUCT_TYPE_AT.get(name))
+    for name, first in {**PRODUCTS, **NESTED_PRODUCTS}.items()
 }

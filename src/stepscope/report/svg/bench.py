@@ -4,7 +4,7 @@ from html import escape
 from typing import Any
 
 from stepscope.results.times import bench_times
-from stepscope.units import printable
+from stepscope.units import ms, printable
 
 _WIDTH, _LEFT, _ROW, _TOP = 760, 190, 34, 40
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#475569")
@@ -33,7 +33,7 @@ def _inner_max(row: dict[str, Any]) -> float:
 
 def _median(row: dict[str, Any]) -> float:
     found = bench_times(row["samples_ms"])
-    return found.high_ms if found else 0.0
+    return ms(found.high_ns) if found else 0.0
 
 
 def _x(time_ms: float, shown_ms: float) -> float:
@@ -61,9 +61,9 @@ def _series(row: dict[str, Any], *, y: int, shown_ms: float) -> str:
         parts.append(f'<g fill="{colour}" fill-opacity="0.55">{dots}</g>')
     found = bench_times(row["samples_ms"])
     if found:
-        low, high, middle = (_x(t, shown_ms) for t in (found.low_ms, found.high_ms, found.median_ms))
+        low, high, middle = (_x(ms(t), shown_ms) for t in (found.low_ns, found.high_ns, found.median_ns))
         parts.append(f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + 22}" y2="{y + 22}" stroke="#0f172a"/>')
         parts.append(f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{y + 18}" y2="{y + 26}" stroke="#0f172a"/>')
-        text = f"{found.median_ms:.4g} ms"
+        text = f"{ms(found.median_ns):.4g} ms"
         parts.append(f'<text x="{high + 5:.1f}" y="{y + 27}" font-size="9">{text}</text>')
     return "".join(parts)

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.results.times import BenchTimes, bench_times, ratio
+from stepscope.units import ms
 
 Row = dict[str, Any]
 
@@ -56,9 +57,9 @@ def _print_times(rows: list[Row], out: Console) -> None:
         assert times is not None
         table.add_row(
             name_text(row["name"]),
-            f"{times.median_ms:.2f}",
-            f"{times.low_ms:.2f} - {times.high_ms:.2f}",
-            f"{times.mean_ms:.2f} ± {times.std_ms:.2f}",
+            f"{ms(times.median_ns):.2f}",
+            f"{ms(times.low_ns):.2f} - {ms(times.high_ns):.2f}",
+            f"{ms(times.mean_ns):.2f} ± {ms(times.std_ns):.2f}",
             f"{summary['min_step_time']:.1f} - {summary['max_step_time']:.1f}",
             "1" if row is rows[0] else _ratio_text(row, rows[0]),
         )

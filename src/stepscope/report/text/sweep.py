@@ -10,7 +10,7 @@ from rich.table import Table
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.sweeps.verdict import Verdict
-from stepscope.units import printable
+from stepscope.units import NS_PER_MS, NS_PER_S, printable
 
 _ANY_WIDTH = 1000
 
@@ -35,7 +35,7 @@ def print_sweep(document: Mapping[str, Any], verdict: Verdict, out: Console) -> 
 
 def _table(verdict: Verdict, out: Console) -> Table:
     """Return the measured variants; columns that only a GPU has are left out where there is none."""
-    measured = [v for v in verdict.variants if v.step_ms is not None]
+    measured = [v for v in verdict.variants if v.step_ns is not None]
     columns = [_column(v, first=v is measured[0]) for v in measured]
     known = [title for title in (columns[0] if columns else {}) if any(c[title] is not None for c in columns)]
     table = plain_table(out, "", *known)
@@ -50,11 +50,11 @@ def _table(verdict: Verdict, out: Console) -> Table:
 def _column(variant: VariantResult, *, first: bool) -> dict[str, str | None]:
     found = variant.agreement
     return {
-        "median ms": _number(variant.step_ms, ".2f"),
+        "median ms": _number(variant.step_ns, ".2f", per=NS_PER_MS),
         "against the first": "1" if first else _gain(variant),
         "peak GB": _gigabytes(variant.peak_memory_gb),
         "reserved GB": _gigabytes(variant.reserved_memory_gb),
-        "first step s": _number(variant.first_step_ms, ".2f", per=1e3),
+        "first step s": _number(variant.first_step_ns, ".2f", per=NS_PER_S),
         "gradient": _number(found.gradient_error if found else None, ".1e"),
         "loss": _number(found.loss_error if found else None, ".1e"),
         "agrees": {True: "yes", False: "NO", None: "?"}[found.agrees if found else None],

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.results.sweeps.judgement import VariantResult
+from stepscope.units import NS_PER_S
 
 _WORTH_PCT = 2.0
 """less time or memory than this is not worth a sentence, nor a larger batch"""
@@ -139,13 +140,14 @@ def _in_short(found: Gain | None) -> str:
 
 def _paid_back(reference: VariantResult, best: VariantResult) -> str:
     """Say after how many steps a long first step is paid back."""
-    if None in (reference.first_step_ms, best.first_step_ms, reference.step_ms, best.step_ms):
+    if None in (reference.first_step_ns, best.first_step_ns, reference.step_ns, best.step_ns):
         return ""
-    extra_ms = best.first_step_ms - reference.first_step_ms  # type: ignore[operator]
-    saved_ms = reference.step_ms - best.step_ms  # type: ignore[operator]
-    if extra_ms < 1000 or saved_ms <= 0:
+    extra_ns = best.first_step_ns - reference.first_step_ns  # type: ignore[operator]
+    saved_ns = reference.step_ns - best.step_ns  # type: ignore[operator]
+    if extra_ns < NS_PER_S or saved_ns <= 0:
         return ""
-    return f"; its first step takes {extra_ms / 1e3:.1f} s longer, paid back after {extra_ms / saved_ms:,.0f} steps"
+    longer, steps = f"{extra_ns / NS_PER_S:.1f} s", f"{extra_ns / saved_ns:,.0f} steps"
+    return f"; its first step takes {longer} longer, paid back after {steps}"
 
 
 def _held_gb(variant: VariantResult) -> float | None:

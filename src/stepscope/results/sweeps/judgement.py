@@ -7,6 +7,7 @@ from typing import Any
 
 from stepscope.results.sweeps.agreement import Agreement, Check, agreement
 from stepscope.results.sweeps.gain import Gain, Row, gain
+from stepscope.units import ns_of_ms
 
 _STATUS = {"not_measured": "not measured", "out_of_memory": "out of memory", "failed": "failed"}
 
@@ -19,7 +20,7 @@ class VariantResult:
     status: str
     """measured, not measured, out of memory, failed"""
     reason: str | None = None
-    step_ms: float | None = None
+    step_ns: int | None = None
     gain: Gain | None = None
     agreement: Agreement | None = None
     mfu: float | None = None
@@ -27,7 +28,7 @@ class VariantResult:
     """allocated on the device; on the CPU, what the process grew by"""
     reserved_memory_gb: float | None = None
     """what the device's allocator held; None on the CPU"""
-    first_step_ms: float | None = None
+    first_step_ns: int | None = None
 
     @property
     def out(self) -> bool:
@@ -56,13 +57,13 @@ def variant_result(
         name=variant["name"],
         status=status,
         reason=reason,
-        step_ms=step_ms,
+        step_ns=ns_of_ms(step_ms),
         gain=gain(row, first),
         agreement=_agreement(variant, row, first, sweep),
         mfu=summary["flops_per_step"] / (step_ms / 1e3) / peak_flops_per_s if peak_flops_per_s else None,
         peak_memory_gb=on_device or summary.get("peak_host_memory_gb"),
         reserved_memory_gb=summary.get("peak_memory_reserved_gb"),
-        first_step_ms=_checks(row)[0]["first_step_ms"],
+        first_step_ns=ns_of_ms(_checks(row)[0]["first_step_ms"]),
     )
 
 

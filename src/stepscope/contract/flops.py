@@ -1,0 +1,172 @@
+"""FLOPs of operators from the shapes of their inputs: which operators, where their inputs stand, and the formulas.
+
+A multiply-add counts as two. Adding a bias is not counted, as in PyTorch's own counter. Attention is counted in full,
+not halved for a causal mask.
+
+The job counts every call it sees, so it takes the operators that never run inside another one of these. The desk knows
+which operator called which: it takes the others too, and keeps the outermost.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+Shape = Sequence[int]
+
+PRODUCTS: Mapping[str, int] = {
+    "aten::mm": 0,
+    "aten::bmm": 0,
+    "aten::addmm": 1,
+    "aten::baddbmm": 1,
+    "aten::addbmm": 1,
+    "aten::_scaled_mm": 0,
+    "aten::_grouped_mm": 0,
+    "aten::_scaled_grouped_mm": 0,
+    "aten::_int_mm": 0,
+}
+"""matrix products, and at which input their left factor stands; the right one follows it"""
+
+PRODUCT_TYPE_AT: Mapping[str, int] = {"aten::_scaled_mm": 6, "aten::_grouped_mm": 4, "aten::_scaled_grouped_mm": 6}
+"""at which input of 8-bit and grouped products the output's type stands"""
+
+NESTED_PRODUCTS: Mapping[str, int] = {
+    "aten::mv": 0,
+    "aten::dot": 0,
+    "aten::vdot": 0,
+    "aten::addmm_": 1,
+    "aten::addmv": 1,
+    "aten::addmv_": 1,
+    "aten::baddbmm_": 1,
+    "aten::_addmm_activation": 1,
+}
+
+
+def product_sizes(left: Shape, right: Shape) -> tuple[int, int] | None:
+    """Return (multiply-adds, output elements), None for shapes that no product has.
+
+    Three dimensions by two, or two by three, are grouped products: the rows (or columns) of the side with two are
+    spread over the groups, so each meets one group's matrix only.
+    """
+    match left, right:
+        case ((k,), (k2,)) if k == k2:
+            return k, 1
+        case ((m, k), (k2,)) if k == k2:
+            return m * k, m
+        case ((m, k), (k2, n)) if k == k2:
+            return m * k * n, m * n
+        case ((b, m, k), (b2, k2, n)) if (b, k) == (b2, k2):
+            return b * m * k * n, b * m * n
+        case ((m, k), (_, k2, n)) if k == k2:
+            return m * k * n, m * n
+        case ((_, m, k), (k2, n)) if k == k2:
+            return m * k * n, m * n
+    return None
+
+
+@dataclass(frozen=True)
+class AttentionOperator:
+    """A fused attention: scores [Sq, D] by [D, Sk], then their product with the values [Sk, Dv]."""
+
+    heads_first: bool
+    """batch, heads, sequence, width; otherwise batch, sequence, heads, width"""
+    backward: bool = False
+    """the gradient of the output stands before query, key and value"""
+
+    def pairs(self, query: Shape, key: Shape) -> int:
+        """Return the query-key pairs of all heads; with fewer key than query heads, the query heads count."""
+        heads_at, sequence_at = (1, 2) if self.heads_first else (2, 1)
+        return query[0] * query[heads_at] * query[sequence_at] * key[sequence_at]
+
+
+def _both(names: Mapping[str, str], *, heads_first: bool) -> dict[str, AttentionOperator]:
+    forward = {name: AttentionOperator(heads_first) for name in names}
+    return {**forward, **{name: AttentionOperator(heads_first, backward=True) for name in names.values()}}
+
+
+def _backward_of(*forward: str) -> dict[str, str]:
+    return {name: f"{name.removesuffix('_forward')}_backward" for name in forward}
+
+
+_SDPA = "aten::_scaled_dot_product"
+
+ATTENTION: Mapping[str, AttentionOperator] = {
+    **_both(
+        _backward_of(
+            f"{_SDPA}_flash_attention",
+            f"{_SDPA}_flash_attention_for_cpu",
+            f"{_SDPA}_efficient_attention",
+            f"{_SDPA}_cudnn_attention",
+            f"{_SDPA}_fused_attention_overrideable",
+        ),
+        heads_first=True,
+    ),
+    **_both(_backward_of("flash_attn::_flash_attn_forward", "aiter::_flash_attn_forward"), heads_first=False),
+}
+
+NESTED_ATTENTION: Mapping[str, AttentionOperator] = {
+    **_both(_backward_of("aten::_cudnn_attention_forward"), heads_first=True),
+    **_both(
+        _backward_of(
+            "aten::_flash_attention_forward",
+            "aten::_efficient_attention_forward",
+            "flash_attn::_flash_attn_varlen_forward",
+        ),
+        heads_first=False,
+    ),
+}
+
+
+def attention_flops(pairs: int, width: int, value_width: int, *, backward: bool = False) -> int:
+    """Return the model's FLOPs: two products forward, and the gradients of both, twice that, backward."""
+    return 2 * pairs * (width + value_width) * (2 if backward else 1)
+
+
+def attention_recomputed_flops(pairs: int, width: int, *, backward: bool) -> int:
+    """Return what the kernels compute again: backward the scores, which is hardware work but no model work."""
+    return 2 * pairs * width if backward else 0
+
+
+@dataclass(frozen=True)
+class ConvolutionArguments:
+    """Which arguments of a forward convolution hold what; data and weight are the first two."""
+
+    stride: int
+    padding: int
+    dilation: int
+    transposed: int | None = None
+    output_padding: int | None = None
+    groups: int | None = None
+
+
+_PLAIN = ConvolutionArguments(stride=3, padding=4, dilation=5, transposed=6, output_padding=7, groups=8)
+_VENDOR = ConvolutionArguments(stride=4, padding=3, dilation=5)
+
+CONVOLUTIONS: Mapping[str, ConvolutionArguments] = {"aten::convolution": _PLAIN}
+NESTED_CONVOLUTIONS: Mapping[str, ConvolutionArguments] = {
+    "aten::_convolution": _PLAIN,
+    "aten::convolution_overrideable": _PLAIN,
+    "aten::mkldnn_convolution": _VENDOR,
+    "aten::miopen_convolution": _VENDOR,
+    "aten::cudnn_convolution": ConvolutionArguments(stride=3, padding=2, dilation=4),
+}
+CONVOLUTION_BACKWARD = "aten::convolution_backward"
+"""gradient of the output, data, weight, ..., whether it is transposed, ..., which gradients are wanted"""
+BACKWARD_TRANSPOSED, BACKWARD_WANTED = 7, 10
+
+
+def convolution_output(data: Shape, weight: Shape, *, stride: Shape, padding: Shape, dilation: Shape) -> Shape:
+    """Return the output's shape of a convolution that is not transposed; one value per dimension each."""
+    points = [
+        (data[2 + i] + 2 * padding[i] - dilation[i] * (weight[2 + i] - 1) - 1) // stride[i] + 1
+        for i in range(len(data) - 2)
+    ]
+    return (data[0], weight[0], *points)
+
+
+def convolution_flops(points: Shape, weight: Shape) -> int:
+    """Return 2 x batch x points x the weight's elements, which are Cout x Cin / groups x kernel.
+
+    `points` is the shape of the output, or of the input where the convolution is transposed. The gradients of the input
+    and of the weight each take the same number again.
+    """
+    return 2 * points[0] * prod(points[2:]) * prod(weight)
