@@ -132,7 +132,7 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
         )
     unread = run.beside.unread
     if unread:
-        more = f"; and {len(unread) - _MAX_NAMED} more files" if len(unread) > _MAX_NAMED else ""
+        more = f"; and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
         lines.append(f"not all beside the traces was read: {'; '.join(unread[:_MAX_NAMED])}{more}")
     return lines
 
