@@ -38,7 +38,6 @@ def test_inputs_that_once_brought_a_command_down_no_longer_do():
     fuzz("--replay", str(HOSTILE), timeout_s=880)
 
 
-@pytest.mark.xfail(strict=False, reason="a damaged calibration or side file may end in two lines with exit code 2")
 @pytest.mark.slow
 def test_a_minute_of_fresh_hostile_inputs(tmp_path):
     words = ("--seconds", "60", "--inputs", "3000", "--out", str(tmp_path / "failures"))
@@ -100,12 +99,13 @@ def test_what_one_input_asks_for_in_particular_is_looked_at():
 def test_a_hang_a_crash_and_a_dead_process_are_outcomes_and_the_rest_goes_on(tmp_path, monkeypatch):
     def played(case, scratch, *, in_process, begun):
         begun()
-        acts = {"hang": lambda: time.sleep(60), "crash": lambda: os.kill(os.getpid(), 9), "leave": lambda: os._exit(7)}
+        acts = {"hang": lambda: time.sleep(600), "crash": lambda: os.kill(os.getpid(), 9), "leave": lambda: os._exit(7)}
         acts.get(case.argv[0], lambda: None)()
         return Outcome(0)
 
     monkeypatch.setattr(pool, "run_case", played)
     monkeypatch.setattr(pool, "MAX_SECONDS", 1)
+    monkeypatch.setattr(pool, "_PATIENCE", 300)  # a machine that is busy with others is none of the commands' fault
     jobs = [(Case((word,)), True) for word in ("hang", "fine", "crash", "fine", "leave", "fine")]
     ended = {(case.argv[0], outcome.ended_by) for case, outcome in pool.outcomes(jobs, tmp_path, workers=2)}
     assert ended == {

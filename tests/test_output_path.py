@@ -1,14 +1,18 @@
 """What may be written where: regular files and new ones, not behind a link that belongs to somebody else."""
 
+import ast
 import os
 from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.errors import UsageError
 from stepscope.output_path import OutputRefusedError, refuse_output, why_no_file, why_no_folder, why_no_output
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
+
+ROOT = Path(stepscope.__file__).parent
 
 STRANGER = 54321
 
@@ -68,3 +72,30 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     assert "too many links" in str(why_no_folder(tmp_path / "a" / "x"))
+
+
+DESK = [p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] not in ("record", "bench", "integrations")]
+IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/view.py"}
+"""which write into a temporary folder that they have just made"""
+
+
+def calls(*endings: str) -> list[tuple[str, ast.Call]]:
+    """Return the calls on the desk side that end in one of these, each with its file."""
+    return [
+        (str(path.relative_to(ROOT)), node)
+        for path in DESK
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(endings)
+    ]
+
+
+def test_no_output_is_written_past_the_door() -> None:
+    writing = (".write_text", ".write_bytes", ".tofile", "np.save", "shutil.copyfile", "shutil.move", "os.replace")
+    assert {file for file, _ in calls(*writing)} == IN_A_FOLDER_OF_ITS_OWN
+    assert {file for file, _ in calls("atomic_write")} >= {"cli/output.py", "cli/investigate.py", "trace/cache.py"}
+
+
+def test_no_json_of_ours_can_hold_what_is_no_json() -> None:
+    found = [(file, {word.arg for word in call.keywords}) for file, call in calls("json.dumps", "json.dump")]
+    assert {file for file, words in found if "allow_nan" not in words} == {"trace/cache.py"}, "which nobody else reads"
+    assert {file for file, _ in found} >= {"json_text.py"}

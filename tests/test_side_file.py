@@ -1,11 +1,13 @@
 """Files beside the traces: only regular ones of bounded size, only numbers that can be computed with."""
 
+import ast
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+import stepscope
 from stepscope.contract.run_folder import json_object_in
 from stepscope.side_file import (
     MAX_BYTES,
@@ -73,3 +75,31 @@ def test_deep_nesting_is_a_value_error() -> None:
     for text in (b"[" * 200_000, b"[NaN," * 200_000):
         with pytest.raises(ValueError, match="nested"):
             parsed_json(text)
+
+
+DOORS = {"side_file.py", "trace/streams.py", "report/view/files.py"}
+"""where files that anybody may have written are opened, each after a look at what they are"""
+OWN_FILES = {"cli/exit_code.py", "cli/demo.py", "cli/view.py", "trace/scanner/wasm.py"}
+"""which open what the program itself brings or has just made"""
+
+
+def test_no_file_is_opened_past_the_doors() -> None:
+    root = Path(stepscope.__file__).parent
+    desk = [p for p in root.rglob("*.py") if p.relative_to(root).parts[0] not in ("record", "bench", "integrations")]
+    found = {
+        f"{p.relative_to(root)}:{node.lineno}"
+        for p in desk
+        if str(p.relative_to(root)) not in DOORS | OWN_FILES
+        for node in ast.walk(ast.parse(p.read_text()))
+        if isinstance(node, ast.Call) and _opens(node)
+    }
+    assert len(desk) > 200
+    assert not found
+
+
+def _opens(call: ast.Call) -> bool:
+    """Return whether a call opens a file by its path; `files(...)` are the package's own."""
+    text = ast.unparse(call.func)
+    return text in ("open", "os.open", "np.load", "np.fromfile") or (
+        text.endswith((".read_text", ".read_bytes", ".open")) and not text.startswith("files(")
+    )

@@ -92,6 +92,7 @@ class Tally:
         self.saved: dict[str, list[str]] = defaultdict(list)
         self.peak: Counter[str] = Counter()
         self.slowest: dict[str, float] = defaultdict(float)
+        self.hardest: dict[str, float] = defaultdict(float)
         self.failed = 0
 
     def add(self, case: Case, outcome: Outcome) -> None:
@@ -101,6 +102,7 @@ class Tally:
         row[f"exit {outcome.exit_code}"] += 1
         self.peak[case.kind] = max(self.peak[case.kind], outcome.peak_bytes)
         self.slowest[case.kind] = max(self.slowest[case.kind], outcome.took_s)
+        self.hardest[case.kind] = max(self.hardest[case.kind], outcome.worked_s)
         found = complaints(case, outcome)
         row["failed"] += bool(found)
         self.failed += bool(found)
@@ -122,13 +124,15 @@ class Tally:
     def print(self, seed: str) -> None:
         """Print the table, and what failed with how to see it again."""
         columns = ("tried", "exit 0", "exit 1", "exit 2", "exit 3", "unforeseen", "failed")
-        print(f"{'':12}" + "".join(f"{c:>12}" for c in columns) + f"{'peak MB':>12}{'longest s':>12}")
+        print(f"{'':12}" + "".join(f"{c:>12}" for c in columns) + f"{'peak MB':>12}{'longest s':>12}{'most CPU s':>12}")
         total: Counter[str] = sum(self.rows.values(), Counter())
         for name, row in [*sorted(self.rows.items()), ("all", total)]:
             peak = self.peak[name] if name in self.rows else max(self.peak.values(), default=0)
-            slowest = self.slowest[name] if name in self.rows else max(self.slowest.values(), default=0.0)
+            slowest, hardest = (
+                of[name] if name in self.rows else max(of.values(), default=0.0) for of in (self.slowest, self.hardest)
+            )
             numbers = "".join(f"{row[c]:>12}" for c in columns)
-            print(f"{name:12}{numbers}{peak / 1e6:>12.0f}{slowest:>12.1f}")
+            print(f"{name:12}{numbers}{peak / 1e6:>12.0f}{slowest:>12.1f}{hardest:>12.1f}")
         for complaint, count in self.kinds.most_common():
             print(f"{count:6} x {complaint}")
             _print_each(self.saved[complaint])

@@ -12,7 +12,6 @@
 Nothing is computed before it is asked for, and nothing twice.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -28,6 +27,7 @@ from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import UsageError
+from stepscope.json_text import json_text
 from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
@@ -158,7 +158,7 @@ class Analysis:
 
     def to_json(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the report as JSON text; also written to `path` where one is given."""
-        return _text_out(_json_text(self.document), path, force=force)
+        return _text_out(json_text(self.document, indent=1) + "\n", path, force=force)
 
     def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the report as one HTML page; also written to `path` where one is given."""
@@ -194,7 +194,7 @@ class Comparison:
 
     def to_json(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the comparison as JSON text; also written to `path` where one is given."""
-        return _text_out(_json_text(self.document), path, force=force)
+        return _text_out(json_text(self.document, indent=1) + "\n", path, force=force)
 
     def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the comparison as one HTML page; also written to `path` where one is given."""
@@ -211,10 +211,6 @@ class Comparison:
         return comparison_page(self.document)
 
 
-def _json_text(document: dict[str, Any]) -> str:
-    return json.dumps(document, indent=1, allow_nan=False) + "\n"
-
-
 def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:
     if path is not None:
         _write(path, [text.encode(errors="replace")], force=force)
@@ -224,9 +220,9 @@ def _text_out(text: str, path: PathLike | None, *, force: bool) -> str:
 def _write(path: PathLike, pieces: Iterable[bytes], *, force: bool) -> int:
     """Write a file through the door that every output goes through; return its size in bytes."""
     target = Path(path)
-    if target.exists() and not force:
-        raise UsageError(f"{target} already exists; use force=True to overwrite it")
     try:
+        if os.path.lexists(target) and not force:
+            raise UsageError(f"{target} already exists; use force=True to overwrite it")
         with atomic_write(target) as file:
             return sum(file.write(piece) for piece in pieces)
     except OSError as error:

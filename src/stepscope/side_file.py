@@ -14,7 +14,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -77,7 +77,7 @@ def read_side_text(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) 
     return read_side_file(path, max_bytes=max_bytes).decode("utf-8")
 
 
-def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BYTES) -> Iterator[bytes]:
+def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BYTES) -> Generator[bytes, None, None]:
     """Yield the lines of a regular file, one longer than MAX_LINE_BYTES as an empty one that stands for it."""
     with open_side_file(path, max_bytes=max_bytes) as f:
         left = max_bytes

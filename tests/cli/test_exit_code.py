@@ -14,6 +14,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
 from stepscope.cli.main import COMMANDS, main
+from stepscope.cli.messages import say_with_answer, warn
 from stepscope.errors import InputError
 
 COMMAND = [sys.executable, "-m", "stepscope"]
@@ -177,3 +178,51 @@ def test_page_on_an_ascii_output_is_the_page_in_the_file(folder: Path, tmp_path:
     assert shell(f"stepscope report {folder} --html {tmp_path}/a.html > /dev/null")[0] == 0
     assert shell(f"stepscope report {folder} --html - > {tmp_path}/b.html", PYTHONIOENCODING="ascii")[0] == 0
     assert (tmp_path / "b.html").read_bytes() == (tmp_path / "a.html").read_bytes()
+
+
+def test_what_is_said_about_an_answer_waits_for_it(monkeypatch, capsys):
+    def refuses(_: Any) -> int:
+        warn("rank 3 was not read")
+        say_with_answer("note: one of two chips")
+        raise InputError("calibration.json is damaged; measure again")
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", refuses)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "stepscope doctor: calibration.json is damaged; measure again\n"
+
+
+def test_what_is_said_about_an_answer_comes_after_it(monkeypatch, capsys):
+    def answers(_: Any) -> int:
+        warn("rank 3 was not read")
+        assert capsys.readouterr().err == ""
+        return 3
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", answers)
+    assert main(["doctor"]) == 3
+    assert capsys.readouterr().err == "warning: rank 3 was not read\n"
+
+
+def test_a_reader_who_leaves_early_is_told_what_the_answer_lacks(monkeypatch, capsys):
+    def interrupted(_: Any) -> int:
+        warn("rank 3 was not read")
+        raise BrokenPipeError
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", interrupted)
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().err == "warning: rank 3 was not read\n"
+
+
+def test_lines_of_a_command_inside_another_are_its_own(monkeypatch, capsys):
+    def inner(_: Any) -> int:
+        warn("inner")
+        return 0
+
+    def outer(_: Any) -> int:
+        warn("outer")
+        main(["sql", "run", "SELECT 1"])
+        return 0
+
+    monkeypatch.setattr("stepscope.cli.sql.run", inner)
+    monkeypatch.setattr("stepscope.cli.doctor.run", outer)
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().err == "warning: inner\nwarning: outer\n"

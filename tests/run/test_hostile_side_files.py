@@ -64,6 +64,62 @@ def test_side_file_of_the_wrong_kind_is_left_out_and_said(folder: Path, put: Cal
     assert any("step log" in w for w in run.warnings)
 
 
+@pytest.mark.parametrize("put", [fifo, sparse, Path.mkdir], ids=["fifo", "sparse", "folder"])
+@pytest.mark.parametrize("what", ["telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"])
+def test_what_is_no_regular_file_beside_the_traces_is_said(
+    folder: Path, what: str, put: Callable[[Path], None]
+) -> None:
+    put(folder / rank_file(0, what))
+    run, _ = reported(folder)
+    assert any(f"not all beside the traces was read: {rank_file(0, what)}: " in w for w in run.warnings)
+
+
+ODD_VALUES = (
+    "5",
+    "null",
+    '"x"',
+    "[[1], {}]",
+    '{"a": 1}',
+    HUGE,
+    "NaN",
+    "[" + "0," * 5000 + "0]",
+    '"' + "A" * 10**5 + '"',
+)
+
+
+@pytest.mark.parametrize("value", ODD_VALUES, ids=[v[:12] for v in ODD_VALUES])
+def test_fields_of_another_kind_beside_the_traces_are_unknown(folder: Path, value: str) -> None:
+    fields = {
+        "telemetry.jsonl": (
+            ("device", ("index", "name", "uuid", "max_sm_clock_mhz", "power_limit_w")),
+            ("state", ("time_ns", "step", "sm_clock_mhz", "power_w", "temperature_c", "throttle_reasons")),
+            ("state", ("memory_used_bytes", "utilization_pct")),
+        ),
+        "collectives.jsonl": (("x", ("groups",)), ("x", ("operation", "group", "group_size", "count", "bytes"))),
+        "memory.jsonl": (("snapshot", ("step", "label", "allocated_bytes")), ("peak", ("peak_bytes", "between"))),
+    }
+    for what, lines in fields.items():
+        texts = [
+            f'{{"kind": "{kind}", {", ".join(f"{json.dumps(n)}: {value}" for n in names)}}}' for kind, names in lines
+        ]
+        (folder / rank_file(0, what)).write_text("\n".join(texts) + "\n")
+    (folder / rank_file(1, "nccl.log")).write_text(f"NCCL version {value}\nUsing network {value}\nvia {value}\n")
+    _, report = reported(folder)
+    assert report["devices"][0]["num_samples"] == 2
+    assert len(json.dumps(report)) < 200_000, "no text of any length comes through"
+
+
+def test_files_beside_the_traces_share_one_budget(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.run.side_lines.MAX_FOLDER_BYTES", 4000)
+    monkeypatch.setattr("stepscope.run.side_lines.MIN_SHARE_BYTES", 1000)
+    for rank in range(2):
+        for what in ("telemetry.jsonl", "memory.jsonl"):
+            (folder / rank_file(rank, what)).write_text('{"kind": "state"}\n' * 100)
+    run, report = reported(folder)
+    assert [d["num_samples"] for d in report["devices"]] == [1000 // 18, 1000 // 18]
+    assert any("only its first 1.0 kB were read" in w and "; and 1 more" in w for w in run.warnings)
+
+
 @pytest.mark.parametrize("number", [HUGE, "1e999", "Infinity", "NaN", str(2**63 - 1), "-1", '"x"', "[[]]"])
 def test_number_in_run_json_that_cannot_be_used_leaves_the_rest(folder: Path, number: str) -> None:
     probe = f'{{"when": "before", "at_ns": {number}, "offset_ns": {number}, "uncertainty_ns": {number}}}'

@@ -71,7 +71,7 @@ def run_folder(folder: Path, *, throttled: int | None = None, used: int = 3 * GB
 
 def test_every_file_is_read(tmp_path: Path) -> None:
     found = side_files(run_folder(tmp_path))
-    assert [len(t.states) for t in found.telemetry] == [5, 5] and found.lost_lines == 0
+    assert [len(t) for t in found.telemetry] == [5, 5] and found.lost_lines == 0
     assert [(c.rank, c.op, c.busbw_gb_per_s) for c in found.collectives] == [(r, "all_reduce", 12.0) for r in range(2)]
     assert found.memory[0].bytes_by == {"allocated": 5, "parameters": 2} and found.memory_peaks[1]["peak_bytes"] == 9
     log = found.nccl[0]

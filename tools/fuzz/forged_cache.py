@@ -1,5 +1,6 @@
 """A cache that fits its trace in every way, key and checksums, but for one value that no parser would have stored."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -11,6 +12,7 @@ from stepscope.trace import cache, schema
 from stepscope.trace.read import read
 from stepscope.trace.table import SparseColumn
 
+_HONEST = Path(__file__).parents[2] / "tests" / "data" / "gloo-linear" / "rank00000.pt.trace.json.gz"
 _VALUES = (-1, -2, 0, 1, 2**31 - 1, -(2**31), 2**62, -(2**62), 2**63 - 1, -(2**63))
 
 
@@ -22,8 +24,11 @@ def any_forgery(rng: Random) -> list[Any]:
 
 
 def forge_cache(target: Path, forgery: list[Any]) -> None:
-    """Write the cache `.stepscope/NAME.columns` of the trace NAME, which is there already."""
+    """Write the cache `.stepscope/NAME.columns` of the trace NAME; one of an honest trace where NAME is not there."""
     path = target.parent.parent / target.name.removesuffix(".columns")
+    gone = not path.exists()
+    if gone:
+        shutil.copyfile(_HONEST, path)
     trace = read(path)
     part, _, name = forgery[0].partition("/")
     if part == "dense":
@@ -36,6 +41,8 @@ def forge_cache(target: Path, forgery: list[Any]) -> None:
     key = cache._key(path)
     assert key is not None
     cache._store(target, trace, key)
+    if gone:
+        path.unlink()
 
 
 def _changed(column: Any, row: int, value: int) -> Any:

@@ -37,6 +37,8 @@ class Outcome:
     peak_bytes: int = 0
     input_bytes: int = 0
     took_s: float = 0.0
+    worked_s: float = 0.0
+    """processor time, which says more on a busy machine; 0 where it ran in a process of its own"""
     written: dict[str, str] = field(default_factory=dict)
     """text of what it wrote"""
     unforeseen: str = ""

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -99,7 +100,16 @@ class _Worker:
         if not self.job[1] or self.job[0].stdout != "file":  # a process of its own, which has a limit of its own
             return took > _PATIENCE * MAX_SECONDS
         worked = self._cpu_s() - self.worked_s
-        return worked > MAX_SECONDS or worked < _WAITS_SHARE * took or took > _PATIENCE * MAX_SECONDS
+        waits = worked < _WAITS_SHARE * took and not self._wants_to_run()
+        return worked > MAX_SECONDS or waits or took > _PATIENCE * MAX_SECONDS
+
+    def _wants_to_run(self) -> bool:
+        """Return whether a thread of the process could go on if it were given a processor."""
+        states = []
+        for thread in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
+            with suppress(OSError):
+                states.append(thread.read_text().rpartition(")")[2].split()[0])
+        return "R" in states
 
     def _cpu_s(self) -> float:
         try:

@@ -32,10 +32,24 @@ SIDES = (
     Side("run/run.json", "gloo-linear/run.json"),
     Side("run/rank00000.steps.jsonl", "gloo-linear/rank00000.steps.jsonl"),
     Side("run/rank00001.flight_recorder.jsonl", "gloo-linear/rank00001.flight_recorder.jsonl"),
+    Side("run/rank00000.telemetry.jsonl", "side_files/telemetry.jsonl"),
+    Side("run/rank00000.collectives.jsonl", "side_files/collectives.jsonl"),
+    Side("run/rank00001.memory.jsonl", "side_files/memory.jsonl"),
+    Side("run/rank00001.nccl.log", "side_files/nccl.log"),
     Side("run/rank00001.pt.trace.json.gz", "gloo-linear/rank00001.pt.trace.json.gz"),
+    Side(
+        "run/window1/rank00000.pt.trace.json.gz",
+        "gloo-linear/rank00000.pt.trace.json.gz",
+        (("report", "run"), ("report", "run/window1", "--json", "-"), ("compare", "run", "run/window1")),
+    ),
+    Side("run/window1", "side_files/README.md", (("report", "run", "--json", "-"), ("report", "run/window1"))),
     Side("run/.stepscope/rank00000.pt.trace.json.gz.columns", "gloo-linear/run.json"),
     Side("run/investigation.json", "side_files/investigation.json", (("investigate", "run"),)),
-    Side("run/investigation.txt", "side_files/README.md", (("investigate", "run"),)),
+    Side(
+        "run/investigation.txt",
+        "side_files/README.md",
+        (("investigate", "run"), ("investigate", "run", "--fixed", "run")),
+    ),
     Side("run/calibration.json", "side_files/calibration.json", (("report", "run", "--html", "out.html"),)),
     Side(
         "calibration.json",
@@ -97,6 +111,7 @@ _WHOLE = (
     *("", " ", "\x00", "\xff\xfe{\x00}\x00", "\xef\xbb\xbf{}", "9" * 5000, "\n" * 100_000, "x," * 100_000),
     *("null", "5", "[]", "{}", '""', "NaN", "1e999", "{"),
     *("[" * 100_000, '{"a":' * 100_000, "- " * 20_000, "a: [" * 5_000, "[a" * 5_000, "? " * 3_000),
+    *(f"{'9' * 900_000} coll channels", "NCCL version " * 50_000, "via a/b " * 100_000, "NCCL WARN " + "x" * 900_000),
     *("a = " + "[" * 5_000, "a." * 5_000 + "b = 1", _YAML_BOMB, "&a [*a]", "a: *a"),
     "!!python/object/apply:os.system ['touch fuzzed']",
     *(

@@ -29,6 +29,7 @@ _PLAIN_WORDS = """
 - -- 0 -1 1 2 0.5 -0 +5 1_0 0x10 1e400 -1e400 1e308 1e-320 nan inf -inf x %s * [ **/* / . .. = a=b > all a,b ,
 10:5 5:10 : 1: :1 -1:3 1:2:3 0,1 0- 0-9999999999 3-1 1:1 50:5 inf:5 50:-1 0:0 nan:nan 25MB 1e400MB -1GB NaNGB
 step_ms>5% step_ms>nan step_ms>1e999% network=0x network=nanx network=1e999x bucket_mb=0 bucket_mb=1e-300
+auto loader optimizer Adam Adam#1 Adam#-1 Adam#\xb2 #1 Adam#99999999999
 microbatches=99999999999 straggler=99 kernel:x=2x missing missing/folder/file /dev/null/x http://[ file:///etc/passwd
 """
 WORDS = (

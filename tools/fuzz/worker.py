@@ -56,7 +56,7 @@ def run_case(
         size = make_files(case, folder / "work")
         before = _fingerprints(folder)
         begun()
-        started = time.monotonic()
+        started, worked = time.monotonic(), time.process_time()
         call = _called if in_process and case.stdout == "file" else _started
         found = call(case, folder)
         if UNFORESEEN in found.get("stderr", "") and call is _called:
@@ -64,6 +64,7 @@ def run_case(
         return Outcome(
             **found,
             took_s=time.monotonic() - started,
+            worked_s=time.process_time() - worked,
             input_bytes=size,
             written=_written(folder / "work", before),
             changed=tuple(_changed(case, folder, before)),

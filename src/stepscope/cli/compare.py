@@ -71,7 +71,7 @@ def _runs(
         [_compared(args, given, unprofiled_ms) for given in side]
         for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
     ]
-    for line in (line for side in sides for run in side for line in run.not_read):  # once no side can fail any more
+    for line in (line for side in sides for run in side for line in run.not_read):
         warn(line)
     document = comparison_document(sides[0], sides[1], gates=gates)
     return document, any(run.is_partial for side in sides for run in side)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from io import TextIOWrapper
 from typing import IO
 
-from stepscope.cli.messages import print_stderr
+from stepscope.cli.messages import lines_held, print_stderr
 from stepscope.errors import DEBUG, StepscopeError, debugging
 from stepscope.units import printable
 
@@ -27,15 +27,18 @@ _OUTPUT_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF)
 def run_to_exit_code(name: str, command: Callable[[], int]) -> int:
     """Return the exit code of a command after running it; what it raises is said in one sentence."""
     _open_standard_streams()
-    try:
-        with warnings.catch_warnings():
-            if not debugging():
-                warnings.simplefilter("ignore")  # of libraries, about our use of them: nothing a user could act on
-            code = _run(command)
-        sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
-        return _after(name, error)
+    with lines_held() as about_the_answer:
+        try:
+            with warnings.catch_warnings():
+                if not debugging():
+                    warnings.simplefilter("ignore")  # of libraries, about our use of them: nothing a user could act on
+                code = _run(command)
+            sys.stdout.flush()
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - this is where every one of them ends
+            code = _after(name, error)
+    if code != FAILED:
+        _print_each(about_the_answer)
+    return code
 
 
 def _run(command: Callable[[], int]) -> int:
@@ -60,6 +63,14 @@ def _after(name: str, error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return STOPPED
     return error.exit_code if isinstance(error, StepscopeError) else FAILED
+
+
+def _print_each(lines: list[str]) -> None:
+    """Print what there is to say about an answer that was given."""
+    with suppress(OSError, ValueError):  # nobody is left to be told
+        for line in lines:
+            print_stderr(line)
+    _give_up_if_broken(sys.stderr)
 
 
 def sentence(error: BaseException) -> str:

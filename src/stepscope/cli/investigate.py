@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
-from stepscope.cli.messages import print_stderr
+from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.recorded_command import check_one_of_both, record_command
 from stepscope.cli.run_arguments import account_from, warn_incomplete
@@ -88,9 +88,9 @@ def _keep(given: list[str], record: dict[str, Any], steps: list[Step]) -> None:
         _write(folder / TEXT, before + text)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
-        print_stderr(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
+        say_with_answer(f"stepscope investigate: no record was kept: {why}; --json FILE writes one")
         return
-    print_stderr(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
+    say_with_answer(f"stepscope investigate: kept in {folder / RECORD} and {TEXT}")
 
 
 def _check_run_folder(given: list[str]) -> None:

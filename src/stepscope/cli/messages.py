@@ -1,13 +1,20 @@
 """What a command says in plain lines: the one place that prints, so that no name in a line steers the terminal.
 
-Tables and colours go through `report.terminal`, which does the same for what it prints.
+Tables and colours go through `report.terminal`, which does the same for what it prints. What a command says about its
+answer waits for the answer: an input that is refused in the middle is one line and exit code 2, with nothing before it.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from stepscope.units import escaped, printable
 
 MAX_WARNING = 400
+
+_held: ContextVar[list[str] | None] = ContextVar("held", default=None)
+"""lines about the answer of the command that runs; None where none does, and they are printed at once"""
 
 
 def print_line(line: str = "") -> None:
@@ -16,10 +23,30 @@ def print_line(line: str = "") -> None:
 
 
 def print_stderr(line: str) -> None:
-    """Print one line on standard error."""
+    """Print one line on standard error, at once."""
     print(escaped(line), file=sys.stderr, flush=True)
 
 
 def warn(line: str) -> None:
-    """Print one line on standard error about what the answer lacks."""
-    print_stderr(f"warning: {printable(line, width=MAX_WARNING)}")
+    """Say on standard error what the answer lacks, once there is an answer."""
+    say_with_answer(f"warning: {printable(line, width=MAX_WARNING)}")
+
+
+def say_with_answer(line: str) -> None:
+    """Print one line on standard error once the command has done all it was asked for."""
+    held = _held.get()
+    if held is None:
+        print_stderr(line)
+    else:
+        held.append(line)
+
+
+@contextmanager
+def lines_held() -> Iterator[list[str]]:
+    """Keep what is said about the answer in the list that this gives, for whoever ends the command to print."""
+    held: list[str] = []
+    before = _held.set(held)
+    try:
+        yield held
+    finally:
+        _held.reset(before)

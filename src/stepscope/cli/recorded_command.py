@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.cli.messages import print_stderr
+from stepscope.cli.messages import print_stderr, say_with_answer
 from stepscope.cli.record import last_words, warnings_before
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
@@ -50,7 +50,7 @@ def record_command(command: Sequence[str], config: RecordConfig, *, keep_stdout:
         why = "; ".join(line for line in last_words(launched, config) if not line.startswith("next:"))
         raise InputError(f"{ended}no trace was recorded: {why}")
     if launched.exit_code:
-        print_stderr(f"stepscope: the command ended with exit code {launched.exit_code}")
+        say_with_answer(f"stepscope: the command ended with exit code {launched.exit_code}")
     return RecordedCommand(with_trace[-1], launched.exit_code)
 
 

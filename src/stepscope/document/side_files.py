@@ -25,7 +25,7 @@ def beside_json(account: Account) -> dict[str, Any]:
         "collectives_live": [in_ms(c, ("time",)) for c in beside.collectives],
         "memory_steps": [memory_of_steps(log) for log in account.run.logs],
         "memory_edges": [asdict(e) for e in beside.memory[:_MAX_POINTS]],
-        "memory_peaks": [{"rank": rank, **peak} for rank, peak in beside.memory_peaks.items()],
+        "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()],
         "nccl": [asdict(n) for n in beside.nccl],
         "windows": [str(w) for w in beside.windows],
     }

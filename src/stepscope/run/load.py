@@ -34,6 +34,7 @@ BYTES_PER_RANK = 1 << 16
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 MAX_JOBS = 256
+_MAX_NAMED = 3
 """threads; more than that no machine has cores for, and some refuse to start"""
 
 
@@ -135,6 +136,10 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
         lines.append(
             f"{run.beside.lost_lines} damaged lines beside the traces (telemetry, collectives, memory) left out"
         )
+    unread = run.beside.unread
+    if unread:
+        more = f"; and {len(unread) - _MAX_NAMED} more" if len(unread) > _MAX_NAMED else ""
+        lines.append(f"not all beside the traces was read: {'; '.join(unread[:_MAX_NAMED])}{more}")
     return lines
 
 

@@ -10,35 +10,27 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.run_folder import json_object, rank_of
+from stepscope.contract.run_folder import rank_of
+from stepscope.run.nccl_log import NcclLog, nccl_log
+from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
+from stepscope.run.telemetry import Telemetry, read_telemetry
 from stepscope.units import ns_of_ms
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
-_WINDOW = re.compile(r"^window\d+$")
-_MAX_LINE = 1_000_000
-_MAX_NCCL_WARNINGS = 20
-_MAX_NUMBER = 1e300
-_VERSION = re.compile(r"NCCL version (\S+)")
-_CHANNELS = re.compile(r"(\d+) coll channels")
-_VIA = re.compile(r"\bvia ([A-Za-z0-9]+(?:/[A-Za-z0-9]+)?)")
-_NETWORK = re.compile(r"Using network (\S+)")
-_WARNING = re.compile(r"NCCL WARN (.*)")
-
-
-@dataclass(frozen=True)
-class Telemetry:
-    """The states of one rank's device, as the recorder sampled them."""
-
-    rank: int
-    device: dict[str, Any]
-    """name, uuid, highest clocks, power limit"""
-    states: tuple[dict[str, Any], ...]
-    """by time"""
+_WINDOW = re.compile(r"^window\d{1,6}$")
+_MAX_NAMES = 32
+"""of one line: categories of memory"""
+_MAX_GROUPS = 10_000
+_MAX_EDGES = 10_000
+"""of one rank"""
+_MAX_EDGES_OF_ALL = 200_000
+_MAX_LIVE = 2_000
+"""operations and groups of one rank"""
+_MAX_LIVE_OF_ALL = 200_000
 
 
 @dataclass(frozen=True)
@@ -71,19 +63,6 @@ class MemoryEdge:
 
 
 @dataclass(frozen=True)
-class NcclLog:
-    """What NCCL's own log says on one rank."""
-
-    rank: int
-    version: str | None
-    channels: int | None
-    transports: dict[str, int]
-    """connections by how they are made: P2P/CUMEM, SHM/direct, NET/Socket, ..."""
-    network: str | None
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class SideFiles:
     """Everything beside the traces, by rank."""
 
@@ -96,6 +75,8 @@ class SideFiles:
     windows: tuple[Path, ...] = ()
     """folders of the second and later profiled windows"""
     lost_lines: int = 0
+    unread: tuple[str, ...] = ()
+    """files that were not read, or not to their end, with the reason"""
 
 
 def is_later_window(folder: Path) -> bool:
@@ -105,100 +86,90 @@ def is_later_window(folder: Path) -> bool:
 
 def side_files(folder: Path) -> SideFiles:
     """Return what a run folder holds beside its traces and step logs."""
-    lines, lost = {}, 0
-    for path in sorted(p for p in folder.glob("rank*.jsonl") if p.is_file()):
-        rank = rank_of(path.name)
-        what = path.name.partition(".")[2]
-        if rank is not None and what in (_TELEMETRY, _COLLECTIVES, _MEMORY):
-            lines[rank, what], missed = _objects(path)
-            lost += missed
-    edges = [_edge(rank, x) for (rank, what), xs in lines.items() if what == _MEMORY for x in xs if _is(x, "snapshot")]
-    peaks = {rank: x for (rank, what), xs in lines.items() if what == _MEMORY for x in xs if _is(x, "peak")}
-    live = [_live(rank, x, _descriptions(xs)) for (rank, what), xs in lines.items() if what == _COLLECTIVES for x in xs]
+    kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
+    named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
+    there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
+    share = share_of_each(len(there))
+    unread: list[str] = []
+    telemetry: list[Telemetry] = []
+    collectives: list[LiveCollective] = []
+    edges: list[MemoryEdge] = []
+    peaks: dict[int, dict[str, Any]] = {}
+    logs: list[NcclLog] = []
+    lost = 0
+    for rank, what, path in there:
+        if what == _NCCL:
+            logs.append(nccl_log(text_lines(path, max_bytes=share, say=unread.append), rank=rank))
+            continue
+        found: KeptLines[Any]
+        if what == _TELEMETRY:
+            device, found = read_telemetry(path, rank=rank, max_bytes=share)
+            telemetry.append(device)
+        elif what == _COLLECTIVES:
+            found = kept_lines(path, _groups_or_operation, max_bytes=share, max_kept=_MAX_LIVE)
+            collectives += _live_of(rank, found.lines)[: _MAX_LIVE_OF_ALL - len(collectives)]
+        else:
+            found = kept_lines(path, _edge_or_peak, max_bytes=share, max_kept=_MAX_EDGES)
+            known = [MemoryEdge(rank, **line["edge"]) for line in found.lines if "edge" in line]
+            edges += known[: _MAX_EDGES_OF_ALL - len(edges)]
+            peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
+        lost += found.damaged
+        unread += found.unread
     return SideFiles(
-        telemetry=tuple(_telemetry(rank, xs) for (rank, what), xs in lines.items() if what == _TELEMETRY),
-        collectives=tuple(x for x in live if x is not None),
+        telemetry=tuple(telemetry),
+        collectives=tuple(collectives),
         memory=tuple(edges),
         memory_peaks=peaks,
-        nccl=tuple(_nccl(p) for p in sorted(folder.glob(f"rank*.{_NCCL}")) if rank_of(p.name) is not None),
-        windows=tuple(sorted(p for p in folder.glob("window*") if p.is_dir() and is_later_window(p))),
+        nccl=tuple(logs),
+        windows=tuple(sorted(p for p in folder.glob("window*") if is_later_window(p) and p.is_dir())),
         lost_lines=lost,
+        unread=tuple(unread),
     )
 
 
-def _objects(path: Path) -> tuple[list[dict[str, Any]], int]:
-    try:
-        texts = [t for t in path.read_bytes().splitlines() if t.strip()]
-    except OSError:
-        return [], 1
-    found = [json_object(t) if len(t) <= _MAX_LINE else None for t in texts]
-    cut = sum(x is None for x in found[:-1])  # a last line that is cut is normal
-    return [x for x in found if x is not None], cut
-
-
-def _is(line: dict[str, Any], kind: str) -> bool:
-    return line.get("kind") == kind
-
-
-def _telemetry(rank: int, lines: list[dict[str, Any]]) -> Telemetry:
-    device = next((x for x in lines if _is(x, "device")), {})
-    states = sorted((x for x in lines if _is(x, "state")), key=lambda x: _number(x.get("time_ns")) or 0)
-    return Telemetry(rank, {k: v for k, v in device.items() if k != "kind"}, tuple(states))
-
-
-def _descriptions(lines: list[dict[str, Any]]) -> dict[str, str]:
-    """Return by name what the header calls each group."""
-    groups = lines[0].get("groups") if lines else None
-    known = [g for g in groups if isinstance(g, dict)] if isinstance(groups, list) else []
-    return {str(g.get("name")): str(g["desc"]) for g in known if g.get("desc")}
-
-
-def _live(rank: int, line: dict[str, Any], descriptions: dict[str, str]) -> LiveCollective | None:
-    op, count = line.get("operation"), _number(line.get("count"))
+def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return by name what a header calls each group, or what a line says of one operation of one group."""
+    groups = line.get("groups")
+    if isinstance(groups, list):
+        known = [g for g in groups[:_MAX_GROUPS] if isinstance(g, dict)]
+        return {"groups": {name(g.get("name")): name(g["desc"]) for g in known if g.get("desc")}}
+    op, count = line.get("operation"), whole(line.get("count"))
     if not isinstance(op, str) or count is None:
         return None
-    size, group_size = _number(line.get("bytes")), _number(line.get("group_size"))
-    return LiveCollective(
-        rank=rank,
-        op=op,
-        group=str(line.get("group") or ""),
-        group_desc=descriptions.get(str(line.get("group")), str(line.get("group") or "")),
-        group_size=None if group_size is None else int(group_size),
-        count=int(count),
-        size_bytes=None if size is None else int(size),
-        time_ns=ns_of_ms(line.get("time_ms")),
-        algbw_gb_per_s=_number(line.get("algbw_gb_per_s")),
-        busbw_gb_per_s=_number(line.get("busbw_gb_per_s")),
-        best_busbw_gb_per_s=_number(line.get("best_busbw_gb_per_s")),
-    )
+    rates = {key: number(line.get(key)) for key in ("algbw_gb_per_s", "busbw_gb_per_s", "best_busbw_gb_per_s")}
+    return {
+        "op": name(op),
+        "group": name(line.get("group")),
+        "group_size": whole(line.get("group_size")),
+        "count": count,
+        "size_bytes": whole(line.get("bytes")),
+        "time_ns": ns_of_ms(line.get("time_ms")),
+        **rates,
+    }
 
 
-def _edge(rank: int, line: dict[str, Any]) -> MemoryEdge:
-    sizes = {k.removesuffix("_bytes"): _number(v) for k, v in line.items() if k.endswith("_bytes")}
-    step = _number(line.get("step"))
-    known = {k: int(v) for k, v in sizes.items() if v is not None}
-    return MemoryEdge(rank, None if step is None else int(step), str(line.get("label") or ""), known)
+def _live_of(rank: int, lines: tuple[dict[str, Any], ...]) -> list[LiveCollective]:
+    called = lines[0].get("groups", {}) if lines else {}
+    return [LiveCollective(rank, group_desc=called.get(x["group"], x["group"]), **x) for x in lines if "op" in x]
 
 
-def _nccl(path: Path) -> NcclLog:
-    rank = rank_of(path.name)
-    assert rank is not None
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    version, channels, network = (pattern.search(text) for pattern in (_VERSION, _CHANNELS, _NETWORK))
-    return NcclLog(
-        rank=rank,
-        version=version.group(1) if version else None,
-        channels=int(channels.group(1)[:9]) if channels else None,
-        transports=dict(Counter(_VIA.findall(text)).most_common()),
-        network=network.group(1) if network else None,
-        warnings=tuple(dict.fromkeys(m.strip() for m in _WARNING.findall(text)))[:_MAX_NCCL_WARNINGS],
-    )
-
-
-def _number(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
+def _edge_or_peak(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the memory at the edge of a region, or the highest in a step with what is known of it."""
+    if line.get("kind") == "peak":
+        known = ((name(key), _plain(value)) for key, value in line.items())
+        return {"peak": dict(list(known)[:_MAX_NAMES])}
+    if line.get("kind") != "snapshot":
         return None
-    return float(value) if abs(value) < _MAX_NUMBER else None  # NaN is in no order
+    sizes = ((key.removesuffix("_bytes"), whole(value)) for key, value in line.items() if key.endswith("_bytes"))
+    known_sizes = [(name(key), value) for key, value in sizes if value is not None]
+    about = {"step": whole(line.get("step")), "label": name(line.get("label"))}
+    return {"edge": {**about, "bytes_by": dict(known_sizes[:_MAX_NAMES])}}
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, a text or a list of texts as it is, None for anything else."""
+    if isinstance(value, list):
+        return [name(one) for one in value[:_MAX_NAMES]]
+    if isinstance(value, str):
+        return name(value)
+    return value if isinstance(value, bool) or number(value) is not None else None

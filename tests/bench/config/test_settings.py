@@ -166,3 +166,11 @@ def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsy
 def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
     pytest.importorskip("yaml")
     assert "expected at most 50 levels" in refusal(tmp_path, deep, name="deep.yaml")
+
+
+@pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
+@pytest.mark.parametrize("place", ["{}: 1\n", "? {}\n: {{steps: 3}}\n", "train:\n  ? {}\n  : 3\n"])
+def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
+    pytest.importorskip("yaml")
+    said = refusal(tmp_path, place.format(name), name="job.yaml")
+    assert "expected names of settings, found" in said or "no such setting" in said or "expected YAML" in said

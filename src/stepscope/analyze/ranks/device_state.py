@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from stepscope.run.side_files import Telemetry
 from stepscope.run.step_log import StepLog
+from stepscope.run.telemetry import Telemetry
 from stepscope.units import readable_bytes
 
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
@@ -94,22 +95,25 @@ def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | Non
 
 def _state(t: Telemetry, own_bytes: Sequence[int | None]) -> DeviceState:
     """Return a device's state; `own_bytes` is what each rank on that device has reserved, None where unknown."""
-    busy = [s for s in t.states if "idle" not in (s.get("throttle_reasons") or ())] or list(t.states)
-    reasons = [frozenset(s.get("throttle_reasons") or ()) - _NO_LOSS for s in busy if "throttle_reasons" in s]
+    in_use = np.array(["idle" not in (r or ()) for r in t.reasons], bool)
+    busy = in_use if in_use.any() else ~in_use
+    reasons = [r - _NO_LOSS for r, is_busy in zip(t.reasons, busy, strict=True) if is_busy and r is not None]
     counts = Counter(reason for each in reasons for reason in each)
-    used, known = _values(t.states, "memory_used_bytes"), [b for b in own_bytes if b is not None]
-    others = int(np.median(used)) - sum(known) if used and len(known) == len(own_bytes) else None
+    all_of_them = np.ones(len(t), bool)
+    used, known = _values(t, "memory_used_bytes", all_of_them), [b for b in own_bytes if b is not None]
+    others = int(np.median(used)) - sum(known) if len(used) and len(known) == len(own_bytes) else None
+    hottest = _values(t, "temperature_c", all_of_them)
     least = _MIN_OTHERS_BYTES * len(own_bytes)
     return DeviceState(
         rank=t.rank,
         device=str(t.device["name"]) if t.device.get("name") else None,
-        num_samples=len(t.states),
-        sm_clock_mhz=_median(busy, "sm_clock_mhz"),
-        max_sm_clock_mhz=_of(t.device, "max_sm_clock_mhz"),
-        power_w=_median(busy, "power_w"),
-        power_limit_w=_of(t.device, "power_limit_w"),
-        temperature_c=max(_values(t.states, "temperature_c"), default=None),
-        utilization_pct=_mean(t.states, "utilization_pct"),
+        num_samples=len(t),
+        sm_clock_mhz=_median(_values(t, "sm_clock_mhz", busy)),
+        max_sm_clock_mhz=t.device.get("max_sm_clock_mhz"),
+        power_w=_median(_values(t, "power_w", busy)),
+        power_limit_w=t.device.get("power_limit_w"),
+        temperature_c=float(hottest.max()) if len(hottest) else None,
+        utilization_pct=_mean(_values(t, "utilization_pct", all_of_them)),
         throttled_pct=100 * sum(map(bool, reasons)) / len(reasons) if reasons else None,
         throttle_reasons={reason: 100 * n / len(reasons) for reason, n in counts.most_common()},
         others_bytes=others if others is not None and others >= least else None,
@@ -121,21 +125,14 @@ def _reserved_bytes(log: StepLog) -> int | None:
     return int(np.nanmax(reserved)) if len(reserved) and not np.isnan(reserved).all() else None
 
 
-def _values(states: Sequence[dict[str, Any]], name: str) -> list[float]:
-    found = (_of(s, name) for s in states)
-    return [x for x in found if x is not None]
+def _values(t: Telemetry, column: str, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    values = t.columns[column][chosen]
+    return values[~np.isnan(values)]
 
 
-def _of(line: dict[str, Any], name: str) -> float | None:
-    value = line.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def _median(values: npt.NDArray[np.float64]) -> float | None:
+    return float(np.median(values)) if len(values) else None
 
 
-def _median(states: Sequence[dict[str, Any]], name: str) -> float | None:
-    values = _values(states, name)
-    return float(np.median(values)) if values else None
-
-
-def _mean(states: Sequence[dict[str, Any]], name: str) -> float | None:
-    values = _values(states, name)
-    return float(np.mean(values)) if values else None
+def _mean(values: npt.NDArray[np.float64]) -> float | None:
+    return float(np.mean(values)) if len(values) else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.step.periods import StepPeriods, step_periods
+from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_search.serving import DECODE, MIXED, PREFILL, ServingStep, serving_step
@@ -54,10 +54,10 @@ def serving_of(run: Run) -> Serving | None:
 
 def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
     named = _named_steps(rank)
-    starts = rank.steps.start_ns
-    pairs = zip(periods.step, periods.dur_ns, strict=True)
-    known = [(named.get(int(starts[i])), dur) for i, dur in pairs if i < len(starts)]
-    steps = [(step, int(dur)) for step, dur in known if step is not None]
+    in_steps = periods.step != NO_STEP
+    starts = rank.steps.start_ns[periods.step[in_steps]].tolist()
+    known = [(named.get(start), dur) for start, dur in zip(starts, periods.dur_ns[in_steps].tolist(), strict=True)]
+    steps = [(step, dur) for step, dur in known if step is not None]
     if not steps:
         return None
     kinds = [_of_kind(kind, [s for s in steps if s[0].kind == kind]) for kind in (PREFILL, DECODE, MIXED)]

@@ -56,7 +56,18 @@ def read_config(path: str | Path) -> ConfigFile:
         raise InputError(f"{path}: expected sections with settings, found values nested too deeply") from e
     if not isinstance(values, dict):
         raise InputError(f"{path}: expected sections such as train and workload, found {values!r}")
+    _refuse_odd_names(values, str(path))
     return ConfigFile(str(path), values, lines)
+
+
+def _refuse_odd_names(value: Any, path: str) -> None:
+    """Raise where a name is no text: YAML reads 12, yes and 2024-11-15 as something else."""
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise InputError(f"{path}: expected names of settings, found {name!r}; put it in quotes, or correct it")
+    for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _refuse_odd_names(below, path)
 
 
 def _toml(text: str, path: str) -> tuple[Any, dict[str, int]]:

@@ -9,7 +9,7 @@ from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.cli.bench.arguments import shared_settings
 from stepscope.cli.bench.session import start_ranks
-from stepscope.cli.messages import print_line, print_stderr
+from stepscope.cli.messages import print_line, say_with_answer
 from stepscope.cli.output import refuse_existing
 from stepscope.errors import InputError, UsageError
 
@@ -60,7 +60,7 @@ def _said(result: LaunchResult, folder: Path, name: str) -> int:
     print_line(f"{len(traces)} traces and {folder / f'{name}_summary.txt'}")
     print_line(f"next: stepscope report '{folder}/{name}_rank_*_trace.json'{_unprofiled(result)}")
     if result.message:
-        print_stderr(f"stepscope bench: partial result: {result.message}")
+        say_with_answer(f"stepscope bench: partial result: {result.message}")
     return 130 if result.interrupted else 3 if result.message else 0
 
 

@@ -16,7 +16,7 @@ from stepscope.bench.session.launch import LaunchResult, launch, records_of
 from stepscope.bench.session.rank_records import environment, rows
 from stepscope.bench.session.results import results, write_results
 from stepscope.cli.bench.arguments import PLOT
-from stepscope.cli.messages import print_stderr
+from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import write_json, write_output
 from stepscope.cli.progress import work_progress
 from stepscope.errors import InputError
@@ -107,5 +107,5 @@ def finish_bench(
         show(document, out)
         out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)
     if document["message"]:
-        print_stderr(f"stepscope bench: partial result: {document['message']}")
+        say_with_answer(f"stepscope bench: partial result: {document['message']}")
     return 130 if interrupted else 3 if document["message"] else 0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepscope.cli.messages import print_stderr
+from stepscope.cli.messages import say_with_answer
 from stepscope.cost.chips.hardware import GIB, look_up
 from stepscope.cost.chips.table import Chip, built_in_chips, load_chips
 from stepscope.cost.models.flops import Experts, Transformer
@@ -46,7 +46,7 @@ def chip_of(args: argparse.Namespace) -> Chip | None:
     rows = [*extra, *built_in_chips()]
     named = [c for c in rows if c.name.lower() == wanted] or [c for c in rows if wanted in c.name.lower().split()]
     if found.note and named != [found.chip]:
-        print_stderr(f"note: {found.note}; name one of them to choose it")
+        say_with_answer(f"note: {found.note}; name one of them to choose it")
     if found.chip is not None or len(named) == 1:
         return found.chip or named[0]
     if named:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.step.periods import NO_STEP
 from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
 from stepscope.report.html.data import NO_MATCH, Grid, MatchedCollectives, Slices
@@ -70,7 +71,8 @@ def _window(account: Account, grid: Grid | None) -> _Window | None:
         rank, periods = view.rank, view.budget.periods if view.budget else None
         at = np.arange(len(periods)) if periods else np.empty(0, int)
         if periods and number is not None:
-            at = np.flatnonzero(rank.steps.number[periods.step] == number) if len(rank.steps) else at[:0]
+            at = at[periods.step != NO_STEP]
+            at = at[rank.steps.number[periods.step[at]] == number]
         if periods and len(at):
             start[i], end[i], has[i] = periods.start_ns[at[0]], periods.end_ns[at[0]], True
     if not has.any():

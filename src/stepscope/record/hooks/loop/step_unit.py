@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from stepscope.errors import UsageError
 
 AUTO, LOADER, OPTIMIZER, COUNT = "auto", "loader", "optimizer", "count"
+_MAX_DIGITS = 9
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,17 @@ def unit_from(text: str | None) -> StepUnit:
         return StepUnit(LOADER)
     if text.lower() == OPTIMIZER:
         return StepUnit(COUNT, 1)
-    if text.isdigit() and int(text) > 0:
+    if _is_count(text) and int(text) > 0:
         return StepUnit(COUNT, int(text))
     name, _, index = text.partition("#")
-    if name.isidentifier() and (not _ or index.isdigit()):
+    if name.isidentifier() and (not _ or _is_count(index)):
         return StepUnit(OPTIMIZER, name=name, index=int(index or 0))
     raise UsageError(
         f"--step-of: expected loader, optimizer, a number of optimizer steps, or an optimizer such as Adam or Adam#1, "
         f"found {text!r}"
     )
+
+
+def _is_count(text: str) -> bool:
+    """Return whether a text is a whole number that steps can be counted by, in plain digits."""
+    return text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS
