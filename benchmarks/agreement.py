@@ -1,10 +1,12 @@
-"""Does every rendering of a run say the same? Headline, findings, budget, checks, guides, health, investigation, next.
+"""Does every rendering of a run say the same? Headline, findings, budget, checks, guides, health, investigation,
+comparison, next.
 
     python benchmarks/agreement.py FOLDER ... [--unprofiled]
 
 Each FOLDER is a run, or holds one run (or trace) per entry. `--unprofiled` takes the step's time without the profiler
-from a `truth.json` beside the traces (`step_ms_unprofiled`). Prints one line per contradiction and a count; exit code 1
-where there is any.
+from a `truth.json` beside the traces (`step_ms_unprofiled`). A run and the next one in the folder are also compared,
+as if the second were the first with a fix. Prints one line per contradiction and a count; exit code 1 where there
+is any.
 """
 
 import argparse
@@ -12,13 +14,18 @@ import io
 import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.compare.document import NO_DIFFERENCE, verdict_of
+from stepscope.compare.fate import CAME, FIXED, GREW, STAYED
+from stepscope.compare.reports import FindingChange, compared
+from stepscope.compare.runs import Comparison, compare
+from stepscope.compare.samples import run_samples
 from stepscope.diagnose.checks import PASS, checks_of
 from stepscope.diagnose.conclusion.categories import BALANCED, MEMORY, UNCLEAR, category_of_finding, category_times_ns
 from stepscope.diagnose.findings import Diagnosis, diagnose
@@ -27,7 +34,7 @@ from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import StepscopeError
 from stepscope.investigate.investigation import investigate
-from stepscope.investigate.validation import Measurement
+from stepscope.investigate.validation import Measurement, Validation, validate
 from stepscope.report.html.page import _in_words
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.health import print_health
@@ -36,6 +43,8 @@ from stepscope.run.load import load
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
 
+_SURE = 2.0
+"""times the doubt: a change that no test can miss"""
 _SLACK_MS = 1e-3
 """what rounding to the contract's digits may change"""
 _FAILS_WITH = {"data-bound": "data_loading_pct", "copy-bound": "host_device_copies_pct"}
@@ -51,7 +60,49 @@ def contradictions(account: Account) -> list[str]:
         *_of_checks(account, conclusion),
         *_of_renderings(account, diagnosis, conclusion),
         *_of_next(account, diagnosis),
+        *_of_words(account, diagnosis, conclusion),
     ]
+
+
+def contradictions_of_pair(before: Account, after: Account) -> list[str]:
+    """Return what `compare` and `investigate --fixed` say differently about two runs."""
+    pair = [Measurement(account, diagnose(account)) for account in (before, after)]
+    reports = [report_json(m.account, m.diagnosis) for m in pair]
+    samples = [run_samples(account) for account in (before, after)]
+    found = compare([samples[0]], [samples[1]])
+    full = compared(found, [reports[0]], [reports[1]])
+    told = validate(pair[0], pair[1])
+    if told is None:
+        return []
+    return [*_of_fates(full.findings, told), *_of_the_change(found, told)]
+
+
+def _of_fates(changes: Sequence[FindingChange], told: Validation) -> Iterator[str]:
+    """Yield findings of which one place says that they are gone and the other that they are there."""
+    said: dict[str, set[str]] = {}
+    for change in changes:
+        if max(change.a_ms, change.b_ms) > 0:
+            said.setdefault(change.id, set()).add(change.what)
+    stays = {GREW, STAYED}
+    for word, ids, fits in (
+        ("fixed", told.fixed, set(FIXED)),
+        ("there", told.remaining, stays),
+        ("new", told.fresh, {CAME}),
+    ):
+        for id_ in ids:
+            if not said.get(id_, set()) & fits:
+                yield f"investigate: {id_} is {word}; compare: it {' and '.join(sorted(said.get(id_, {'is nowhere'})))}"
+
+
+def _of_the_change(found: Comparison, told: Validation) -> Iterator[str]:
+    """Yield a step that is longer in one place and shorter in the other."""
+    word = verdict_of(found.step)
+    if {"slower": told.measured_ns > told.doubt_ns, "faster": told.measured_ns < -told.doubt_ns}.get(word):
+        yield f"compare: {word}; investigate: {told.measured_ns / NS_PER_MS:.2f} ms saved"
+    if told.basis != found.basis:
+        yield f"compare: {found.basis} steps; investigate: {told.basis} ones"
+    if word == NO_DIFFERENCE and abs(told.measured_ns) > _SURE * told.doubt_ns and told.doubt_ns > 0:
+        yield f"compare: {word}; investigate: {told.measured_ns:.0f} +- {told.doubt_ns:.0f} ns saved"
 
 
 def _of_savings(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
@@ -139,6 +190,37 @@ def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
         yield f"next: {setting} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
 
 
+def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:
+    """Yield words that do not fit the run: steps that nobody recorded, a rank that is both ends, two devices."""
+    steps = list(investigate(Measurement(account, diagnosis)))
+    facts = [fact.what for fact in steps[2].facts]
+    most, least = ([w.split()[1] for w in facts if w.endswith(end)] for end in ("waits most", "waits least"))
+    if set(most) & set(least):
+        yield f"investigate: rank {most[0]} waits most and least"
+    if diagnosis.worth and diagnosis.worth[0].id not in steps[4].answer:
+        yield f"investigate: what to fix next is not {diagnosis.worth[0].id}"
+    if account.step is not None and account.step.parts:
+        largest = max(account.step.parts, key=lambda p: p.ns_per_step).part
+        if f"largest part of the {account.whole} is {largest}" not in steps[1].answer:
+            yield f"investigate: the largest part of the {account.whole} is not {largest}"
+    chip, unnamed = account.chip.chip, account.run.ranks[0].device.source != "properties"
+    if chip is not None and unnamed and account.device_name not in (chip.name, "CPU"):
+        yield f"the device is {account.device_name}, and taken as {chip.name}"
+    if account.num_steps or account.step is None:
+        return
+    report = _printed(lambda out: print_summary(account, diagnosis, out))
+    said = {
+        "headline": conclusion.headline,
+        "report": "\n".join(line for line in report.splitlines() if not line.startswith("!")),
+        "investigate": "\n".join([s.answer for s in steps] + [f"{f.what} {f.unit}" for s in steps for f in s.facts]),
+        **{g.id: g.why for g in guides_of(account)},
+    }
+    for place, text in said.items():
+        for words in ("of the step", "per step", "Where the step", "inside the step", "The step waits"):
+            if words in text:
+                yield f"{place} says {words!r} of a run without steps"
+
+
 def _printed(render: Any) -> str:
     out = Console(file=io.StringIO(), width=4000, highlight=False)
     render(out)
@@ -159,6 +241,7 @@ def main() -> int:
     parser.add_argument("--unprofiled", action="store_true", help="take the unprofiled step from truth.json")
     args = parser.parse_args()
     runs = wrong = 0
+    before: tuple[Path, Account] | None = None
     for path in (run for folder in args.folders for run in runs_in(folder)):
         truth = path / "truth.json"
         known = json.loads(truth.read_text())["step_ms_unprofiled"] if args.unprofiled and truth.exists() else None
@@ -168,6 +251,9 @@ def main() -> int:
             print(f"{path.name}: not read: {error}")
             continue
         found = contradictions(account)
+        if before is not None and before[0].parent == path.parent:
+            found += [f"against {before[0].name}: {line}" for line in contradictions_of_pair(before[1], account)]
+        before = (path, account)
         runs += 1
         wrong += bool(found)
         print(f"{path.name}: {conclude(account, diagnose(account)).headline}")

@@ -49,7 +49,7 @@ def test_v100_is_advised_neither_bfloat16_nor_tf32() -> None:
 def test_amd_chips_are_known_whatever_number_their_kernels_carry(file: str, chip: str) -> None:
     found = account("foreign-amd", file)
     assert found.chip.chip is not None and found.chip.chip.name == chip
-    assert found.run.ranks[0].device_name
+    assert "MI300X" in (found.device_name or "")
     assert int(found.run.ranks[0].work.device[0]) != 0
 
 

@@ -151,3 +151,15 @@ def test_intervals_that_are_unknown_stay_unknown() -> None:
     few = Comparison(Difference(1.0, 2.0, np.nan, np.nan, None, None), "profiled", False, {}, (), (), (), ())
     metric = metrics_of([report()], [report()], few)[0]
     assert metric.difference is None and "too few steps" in metric.reason
+
+
+def test_a_finding_of_which_less_than_half_is_left_did_not_stay() -> None:
+    before, after = report(findings=(("straggler", 1),)), report(findings=(("straggler", 1),))
+    after["findings"][0]["saving_alone_ms"] = 0.5
+    assert [f.what for f in finding_changes([before], [after])] == ["mostly gone"]
+
+
+def test_two_findings_of_one_kind_are_compared_together() -> None:
+    before = report(findings=(("host-stall", 0), ("host-stall", 0)))
+    found = finding_changes([before], [report(findings=(("host-stall", 0),))])
+    assert [(f.what, f.a_ms, f.b_ms) for f in found] == [("stayed", 4.0, 2.0)]

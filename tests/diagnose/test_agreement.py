@@ -1,4 +1,4 @@
-"""Headline, findings, budget, checks, guides, health, investigation and `next:` never contradict each other."""
+"""Headline, findings, budget, checks, guides, health, investigation, comparison and `next:` agree with each other."""
 
 import importlib.util
 from collections.abc import Callable
@@ -15,8 +15,10 @@ from tests.diagnose.test_rules import FAULTS, HEALTHY
 from tests.diagnose.test_verdict import queued_run
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.compare.reports import FindingChange
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.verdict import conclude
+from stepscope.investigate.validation import Validation
 from stepscope.run.load import load
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +31,14 @@ RECORDED = (
     "h200-hsdp",
     "h200-pipeline-interleaved",
     "h200-python-stacks",
+    "foreign-amd/mi300-vf.json.gz",
+    "foreign-amd/sglang.json.gz",
+    "foreign-amd/vllm.json.gz",
+    "foreign-mtia",
+    "foreign-no-kernels",
+    "foreign-no-steps",
+    "foreign-rowwise",
+    "foreign-torch18/workers0.json.gz",
     "layouts/compact-alltoall.json.gz",
     "layouts/old-kineto-a100.json.gz",
     "layouts/rocm-mi300.json.gz",
@@ -73,12 +83,54 @@ def test_healthy_run_agrees_with_itself(agreement: ModuleType, tmp_path: Path, n
 
 @pytest.mark.parametrize(
     "made",
-    [queued_run, one_of_many, one_rank_without_steps, lambda f: account_of(late_run(f, late_us=2000, loading=True))],
+    [
+        queued_run,
+        one_of_many,
+        one_rank_without_steps,
+        lambda f: account_of(late_run(f, late_us=2000, loading=True)),
+    ],
 )
 def test_constructed_run_agrees_with_itself(
     agreement: ModuleType, tmp_path: Path, made: Callable[[Path], Account]
 ) -> None:
     assert agreement.contradictions(made(tmp_path)) == []
+
+
+@pytest.mark.parametrize("name", sorted(FAULTS))
+def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
+    agreement: ModuleType, tmp_path: Path, name: str
+) -> None:
+    pair = []
+    for which in ("faulty", "fixed"):
+        job = simulate(*getattr(FAULTS[name], which))
+        (tmp_path / which).mkdir()
+        pair.append(account_of(built_run(tmp_path / which, job.traces), unprofiled_ms=job.period_us / 1000))
+    assert agreement.contradictions_of_pair(*pair) == []
+    assert agreement.contradictions_of_pair(*pair[::-1]) == []
+
+
+@pytest.mark.parametrize("left_us", [0, 300, 900, 1100, 2000, 5000])
+def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp_path: Path, left_us: float) -> None:
+    pair = []
+    for late_us in (2000, left_us):
+        (tmp_path / f"{len(pair)}").mkdir()
+        pair.append(account_of(late_run(tmp_path / f"{len(pair)}", late_us=late_us, loading=True)))
+    assert agreement.contradictions_of_pair(*pair) == []
+
+
+def test_a_pair_told_otherwise_is_noticed(agreement: ModuleType) -> None:
+    def change(a_ms: float, b_ms: float) -> FindingChange:
+        return FindingChange("straggler", "Rank 1", (1,), a_ms, b_ms, int(a_ms > 0), int(b_ms > 0))
+
+    told = Validation(
+        *(10e6, 8e6, "profiled", 2e6, 1e5), ("straggler",), 2e6, 1e6, 3e6, "came true", remaining=(), fresh=(), notes=()
+    )
+    assert list(agreement._of_fates([change(2.0, 0.0)], told)) == []
+    assert list(agreement._of_fates([change(2.0, 0.5)], told)) == []
+    assert list(agreement._of_fates([change(2.0, 1.5)], told))
+    still = replace(told, fixed=(), remaining=("straggler",))
+    assert list(agreement._of_fates([change(2.0, 0.5)], still))
+    assert list(agreement._of_fates([], replace(told, fixed=(), fresh=("straggler",))))
 
 
 def test_a_run_told_otherwise_is_noticed(agreement: ModuleType, tmp_path: Path) -> None:

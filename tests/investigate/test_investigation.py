@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
+from tests.diagnose.scope.test_examined import one_rank
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
@@ -118,3 +119,35 @@ def test_a_run_without_steps_is_told_at_every_step(tmp_path: Path) -> None:
     account = account_of(built_run(tmp_path, [rank]))
     steps = steps_of(Measurement(account, diagnose(account)))
     assert len(steps) == 5 and all(s.answer for s in steps)
+
+
+def test_a_fault_of_which_most_is_gone_is_fixed_and_one_that_moved_is_new(tmp_path: Path, late: Measurement) -> None:
+    found = validate(late, measured(tmp_path, late_us=300))
+    assert found is not None and "straggler" in found.fixed and "straggler" not in found.remaining
+    moved = replace(late.diagnosis.findings[0], ranks=(0,))
+    other = replace(late, diagnosis=replace(late.diagnosis, findings=(moved, *late.diagnosis.findings[1:])))
+    found = validate(late, other)
+    assert found is not None and found.fixed == ("straggler",) and found.fresh == ("straggler",)
+
+
+def test_a_change_within_chance_is_told(late: Measurement, tmp_path: Path) -> None:
+    found = validate(late, measured(tmp_path, late_us=2000))
+    assert found is not None and any("chance" in note for note in found.notes)
+
+
+def test_no_rank_waits_both_most_and_least(late: Measurement) -> None:
+    facts = [f.what for f in steps_of(late)[2].facts if "waits" in f.what]
+    assert len(facts) == 2 and facts[0].split()[1] != facts[1].split()[1]
+    one = late.account.ranks[0]
+    waits = [replace(v, wait=replace(v.wait, wait_ns=0)) if v is not one and v.wait else v for v in late.account.ranks]
+    some = replace(late, account=replace(late.account, ranks=tuple(waits)))
+    facts = [f.what for f in steps_of(some)[2].facts if "waits" in f.what]
+    assert facts[0] == f"rank {one.rank.rank} waits most" and not facts[1].startswith(f"rank {one.rank.rank} ")
+
+
+def test_a_window_is_not_called_a_step(tmp_path: Path) -> None:
+    account = one_rank(tmp_path, steps=False, loading=True)
+    steps = steps_of(Measurement(account, diagnose(account)))
+    assert "whole window" in steps[0].answer and "largest part of the window" in steps[1].answer
+    assert "per window" in steps[3].answer and steps[3].facts[0].what == "data-loading"
+    assert not [f for s in steps for f in s.facts if "per step" in f"{f.what} {f.unit}"]

@@ -12,7 +12,7 @@ from stepscope.analyze.attribution.training_budget import beyond_window
 from stepscope.analyze.attribution.waterfall import Waterfall, waterfall
 from stepscope.analyze.attribution.without_profiler import StepBudget, step_budget, unprofiled_step_ns
 from stepscope.analyze.kernels.call_costs import call_costs
-from stepscope.analyze.kernels.chip import run_chip
+from stepscope.analyze.kernels.chip import device_in_words, run_chip
 from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
@@ -69,6 +69,16 @@ class Account(ArrayRecord):
     def num_steps(self) -> int:
         """Return how many steps were recorded on the rank that has the most."""
         return max((r.steps.known for r in self.run.ranks), default=0)
+
+    @property
+    def whole(self) -> str:
+        """Return what shares are of: `step`, or `window` where no step was recorded."""
+        return "step" if self.num_steps else "window"
+
+    @property
+    def device_name(self) -> str | None:
+        """Return the device of the first rank: its chip where the trace has no name for it and tells the chip."""
+        return device_in_words(self.run.ranks[0], self.chip)
 
     @cached_property
     def views(self) -> ByStrategy:
@@ -242,6 +252,8 @@ def _warnings(
         said = window.warnings if window else ("the trace holds neither steps nor work",)
         lines += [f"rank {rank.rank}: {line}" for line in said]
     lines += shared.clocks.warnings
-    lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
+    without_steps = not any(r.steps.known for r in run.ranks)
+    said = step.warnings if step else ("no step was recorded: the step's budget is unknown",)
+    lines += [line.replace(" ms step,", " ms window,") if without_steps else line for line in said]
     lines += [*used.notes, *losses.notes, *strategy.notes]
     return list(dict.fromkeys(lines))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.compare.conditions import dotted_numbers
+from stepscope.compare.fate import FATES, Key, fate, savings_by_key
 from stepscope.compare.runs import Comparison
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS
@@ -47,7 +48,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class FindingChange:
-    """A finding that came, went or stayed."""
+    """What became of a finding."""
 
     id: str
     title: str
@@ -61,8 +62,8 @@ class FindingChange:
 
     @property
     def what(self) -> str:
-        """Return `came`, `went` or `stayed`."""
-        return "stayed" if self.a_runs and self.b_runs else "came" if self.b_runs else "went"
+        """Return `came`, `grew`, `went`, `mostly gone` or `stayed`."""
+        return fate(self.a_ms if self.a_runs else None, self.b_ms if self.b_runs else None)
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,11 @@ def waterfall_changes(a: Reports, b: Reports) -> tuple[LossChange, ...]:
 
 
 def finding_changes(a: Reports, b: Reports) -> tuple[FindingChange, ...]:
-    """Return the findings of either side: those that came, then those that went, then those that stayed."""
-    sides = [[{_key(f): f for f in r["findings"]} for r in side] for side in (a, b)]
+    """Return the findings of either side by what became of them: what got worse first."""
+    sides = [[_by_key(r["findings"]) for r in side] for side in (a, b)]
     keys = dict.fromkeys(key for side in sides for report in side for key in report)
     changes = [_finding(key, sides) for key in keys]
-    order = ("came", "went", "stayed")
-    return tuple(sorted(changes, key=lambda c: (order.index(c.what), -max(c.a_ns, c.b_ns))))
+    return tuple(sorted(changes, key=lambda c: (FATES.index(c.what), -max(c.a_ns, c.b_ns))))
 
 
 @dataclass(frozen=True)
@@ -176,16 +176,26 @@ def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
     return (found, "") if found.low == found.low else (None, few)
 
 
-def _key(finding: Mapping[str, Any]) -> tuple[str, tuple[int, ...]]:
-    return finding["id"], tuple(finding["ranks"])
+@dataclass(frozen=True)
+class _Told:
+    """What one report says of one fault."""
+
+    title: str
+    saving_ms: float
 
 
-def _finding(
-    key: tuple[str, tuple[int, ...]], sides: Sequence[Sequence[Mapping[tuple[str, tuple[int, ...]], Any]]]
-) -> FindingChange:
+def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[Key, _Told]:
+    """Return what a report says of each fault: those of one id and the same ranks together, under the first's title."""
+    keyed = [((f["id"], tuple(f["ranks"])), f) for f in findings]
+    titles = {key: f["title"] for key, f in reversed(keyed)}
+    saving = savings_by_key((key, f["saving_alone_ms"]) for key, f in keyed)
+    return {key: _Told(titles[key], ms) for key, ms in saving.items()}
+
+
+def _finding(key: Key, sides: Sequence[Sequence[Mapping[Key, _Told]]]) -> FindingChange:
     found = [[report[key] for report in side if key in report] for side in sides]
-    saving = [_ns(sum(f["saving_alone_ms"] for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
-    title = next(f["title"] for mine in reversed(found) for f in mine)
+    saving = [_ns(sum(f.saving_ms for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
+    title = next(f.title for mine in reversed(found) for f in mine)
     return FindingChange(key[0], title, key[1], saving[0], saving[1], len(found[0]), len(found[1]))
 
 

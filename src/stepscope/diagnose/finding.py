@@ -43,12 +43,14 @@ class Candidate:
     """said even where nothing is saved (how far to trust the trace)"""
     limit_ns: float | None = None
     """the time per step that the fix claims to remove: it saves no more; None where only the step is a limit"""
+    claim: str = ""
+    """which time that is, by name; the finding's own where nothing is said"""
 
     @property
     def fix(self) -> Fix:
         """Return what to change, with what is known of it."""
         formula_ns = self.fixed_saving_ns or 0.0 if self.change is None else 0.0
-        return Fix(self.change, self.doubt, formula_ns, self.limit_ns)
+        return Fix(self.change, self.doubt, formula_ns, self.limit_ns, self.claim or self.id)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.scope.without_steps import told_of_the_window
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -53,7 +54,8 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     chosen = _Chosen(replays)
     for rules in (SPECIFIC, GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
-        chosen.add([c for rule in usable for c in rule(account)])
+        found = [c for rule in usable for c in rule(account)]
+        chosen.add(found if in_steps else [told_of_the_window(c) for c in found])
     return _diagnosis(account, chosen.candidates, replays)
 
 

@@ -120,7 +120,9 @@ def _slow_communication(account: Account) -> str | None:
     if found.value is None or step is None:
         return None
     share = found.value + 100 * step.unmatched_ns / step.step_ns
-    return None if share < _SLOW_COMMUNICATION_PCT else f"exposed communication takes {share:.0f} % of the step"
+    if share < _SLOW_COMMUNICATION_PCT:
+        return None
+    return f"exposed communication takes {share:.0f} % of the {account.whole}"
 
 
 def _communication_items(account: Account) -> list[Item]:
@@ -186,7 +188,7 @@ def _low_utilisation(account: Account) -> str | None:
     return (
         None
         if found.value is None or found.value > _BUSY_PCT
-        else f"the device is busy {found.value:.0f} % of the step"
+        else f"the device is busy {found.value:.0f} % of the {account.whole}"
     )
 
 

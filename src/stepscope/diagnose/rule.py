@@ -34,8 +34,8 @@ class Rule:
         found = [c for c in found if c.id not in done]
         if self.limit is None or not found:
             return found
-        most_ns = self.limit(account)
-        return [c if c.limit_ns is not None else replace(c, limit_ns=most_ns) for c in found]
+        most_ns, claim = self.limit(account), self.limit.__name__
+        return [c if c.limit_ns is not None else replace(c, limit_ns=most_ns, claim=claim) for c in found]
 
     def lacks(self, account: Account) -> list[str]:
         """Return what the rule would need to say that the fault is not there; nothing where it has it all."""

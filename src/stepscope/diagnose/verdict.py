@@ -25,6 +25,8 @@ from stepscope.diagnose.conclusion.removable import removable_ns
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.scope.applied import applied
+from stepscope.run.device_name import CPU
+from stepscope.run.quality import rank_ranges
 
 WORTH_NAMING_PCT = 10.0
 """of the step: a fix that saves as much alone decides the verdict"""
@@ -70,9 +72,12 @@ def _by_budget(account: Account, first: Finding | None) -> Conclusion:
     step = account.step
     if step is None or not step.step_ns:
         return Conclusion(UNCLEAR, "no step was recorded", None)
+    unseen = [r.rank for r in account.run.ranks if not r.has_device and r.device_name != CPU]
+    if unseen:
+        return Conclusion(UNCLEAR, f"nothing that the device of rank {rank_ranges(unseen)} did is in the trace", None)
     times = category_times_ns(account)
     largest = max(times, key=lambda name: times[name])
-    share = f"{NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the step"
+    share = f"{NOUN_OF[largest]} takes {100 * times[largest] / step.step_ns:.0f} % of the {account.whole}"
     best = "" if first is None else f"; no single fix saves {WORTH_NAMING_PCT:.0f} %"
     if largest == UNCLEAR:
         return Conclusion(UNCLEAR, f"{share}{_why_unknown(account)}", None)

@@ -74,7 +74,7 @@ def _run(account: Account) -> dict[str, Any]:
         "world_size": run.world_size,
         "num_ranks": len(run.ranks),
         "num_steps": account.num_steps,
-        "device": run.ranks[0].device_name,
+        "device": account.device_name,
         "backend": run.ranks[0].distributed.get("backend") or run.description.get("backend"),
         "strategy": account.strategy.name,
         "torch": versions.get("torch") if isinstance(versions, dict) else None,

@@ -36,9 +36,15 @@ def _communication(account: Account) -> list[Evidence]:
     steps = max(account.num_steps, 1)
     facts = []
     for row in account.collectives[:_TOP]:
-        size = "unknown size" if row.size_bytes is None else f"{readable_bytes(row.size_bytes / steps)} per step"
+        size = (
+            "unknown size"
+            if row.size_bytes is None
+            else f"{readable_bytes(row.size_bytes / steps)} per {account.whole}"
+        )
         exposed = round(row.exposed_ns / steps / NS_PER_MS, 2)
-        facts.append(Evidence(f"{row.op} exposed", exposed, "ms per step", f"{row.count / steps:g} calls, {size}"))
+        facts.append(
+            Evidence(f"{row.op} exposed", exposed, f"ms per {account.whole}", f"{row.count / steps:g} calls, {size}")
+        )
         if row.busbw_gb_per_s is not None:
             facts.append(Evidence(f"{row.op} bus bandwidth", round(row.busbw_gb_per_s, 2), "GB/s"))
     if account.overlap_efficiency is not None:
@@ -56,24 +62,31 @@ def _stragglers(account: Account) -> list[Evidence]:
         )
         for s in account.stragglers
     ]
-    waits = [(v.rank.rank, v.wait.wait_ns) for v in account.ranks if v.wait and v.wait.wait_ns]
-    steps = max(account.num_steps, 1)
-    for which, pick in (("waits most", max), ("waits least", min)):
-        if waits:
-            rank, wait_ns = pick(waits, key=lambda pair: pair[1])
-            facts.append(Evidence(f"rank {rank} {which}", round(wait_ns / steps / NS_PER_MS, 2), "ms per step"))
+    facts += _waits(account)
     view = account.views.pipeline
     if view is not None:
         facts.append(Evidence("pipeline bubble", round(view.bubble_pct, 1), "% of the step"))
     return facts
 
 
+def _waits(account: Account) -> list[Evidence]:
+    """Return who waits most and who waits least for the others; nothing where nobody waits or all wait alike."""
+    known = [(v.rank.rank, v.wait.wait_ns) for v in account.ranks if v.wait and v.wait.wait_ns is not None]
+    shown = [(rank, round(ns / max(account.num_steps, 1) / NS_PER_MS, 2)) for rank, ns in known]
+    if len({wait for _, wait in shown}) < 2:
+        return []
+    ends = (("waits most", max(shown, key=lambda w: w[1])), ("waits least", min(shown, key=lambda w: w[1])))
+    return [Evidence(f"rank {rank} {which}", wait, f"ms per {account.whole}") for which, (rank, wait) in ends]
+
+
 def _host(account: Account) -> list[Evidence]:
     step, kernels = account.step, account.kernels
     causes = sorted((step.idle_ns if step else {}).items(), key=lambda pair: -pair[1])[:_TOP]
-    facts = [Evidence(f"device idle: {cause}", round(ns / NS_PER_MS, 2), "ms per step") for cause, ns in causes]
+    facts = [
+        Evidence(f"device idle: {cause}", round(ns / NS_PER_MS, 2), f"ms per {account.whole}") for cause, ns in causes
+    ]
     if kernels.launches_per_step is not None:
-        facts.append(Evidence("launches", round(kernels.launches_per_step), "per step"))
+        facts.append(Evidence("launches", round(kernels.launches_per_step), f"per {account.whole}"))
     facts.append(Evidence("kernels shorter than a launch", round(100 * kernels.short_count_share, 1), "% of kernels"))
     return facts
 
@@ -81,14 +94,16 @@ def _host(account: Account) -> list[Evidence]:
 def _data(account: Account) -> list[Evidence]:
     step = account.step
     facts = (
-        [Evidence("waiting for input", round(step.ns("data_loading") / NS_PER_MS, 2), "ms per step")] if step else []
+        [Evidence("waiting for input", round(step.ns("data_loading") / NS_PER_MS, 2), f"ms per {account.whole}")]
+        if step
+        else []
     )
     return facts + _stragglers(account)
 
 
 def _copies(account: Account) -> list[Evidence]:
     step = account.step
-    copying = [Evidence("copies", round(step.ns("copy") / NS_PER_MS, 2), "ms per step")] if step else []
+    copying = [Evidence("copies", round(step.ns("copy") / NS_PER_MS, 2), f"ms per {account.whole}")] if step else []
     return copying + _host(account)
 
 

@@ -50,6 +50,9 @@ def _baseline(run: Measurement) -> Step:
     if step is None:
         return Step(1, "Baseline", "How long is a step?", "No step was recorded, so nothing can be held against it.")
     known = "without the profiler" if step.unprofiled_ns else "while profiled"
+    if not account.num_steps:
+        said = f"No step was recorded: the whole window of {_ms(step.step_ns):g} ms is examined instead."
+        return Step(1, "Baseline", "How long is a step?", said, (Evidence("window", _ms(step.step_ns), "ms", known),))
     spread = step_time_spread(account)
     facts = [
         Evidence("step", _ms(step.step_ns), "ms", known),
@@ -74,9 +77,11 @@ def _category(run: Measurement) -> Step:
     if step is None:
         return Step(2, "Category", question, "Unknown: no step was recorded.")
     parts = sorted((p for p in step.parts if p.pct >= _WORTH_TELLING_PCT), key=lambda p: -p.ns_per_step)
-    facts = tuple(Evidence(p.part, round(p.pct, 1), "% of the step", f"{_ms(p.ns_per_step):g} ms") for p in parts)
+    facts = tuple(
+        Evidence(p.part, round(p.pct, 1), f"% of the {run.account.whole}", f"{_ms(p.ns_per_step):g} ms") for p in parts
+    )
     said = f"The run is {conclude(run.account, run.diagnosis).headline}."
-    largest = f" The largest part of the step is {parts[0].part}: {parts[0].pct:.0f} %." if parts else ""
+    largest = f" The largest part of the {run.account.whole} is {parts[0].part}: {parts[0].pct:.0f} %." if parts else ""
     return Step(2, "Category", question, said + largest, facts)
 
 
@@ -105,7 +110,7 @@ def _root_cause(run: Measurement) -> Step:
         none = "No fault was found whose repair saves anything worth the name."
         return Step(4, "Root cause", question, f"{none}{_unseen(run)}")
     first = worth[0]
-    saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per step ({first.saving_pct:.0f} %)."
+    saves = f"Fixing it saves {_ms(first.alone_ns):g} ms per {run.account.whole} ({first.saving_pct:.0f} %)."
     said = f"{first.title}. Cause: {first.cause}. {saves}"
     facts = [Evidence(f.id, _ms(f.alone_ns), "ms saved", _range(f)) for f in worth]
     return Step(4, "Root cause", question, said, (*facts, *first.evidence), (first.remedy,))

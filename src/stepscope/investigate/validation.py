@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.compare.fate import CAME, FIXED, Key, fate, savings_by_key
 from stepscope.compare.runs import step_difference
 from stepscope.compare.samples import step_samples
 from stepscope.diagnose.finding import Finding
@@ -20,8 +21,6 @@ from stepscope.units import NS_PER_MS
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
-_GONE = 0.5
-"""a finding counts as fixed when less than this share of its saving is left to gain"""
 _UNKNOWN_DOUBT = 0.05
 
 
@@ -52,9 +51,9 @@ class Validation:
     outcome: str
     """`came true`, `less than predicted`, `more than predicted` or `nothing was predicted`"""
     remaining: tuple[str, ...]
-    """findings that the second run still has"""
+    """ids of findings that the second run still has, no less than half as costly"""
     fresh: tuple[str, ...]
-    """findings that only the second run has"""
+    """ids of findings that only the second run has"""
     notes: tuple[str, ...]
 
 
@@ -72,8 +71,8 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
     doubt = _doubt_ns(before, after, times)
     fixed = _fixed(before.diagnosis, after.diagnosis, finding)
     predicted, low, high = _prediction(fixed, times[0])
-    now = {f.id for f in after.diagnosis.findings if f.alone_ns > 0}
-    had = {f.id for f in before.diagnosis.findings if f.alone_ns > 0}
+    fates = _fates(before.diagnosis, after.diagnosis)
+    done = {_key(f) for f in fixed}
     return Validation(
         before_ns=times[0],
         after_ns=times[1],
@@ -85,9 +84,9 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
         low_ns=low,
         high_ns=high,
         outcome=_outcome(measured, low, high),
-        remaining=tuple(sorted(now & had - {f.id for f in fixed})),
-        fresh=tuple(sorted(now - had)),
-        notes=tuple(_notes(before.account, after.account, both)),
+        remaining=tuple(sorted({k[0] for k, what in fates.items() if what not in (*FIXED, CAME) and k not in done})),
+        fresh=tuple(sorted({k[0] for k, what in fates.items() if what == CAME})),
+        notes=tuple(_notes(before.account, after.account, both, told=abs(measured) > doubt)),
     )
 
 
@@ -95,8 +94,18 @@ def _fixed(before: Diagnosis, after: Diagnosis, chosen: str | None) -> list[Find
     """Return the findings of the first run that were fixed."""
     if chosen is not None:
         return [f for f in before.findings if f.id == chosen]
-    left = {f.id: f.alone_ns for f in after.findings}
-    return [f for f in before.worth if left.get(f.id, 0.0) < _GONE * f.alone_ns]
+    fates = _fates(before, after)
+    return [f for f in before.worth if fates[_key(f)] in FIXED]
+
+
+def _fates(before: Diagnosis, after: Diagnosis) -> dict[Key, str]:
+    """Return what became of every finding that saves something in one of the runs."""
+    had, left = (savings_by_key((_key(f), f.alone_ns) for f in d.worth) for d in (before, after))
+    return {key: fate(had.get(key), left.get(key)) for key in dict.fromkeys([*had, *left])}
+
+
+def _key(finding: Finding) -> Key:
+    return finding.id, finding.ranks
 
 
 def _prediction(fixed: Sequence[Finding], step_ns: float) -> tuple[float | None, float | None, float | None]:
@@ -130,14 +139,16 @@ def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, fl
     return (found.high - found.low) / 2 * NS_PER_MS
 
 
-def _notes(before: Account, after: Account, both_unprofiled: bool) -> list[str]:
+def _notes(before: Account, after: Account, both_unprofiled: bool, *, told: bool) -> list[str]:
     notes = []
+    if not told:
+        notes.append("the change is within what chance gives: record more steps, or several runs, to tell")
     if not both_unprofiled:
         notes.append("profiled steps are compared: the time without the profiler is not known of both runs")
     for what, one, other in (
         ("ranks", len(before.run.ranks), len(after.run.ranks)),
         ("strategies", before.strategy.name, after.strategy.name),
-        ("devices", before.run.ranks[0].device_name, after.run.ranks[0].device_name),
+        ("devices", before.device_name, after.device_name),
     ):
         if one != other:
             notes.append(f"the runs differ in their {what} ({one} and {other}): the fix is not all that changed")

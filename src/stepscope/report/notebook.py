@@ -38,11 +38,15 @@ def summary_page(account: Account, diagnosis: Diagnosis) -> str:
     if account.step:
         step_ms = account.step.step_ns / NS_PER_MS
         mfu = f", MFU {100 * account.efficiency.mfu:.1f} %" if account.efficiency.mfu is not None else ""
-        parts.append(f"<b>{_safe(conclude(account, diagnosis).headline)}</b>; step {step_ms:.2f} ms{mfu}")
+        parts.append(f"<b>{_safe(conclude(account, diagnosis).headline)}</b>; {account.whole} {step_ms:.2f} ms{mfu}")
         parts.append(_bar([(p.part, p.pct, p.ns_per_step / NS_PER_MS) for p in account.step.parts]))
     worth = diagnosis.worth[:MAX_FINDINGS]
     rows = [(f.title, f"{f.alone_ns / NS_PER_MS:.1f} ms", f"{f.saving_pct:.0f} %") for f in worth]
-    parts.append(_table(("what to fix", "saves per step", "of the step"), rows) if rows else "No findings.")
+    parts.append(
+        _table(("what to fix", f"saves per {account.whole}", f"of the {account.whole}"), rows)
+        if rows
+        else "No findings."
+    )
     parts += [f'<span style="opacity:.75">! {_safe(line)}</span>' for line in account.warnings[:3]]
     return "".join(f'<div style="margin:4px 0">{part}</div>' for part in parts)
 

@@ -62,11 +62,13 @@ class SettingChange:
     note: str | None = None
     limit_ns: float | None = None
     """the time per step that it claims to remove"""
+    claim: str = ""
+    """which time that is"""
 
     @property
     def fix(self) -> Fix:
         """Return the same without the note."""
-        return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns)
+        return Fix(self.change, self.doubt, self.saving_ns, self.limit_ns, self.claim)
 
 
 Maker = Callable[[SettingRequest], SettingChange]
@@ -100,7 +102,7 @@ def fix(word: str, finding: str) -> Maker:
 
 def made_of(fix: Fix) -> SettingChange:
     """Return a rule's fix as a setting."""
-    return SettingChange(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns)
+    return SettingChange(fix.change or _same, fix.doubt, fix.formula_ns, limit_ns=fix.limit_ns, claim=fix.claim)
 
 
 def straggler(asked: SettingRequest) -> SettingChange:

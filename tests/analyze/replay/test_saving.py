@@ -12,7 +12,7 @@ from stepscope.analyze.replay.changes import without_data_wait
 from stepscope.analyze.replay.communication_changes import larger_messages
 from stepscope.analyze.replay.fewer_calls import fewer_calls
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.replay.saving import Fix, saving_of
+from stepscope.analyze.replay.saving import Fix, saving_of, together
 from stepscope.analyze.replay.state_saves import save_ns, state_saves, without_state_saves
 from stepscope.diagnose.findings import diagnose
 
@@ -134,3 +134,15 @@ def test_fused_kernels_are_launched_once(tmp_path: Path) -> None:
         r.call("cudaDeviceSynchronize", t + 1115, t + 1405)
     found = {f.id: f for f in diagnose(account_of(built_run(tmp_path, [r]))).findings}
     assert found["memory-bound-kernels"].alone_ns == pytest.approx(700e3, rel=0.1)
+
+
+def test_fixes_that_claim_the_same_time_remove_it_once() -> None:
+    stall = Fix(None, formula_ns=4e6, limit_ns=3e6, claim="host_stall")
+    other = Fix(None, doubt=0.4, formula_ns=2e6, limit_ns=2e6, claim="host_stall")
+    copies = Fix(None, formula_ns=1e6, limit_ns=1e6, claim="copies")
+    assert saving_of(None, together([stall, other]), step_ns=9e6).ns == 3e6
+    both = together([stall, copies])
+    assert saving_of(None, both, step_ns=9e6).ns == 4e6 and both.claim == "copies and host_stall"
+    assert saving_of(None, both, step_ns=2e6).ns == 2e6
+    assert together([stall, other]).doubt == 0.4
+    assert together([stall, replace(other, limit_ns=None)]).limit_ns is None

@@ -1,5 +1,7 @@
 """All clear is a claim: what a rule lacks is said, and one rank, or no steps, are examined as far as they go."""
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,8 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.verdict import conclude
+from stepscope.run.load import load
 from stepscope.run.step_search import derived
 
 STEP = 4000
@@ -93,3 +97,39 @@ def test_every_rule_states_what_it_finds_and_needs() -> None:
         assert rule.finds and all(isinstance(need, Need) for need in rule.needs)
     everything = [id_ for rule in (*SPECIFIC, *GENERAL) for id_ in rule.finds]
     assert len(np.unique(everything)) == len(everything)
+
+
+def cut_off(folder: Path, *, share: float) -> Account:
+    """Return one rank without steps whose file ends within the device's events, which come after the host's."""
+    one_rank(folder, steps=False, loading=True)
+    path = next(folder.glob("rank*"))
+    whole = json.loads(gzip.decompress(path.read_bytes()))
+    on_device = [e for e in whole["traceEvents"] if e.get("cat") == "kernel"]
+    on_host = [e for e in whole["traceEvents"] if e.get("cat") != "kernel"]
+    kept = sorted(on_device, key=lambda e: e["ts"])[: round(share * len(on_device))]
+    text = json.dumps({**whole, "traceEvents": on_host + kept})
+    path.write_bytes(gzip.compress(text[: text.rindex("}", 0, -30)].encode()))
+    return account_of(load(folder, cache=False))
+
+
+def test_a_trace_that_was_cut_off_is_examined_as_far_as_it_goes(tmp_path: Path) -> None:
+    account = cut_off(tmp_path, share=0.7)
+    assert account.run.ranks[0].trace.quality.truncated and account.num_steps == 0
+    first = diagnose(account).findings[0]
+    # Four of six steps have their kernels, the first without its loading: three waits of 2.4 in 13.5 ms.
+    assert first.id == "data-loading" and first.saving_pct == pytest.approx(53, abs=5)
+    assert account.step is not None and account.step.step_ns < 0.8 * 6 * STEP * 1000
+    assert any("cut off before a step was complete" in line and "of all of it" in line for line in account.warnings)
+
+
+def test_a_trace_cut_off_before_any_device_work_gets_no_verdict(tmp_path: Path) -> None:
+    account = cut_off(tmp_path, share=0)
+    found = diagnose(account)
+    assert not found.worth and conclude(account, found).verdict == "unclear"
+    assert "device of rank 0" in conclude(account, found).reason
+
+
+def test_findings_over_a_window_are_told_of_the_window(tmp_path: Path) -> None:
+    first = diagnose(one_rank(tmp_path, steps=False, loading=True)).findings[0]
+    assert first.title == "The job waits for its input"
+    assert not [e for e in first.evidence if "per step" in e.what] and any("window" in e.what for e in first.evidence)

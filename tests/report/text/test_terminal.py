@@ -11,7 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from stepscope.cli.messages import print_line, print_stderr, warn
-from stepscope.report.text.terminal import PlainConsole, console, plain_table
+from stepscope.investigate.investigation import Step
+from stepscope.report.text.investigation import print_step
+from stepscope.report.text.terminal import PlainConsole, console, plain_table, row_name
 
 SOURCE = Path(__file__).parents[3] / "src" / "stepscope"
 HOSTILE = "[red]x[/red] [/foo] \x1b[31m \x1b]52;c;AAAA\x07 \x9b2J \u202e\u2066 :smile:"
@@ -79,3 +81,20 @@ def test_nothing_prints_past_the_two_doors() -> None:
             if called in ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write"):
                 found.add((path.name, called))
     assert found == {("messages.py", "print"), ("output.py", "sys.stdout.write")}
+
+
+def test_a_paragraph_keeps_its_indent_on_a_narrow_terminal() -> None:
+    file = io.StringIO()
+    out = PlainConsole(file=file, force_terminal=True, color_system=None, width=30, highlight=False)
+    print_step(Step(4, "Root cause", "Why?", "a sentence that is longer than the terminal is wide"), out)
+    lines = [line for line in file.getvalue().splitlines() if line.strip()]
+    assert len(lines) > 2 and all(line.startswith("   ") for line in lines[1:])
+
+
+def test_a_name_in_a_table_is_cut_and_not_wrapped() -> None:
+    file = io.StringIO()
+    out = PlainConsole(file=file, force_terminal=True, color_system=None, width=40, highlight=False)
+    table = plain_table(out, "kernels", "A ms", "B ms")
+    table.add_row(row_name("void at::native::(anonymous namespace)::layer_norm"), "1.23", "4.56")
+    out.print(table)
+    assert len(file.getvalue().splitlines()) == 3

@@ -18,6 +18,15 @@ def run_chip(ranks: Sequence[Rank], *, extra: Sequence[Chip] = ()) -> Lookup:
     return unknown or (found[0] if found else Lookup(None, "no rank was read"))
 
 
+def device_in_words(rank: Rank, found: Lookup) -> str | None:
+    """Return a device's name as the driver gave it; where it gave none, the chip it was taken for, else what kernels
+    or metadata say of it.
+    """
+    if rank.device.source != "properties" and found.chip is not None and rank.device.name != CPU:
+        return found.chip.name
+    return rank.device.name
+
+
 def _rank_chip(rank: Rank, extra: Sequence[Chip]) -> Lookup:
     device, facts = rank.device, device_facts(rank)
     if device.name is not None:

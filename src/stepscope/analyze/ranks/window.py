@@ -106,9 +106,9 @@ def _window(rank: Rank) -> tuple[int, int, tuple[str, ...]] | None:
 def _no_steps(rank: Rank, spanned: str) -> str:
     """Return why the steps do not bound the window, and what is known of them."""
     steps = rank.steps
-    if rank.trace.quality.truncated and not len(steps):
-        return f"cut off before a step was complete: the window is the span of {spanned}, steps are unknown"
     known = "steps are unknown" + (", and what is said per step is of all of it" if steps.is_window else "")
+    if rank.trace.quality.truncated and not steps.known:
+        return f"cut off before a step was complete: the window is the span of {spanned}, {known}"
     if steps.told_by and not steps.is_window:
         known = f"{len(steps)} step{'s are' if len(steps) > 1 else ' is'} told by {steps.told_by}, counted from 0"
     elif steps.known:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.time import HostParts
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
-from stepscope.analyze.replay.straggler_off import compute_ns, host_part_ns, host_part_scaled
+from stepscope.analyze.replay.straggler_off import host_part_ns, host_part_scaled
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
@@ -146,16 +146,22 @@ def with_transfer_times(replay: Replay, times_ns: Sequence[Int64s]) -> Replay:
 
 
 def evenly_spread(replay: Replay) -> Replay:
-    """Return the run with the same compute in all, spread evenly over the ranks."""
+    """Return the run with the same compute in all, in each step spread evenly over the ranks."""
     if not any(rank.has_device for rank in _ranks(replay)):
         return _evenly_spread_hosts(replay)
-    mean = float(np.mean([compute_ns(p) for p in replay.programs]))
+    each = [_compute_in_steps(p, len(replay.steps)) for p in replay.programs]
+    mean = np.mean(each, axis=0)
     programs = []
-    for program in replay.programs:
-        mine = compute_ns(program)
-        computes = program.kind != EventKind.COMM_KERNEL
-        programs.append(_scaled(program, computes, mean / mine) if mine else program)
+    for program, mine in zip(replay.programs, each, strict=True):
+        factor = np.divide(mean, mine, out=np.ones_like(mean), where=mine > 0)[program.step]
+        programs.append(_scaled(program, program.kind != EventKind.COMM_KERNEL, factor))
     return rebuilt(replay, programs)
+
+
+def _compute_in_steps(program: Program, steps: int) -> npt.NDArray[np.float64]:
+    """Return what the work of a program takes in each step, communication aside."""
+    computes = program.kind != EventKind.COMM_KERNEL
+    return np.bincount(program.step[computes], program.duration_ns[computes], minlength=steps).astype(float)
 
 
 def _evenly_spread_hosts(replay: Replay) -> Replay:
@@ -178,7 +184,7 @@ def _per_program(replay: Replay, chosen: Chosen) -> list[tuple[Program, npt.NDAr
     ]
 
 
-def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float) -> Program:
+def _scaled(program: Program, items: npt.NDArray[np.bool_], factor: float | npt.NDArray[np.float64]) -> Program:
     duration = np.where(items, np.rint(program.duration_ns * factor), program.duration_ns).astype(np.int64)
     return replace(program, duration_ns=duration)
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import end_times, step_ends
 from stepscope.analyze.replay.replay import Replay, with_host_factor
-from stepscope.analyze.replay.saving import Fix, saving_of, to_step
+from stepscope.analyze.replay.saving import Fix, saving_of, to_step, together
 
 
 @dataclass(frozen=True)
@@ -31,42 +30,19 @@ def predict(
     Where the replay takes longer than the step (`step_ns`) it is brought to it, and savings with it.
     """
     whole_ns = step_ns or replay.period_ns
-    together = _together([fix for _, fix in changes], doubt)
-    saving = saving_of(replay, together, step_ns=whole_ns)
+    all_of_them = together([fix for _, fix in changes], doubt=doubt)
+    saving = saving_of(replay, all_of_them, step_ns=whole_ns)
     scale = to_step(replay, whole_ns)
     baseline_ns = replay.period_ns * scale
-    by_rank = _by_rank(replay if together.change is None else together.change(replay))
+    by_rank = _by_rank(replay if all_of_them.change is None else all_of_them.change(replay))
     return Prediction(
         step_ns=max(0.0, baseline_ns - saving.ns),
         low_ns=max(0.0, baseline_ns - saving.high_ns),
         high_ns=max(0.0, baseline_ns - saving.low_ns),
         baseline_ns=baseline_ns,
-        rank_step_ns={rank: max(0.0, ns * scale - together.formula_ns) for rank, ns in by_rank.items()},
+        rank_step_ns={rank: max(0.0, ns * scale - all_of_them.formula_ns) for rank, ns in by_rank.items()},
         changes=tuple(name for name, _ in changes),
     )
-
-
-def _together(fixes: Sequence[Fix], doubt: float | None) -> Fix:
-    """Return several fixes as one: its doubt is the largest, its limit what they claim to remove together."""
-    if len(fixes) == 1 and doubt is None:
-        return fixes[0]
-    changes = [f.change for f in fixes if f.change is not None]
-    limits = [f.limit_ns for f in fixes]
-    return Fix(
-        change=_in_order(changes) if changes else None,
-        doubt=max((f.doubt for f in fixes), default=0.0) if doubt is None else doubt,
-        formula_ns=sum(f.formula_ns for f in fixes),
-        limit_ns=None if None in limits or not limits else sum(n for n in limits if n is not None),
-    )
-
-
-def _in_order(changes: Sequence[Change]) -> Change:
-    def all_of_them(replay: Replay) -> Replay:
-        for change in changes:
-            replay = change(replay)
-        return replay
-
-    return all_of_them
 
 
 def _by_rank(replay: Replay) -> dict[int, float]:

@@ -7,6 +7,7 @@ interval = the modelled change's own error and the replay's misfit to the measur
            do not tell what the profiler costs, every saving that another cost would give
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
@@ -34,6 +35,8 @@ class Fix:
     """what a formula says it saves per step, where no replay can tell"""
     limit_ns: float | None = None
     """the time per step that it claims to remove; None where only the step is a limit"""
+    claim: str = ""
+    """which time that is, by name: fixes that claim the same time cannot both remove it"""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,42 @@ class Saving:
     ns: float
     low_ns: float
     high_ns: float
+
+
+def together(fixes: Sequence[Fix], *, doubt: float | None = None) -> Fix:
+    """Return several fixes as one: made in order, as unsure as the least sure.
+
+    Fixes that claim the same time remove it once, so the limit is the sum over different claims of the largest of each.
+    """
+    if len(fixes) == 1 and doubt is None:
+        return fixes[0]
+    changes = [f.change for f in fixes if f.change is not None]
+    return Fix(
+        change=_in_order(changes) if changes else None,
+        doubt=max((f.doubt for f in fixes), default=0.0) if doubt is None else doubt,
+        formula_ns=sum(f.formula_ns for f in fixes),
+        limit_ns=_limit_of_all(fixes),
+        claim=" and ".join(sorted({f.claim for f in fixes if f.claim})),
+    )
+
+
+def _in_order(changes: Sequence[Change]) -> Change:
+    def all_of_them(replay: Replay) -> Replay:
+        for change in changes:
+            replay = change(replay)
+        return replay
+
+    return all_of_them
+
+
+def _limit_of_all(fixes: Sequence[Fix]) -> float | None:
+    by_claim: dict[str, float] = {}
+    for i, fix in enumerate(fixes):
+        if fix.limit_ns is None:
+            return None
+        claim = fix.claim or f"fix {i}"
+        by_claim[claim] = max(by_claim.get(claim, 0.0), fix.limit_ns)
+    return sum(by_claim.values()) if by_claim else None
 
 
 def saving_of(replay: Replay | None, fix: Fix, *, step_ns: float) -> Saving:

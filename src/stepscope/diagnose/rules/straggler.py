@@ -6,6 +6,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.ranks.device_state import DeviceState, slower_clock
 from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.ranks.uneven_compute import uneven_compute
 from stepscope.analyze.replay.changes import evenly_spread
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -27,6 +28,8 @@ _DO = {
     "network": "Check that rank's link and switch port.",
 }
 _ALL_STEPS = 1 << 40
+_UNEVEN_BY_DESIGN = ("ep", "pp")
+"""experts have a finding of their own, stages are cut by layers"""
 
 
 def straggler(account: Account) -> list[Candidate]:
@@ -38,6 +41,8 @@ def straggler(account: Account) -> list[Candidate]:
         found.append(_slow(slow, late_ranks(account.run.logs, window_steps=_ALL_STEPS), account.devices))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
+    if not account.stragglers and not account.strategy.has(*_UNEVEN_BY_DESIGN):
+        found += _uneven(account)
     return found
 
 
@@ -111,6 +116,33 @@ def _heavy(late: list[Straggler]) -> Candidate:
         evidence=_evidence(late),
         doubt=0.3,
     )
+
+
+def _uneven(account: Account) -> list[Candidate]:
+    """Return uneven work that makes no rank the late one: too little beside the transfers, or in turns."""
+    found = uneven_compute(account.run.ranks)
+    if found is None:
+        return []
+    one = found.heaviest
+    by_rank = zip(found.ranks, found.compute_ns.mean(axis=1).tolist(), strict=True)
+    return [
+        Candidate(
+            id="load-imbalance",
+            title=f"Rank {one[0]} has more work than the others" if one else "Ranks take turns at having more work",
+            cause="kernels of the same step launch more threads there, and every rank waits for the one with the most",
+            remedy=f"{_DO['load']} The saving is of the same work spread evenly.",
+            change=evenly_spread,
+            ranks=one,
+            cost_ns=found.imbalance_ns,
+            limit_ns=found.imbalance_ns,
+            evidence=(
+                Evidence("most compute of a rank beyond the mean rank's, per step", host_ms(found.imbalance_ns), "ms"),
+                *(Evidence("compute per step", host_ms(ns), "ms", f"rank {rank}") for rank, ns in by_rank),
+            ),
+            doubt=0.3,
+            sureness=0.8,
+        )
+    ]
 
 
 def _evidence(late: list[Straggler]) -> tuple[Evidence, ...]:

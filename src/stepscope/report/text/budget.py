@@ -20,7 +20,7 @@ _COLOURS = {
 
 
 def print_budget(account: Account, out: Console) -> None:
-    """Print where the mean rank's step goes; parts below half a percent share the last line."""
+    """Print where the mean rank's step goes, without steps its window; parts below half a percent share a line."""
     step = account.step
     if step is None or not step.step_ns:
         return
@@ -28,7 +28,7 @@ def print_budget(account: Account, out: Console) -> None:
     shown = [(part, ns) for part, ns in parts if ns >= _MIN_SHARE * step.step_ns]
     rest = [(part, ns) for part, ns in parts if ns < _MIN_SHARE * step.step_ns]
     out.print()
-    out.print(Text("Where the step goes", style="bold").append("  (mean rank)", style="not bold"))
+    out.print(Text(f"Where the {account.whole} goes", style="bold").append("  (mean rank)", style="not bold"))
     widest = max((len(part) for part, _ in shown), default=0)
     for part, part_ns in shown:
         line = Text(f"{part:<{widest}} {part_ns / NS_PER_MS:>9.2f} ms {100 * part_ns / step.step_ns:>5.1f} %")

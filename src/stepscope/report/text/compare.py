@@ -6,14 +6,15 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.report.text.terminal import name_text, plain_table, print_indented, row_name
 
 _MAX_PARTS = 8
 _MAX_ROWS = 6
 _MAX_METRICS = 8
 _MAX_FINDINGS = 6
 _SHOWN = ("step.tokens_per_s", "step.samples_per_s", "efficiency.mfu", "step.overlap_efficiency")
-_STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "went": "green"}
+_STYLE = {"slower": "red", "faster": "green", "appeared": "red", "vanished": "green", "came": "red", "grew": "red",
+          "went": "green", "mostly gone": "green"}  # fmt: skip
 
 Document = Mapping[str, Any]
 
@@ -38,7 +39,7 @@ def print_bench_comparison(document: Document, out: Console) -> None:
         step = s["step_ms"]
         runs = " and ".join(map(str, s["num_runs"]))
         cells = [_number(step["a"]), _number(step["b"]), _signed(step["change_pct"], 1), _pct_interval(step), runs]
-        table.add_row(name_text(s["name"], width=50), *cells, _marked(s["verdict"]))
+        table.add_row(row_name(s["name"], width=50), *cells, _marked(s["verdict"]))
     out.print(table)
     for s in document["series"]:
         if s["config_changes"]:
@@ -61,11 +62,12 @@ def _step(document: Document, out: Console) -> None:
     line.append(f"{_signed(step['change'])} ms ({_signed(step['change_pct'], 1)} %)")
     if step["p_value"] is not None:
         line.append(f", 95 % interval {_pct_interval(step)} %, p {_p(step['p_value'])}")
-    out.print(line)
+    print_indented(out, line, indent="  ")
     steps = " and ".join(str(sum(r["num_steps"] for r in document[s]["runs"])) for s in ("a", "b"))
     if step["smallest_detectable"] is not None:
         least = f"{_number(step['smallest_detectable'])} ms ({step['smallest_detectable_pct']:.1f} %)"
-        out.print(f"from {steps} steps; a difference of {least} would be found in four of five such comparisons")
+        said = f"from {steps} steps; a difference of {least} would be found in four of five such comparisons"
+        print_indented(out, Text(said), indent="  ")
     out.print()
 
 
@@ -105,7 +107,7 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
     for r in marked[:_MAX_ROWS]:
         calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
         cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
-        table.add_row(name_text(r["name"], width=48), *cells, _marked(r["what"]))
+        table.add_row(row_name(r["name"], width=48), *cells, _marked(r["what"]))
     out.print(table)
     if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
@@ -117,7 +119,8 @@ def _findings(findings: Sequence[Document], out: Console) -> None:
     for f in findings[:_MAX_FINDINGS]:
         line = Text("finding ").append(f["what"], style=_STYLE.get(f["what"], ""))
         line.append(": ").append_text(name_text(f"{f['id']}: {f['title']}", width=100))
-        out.print(line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)"))
+        line.append(f"  ({_number(f['a_saving_ms'])} -> {_number(f['b_saving_ms'])} ms to save)")
+        print_indented(out, line, indent="  ")
     if len(findings) > _MAX_FINDINGS:
         out.print(f"... and {len(findings) - _MAX_FINDINGS} more findings with --json")
 
@@ -125,9 +128,11 @@ def _findings(findings: Sequence[Document], out: Console) -> None:
 def _end(document: Document, out: Console) -> None:
     for gate in document["gates"]:
         held = Text("holds ", style="green") if gate["holds"] else Text("FAILS ", style="bold red")
-        out.print(held.append_text(name_text(f"--fail-on {gate['fail_on']}: {gate['said']}", width=300)))
+        print_indented(
+            out, held.append_text(name_text(f"--fail-on {gate['fail_on']}: {gate['said']}", width=300)), indent="  "
+        )
     for note in document["notes"]:
-        out.print(Text("! ", style="yellow").append_text(name_text(note, width=300)))
+        print_indented(out, Text("! ", style="yellow").append_text(name_text(note, width=300)), indent="  ")
 
 
 def _marked(what: str) -> Text:

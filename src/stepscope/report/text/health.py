@@ -10,7 +10,7 @@ from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
 from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
 from stepscope.diagnose.verdict import Conclusion
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.report.text.terminal import name_text, plain_table, print_indented
 from stepscope.units import NS_PER_MS
 
 _MAX_RANKS = 32
@@ -27,7 +27,7 @@ def print_health(
     print_checks(checks, out)
     for result in gates:
         held = Text("holds ", style="green") if result.holds else Text("FAILS ", style="bold red")
-        out.print(held.append(f"--fail-on {result.gate}: {result.said}", style=""))
+        print_indented(out, held.append(f"--fail-on {result.gate}: {result.said}", style=""), indent="  ")
 
 
 def print_checks(checks: Sequence[Check], out: Console) -> None:
@@ -39,10 +39,10 @@ def print_checks(checks: Sequence[Check], out: Console) -> None:
     out.print(table)
     for c in checks:
         if c.status == FAIL:
-            out.print(Text(f"{c.id}: {c.reason}"))
+            print_indented(out, Text(f"{c.id}: {c.reason}"), indent="  ")
     for reason in dict.fromkeys(c.reason for c in checks if c.status == NOT_MEASURED):
         same = ", ".join(c.id for c in checks if c.status == NOT_MEASURED and c.reason == reason)
-        out.print(Text(f"{same}: not measured, {reason}", style="bright_black"))
+        print_indented(out, Text(f"{same}: not measured, {reason}", style="bright_black"), indent="  ")
 
 
 def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
@@ -52,9 +52,10 @@ def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
     line.append(f"  {ranks} rank{'s' * (ranks != 1)}, {account.num_steps} steps")
     if step is not None:
         known = "unprofiled" if step.unprofiled_ns else "profiled"
-        line.append(f", step {step.step_ns / NS_PER_MS:.2f} ms {known}")
+        line.append(f", {account.whole} {step.step_ns / NS_PER_MS:.2f} ms {known}")
     out.print(line)
-    out.print(Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold"))
+    said = Text(conclusion.verdict, style="bold").append(f": {conclusion.reason}", style="not bold")
+    print_indented(out, said, indent="  ")
 
 
 def _ranks(rows: Sequence[RankHealth], out: Console) -> None:

@@ -10,7 +10,7 @@ from rich.text import Text
 from stepscope.diagnose.finding import Evidence
 from stepscope.document.plain_values import plain
 from stepscope.investigate.investigation import Step
-from stepscope.report.text.terminal import PlainConsole, name_text
+from stepscope.report.text.terminal import PlainConsole, name_text, print_indented
 
 _WIDTH = 120
 
@@ -18,11 +18,11 @@ _WIDTH = 120
 def print_step(step: Step, out: Console) -> None:
     """Print one step: its question, its answer, and the numbers it rests on."""
     out.print(Text(f"{step.number}. {step.name}", style="bold").append(f"  {step.question}", style="bright_black"))
-    out.print(Text("   ").append_text(name_text(step.answer, width=600)))
+    print_indented(out, name_text(step.answer, width=600), first="   ", indent="   ")
     for fact in step.facts:
-        out.print(_fact(fact))
+        print_indented(out, _fact(fact), indent="      ")
     for line in step.todo:
-        out.print(Text("   -> ", style="green").append_text(name_text(line, width=600)))
+        print_indented(out, name_text(line, width=600), first="   -> ", indent="      ")
     out.print()
 
 

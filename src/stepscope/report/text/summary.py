@@ -46,7 +46,7 @@ def _heading(account: Account, out: Console) -> None:
     if world and world != len(run.ranks):
         ranks = f"{len(run.ranks)} of {world} ranks"
     line = name_text(run.name, style="bold")
-    device = name_text(run.ranks[0].device_name or "device unknown", width=40)
+    device = name_text(account.device_name or "device unknown", width=40)
     steps = "1 step" if account.num_steps == 1 else f"{account.num_steps} steps"
     line.append(f"  {ranks}, {steps}, {account.strategy.name}, ").append_text(device)
     out.print(line)

@@ -2,8 +2,10 @@
 
 The loader's batches and the optimizer's steps, else the period of the kernels' sequence, on every rank as many: a step
 is the same step everywhere. Else the whole window of each rank is one stretch, so that what was lost in it is found;
-how often the loop went round in it is unknown, and a window of more than MAX_ITEMS is too long to be replayed. Traces
-that were cut off are left as they are.
+how often the loop went round in it is unknown, and a window of more than MAX_ITEMS is too long to be replayed.
+
+A trace that was cut off holds the host's events first and the device's after them. So as far as launches have device
+work it is complete, and only that far it is looked at; without any device work nothing tells how far that is.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,14 +27,27 @@ MAX_ITEMS = 60_000
 
 def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
     """Return the ranks with steps where none of them has any and all tell the same number of them."""
-    if any(len(rank.steps) or rank.trace.quality.truncated for rank in ranks):
+    if any(len(rank.steps) for rank in ranks):
         return list(ranks)
     for tell in _ways(ranks):
-        found = [tell(rank) for rank in ranks]
+        found = [_as_far_as_known(rank, tell(rank)) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
             return [_with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
     return list(ranks)
+
+
+def _as_far_as_known(rank: Rank, steps: Steps | None) -> Steps | None:
+    """Return the steps of a rank, of one that was cut off those whose device work is there; None where none is."""
+    if steps is None or not rank.trace.quality.truncated:
+        return steps
+    launches = rank.work.launch_row[rank.work.launch_row >= 0]
+    if not rank.has_device or not len(launches):
+        return None
+    known_until_ns = (rank.trace["ts_ns"][launches] + rank.trace["dur_ns"][launches]).max()
+    keep = steps.end_ns <= known_until_ns + 1
+    whole = replace(steps, number=steps.number[keep], start_ns=steps.start_ns[keep], end_ns=steps.end_ns[keep])
+    return whole if len(whole) else None
 
 
 def _marked(rank: Rank) -> Steps | None:
@@ -55,8 +70,18 @@ def _whole(rank: Rank) -> Steps | None:
         return None
     start = rank.trace["ts_ns"][rows]
     end = start + rank.trace["dur_ns"][rows]
-    first, last = np.array([start.min()], np.int64), np.array([end.max() + 1], np.int64)
+    first, last = np.array([_begin_ns(rank, int(start.min()))], np.int64), np.array([end.max() + 1], np.int64)
     return unnamed_steps(first, last, "the whole window", is_window=True)
+
+
+def _begin_ns(rank: Rank, first_ns: int) -> int:
+    """Return where a window begins: with the first launch, or before it where the device is busy with earlier work and
+    the host is seen: what the host does then is part of the window.
+    """
+    host = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION, EventKind.RUNTIME)))
+    if not rank.has_device or not len(host):
+        return first_ns
+    return min(first_ns, max(int(rank.work.start_ns.min()), int(rank.trace["ts_ns"][host].min())))
 
 
 def _ways(ranks: Sequence[Rank]) -> tuple[Callable[[Rank], Steps | None], ...]:

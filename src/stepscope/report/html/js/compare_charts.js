@@ -5,7 +5,7 @@ const SIDE_COLOUR = { a: "unknown", b: "compute" };
 const signed = (text, value) => (value > 0 ? `+${text}` : text.replace("-", "−"));
 const signedTime = (ms) => (known(ms) ? signed(timeText(ms), ms) : NONE);
 const signedPct = (pct, places = 1) => (known(pct) ? signed(pctText(pct, places), pct) : NONE);
-const TONE = { slower: "high", appeared: "high", came: "high", faster: "low", vanished: "low", went: "low" };
+const TONE = { slower: "high", appeared: "high", came: "high", grew: "high", faster: "low", vanished: "low", went: "low", "mostly gone": "low" };
 
 // rows: { name, change, low, high, tone, lines }; `show` writes a number
 function intervalChart(rows, show, label) {

@@ -82,15 +82,15 @@ function findings(report, grid) {
   const box = panel("findings", "What to fix first");
   if (!list.length) {
     const clear = !report.not_examined.length && report.verdict !== "unclear";
-    box.append(el("p", {}, `Nothing that would save 2 % of the step or more was found${clear ? "" : " in what could be examined"}.`));
+    box.append(el("p", {}, `Nothing that would save 2 % of the ${wholeOf(report)} or more was found${clear ? "" : " in what could be examined"}.`));
     box.append(...notExamined(report));
     return box;
   }
   const most = Math.max(...list.map((f) => f.saving_pct), 1);
-  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0, most, grid))));
+  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0, most, grid, wholeOf(report)))));
   const all = report.findings_combined.at(-1);
   if (list.length > 1 && all) {
-    const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per step` : "";
+    const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per ${wholeOf(report)}` : "";
     box.append(el("p", { class: "quiet" }, `All ${list.length} together save ${timeText(all.saving_ms_per_step)}${left}.`));
   }
   box.append(...notExamined(report));
@@ -104,11 +104,14 @@ function notExamined(report) {
   return [...byNeed].map(([needs, rules]) => el("p", { class: "quiet" }, `Not examined: ${rules.join(", ")} (${needs}).`));
 }
 
+// What shares are of: without a recorded step the whole window stands for it.
+const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
+
 const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
 
-function finding(f, open, most, grid) {
+function finding(f, open, most, grid, whole) {
   const level = severity(f);
-  const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)}/step (${pctText(f.saving_pct)})` : "no saving by itself";
+  const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)}/${whole} (${pctText(f.saving_pct)})` : "no saving by itself";
   const onTop = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} on top of those above` : "";
   const gauge = el("span", { class: "gauge", "aria-hidden": "true" }, el("span", { class: `fill ${level}`, style: { width: `${(100 * Math.max(0, f.saving_pct)) / most}%` } }));
   const places = placesOf(f, grid);
@@ -121,7 +124,7 @@ function finding(f, open, most, grid) {
       f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
       places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
       el("p", { class: "quiet" },
-        `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per step${onTop} · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
+        `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per ${whole}${onTop} · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
 }
 
 function evidenceRow(e) {
@@ -138,13 +141,14 @@ function budget(report) {
   const bar = el("div", { class: "budget", role: "img", "aria-label": parts.map((p) => `${words(p.part)} ${pctText(p.pct)}`).join(", ") },
     parts.map((p) => el("span", {
       class: "part", style: { "flex-grow": String(p.pct), background: `var(--${partColour(p.part)})` },
-      on: { mousemove: (e) => tip.show(e, words(p.part), [`${timeText(p.ms_per_step)} per step`, pctText(p.pct)]), mouseleave: tip.hide },
+      on: { mousemove: (e) => tip.show(e, words(p.part), [`${timeText(p.ms_per_step)} per ${wholeOf(report)}`, pctText(p.pct)]), mouseleave: tip.hide },
     }, p.pct > 7 ? el("span", {}, words(p.part)) : null)));
   const rows = [...parts].sort((a, b) => b.pct - a.pct).map((p) => el("li", {},
     el("span", { class: "swatch", style: { background: `var(--${partColour(p.part)})` } }),
     el("span", {}, words(p.part)), el("span", { class: "number" }, timeText(p.ms_per_step)), el("span", { class: "number quiet" }, pctText(p.pct))));
-  return panel("budget", "Where the step goes",
-    el("p", { class: "quiet" }, "Mean over ranks; every instant of the step is exactly one part."), bar, el("ul", { class: "parts" }, rows));
+  const whole = wholeOf(report);
+  return panel("budget", `Where the ${whole} goes`,
+    el("p", { class: "quiet" }, `Mean over ranks; every instant of the ${whole} is exactly one part.`), bar, el("ul", { class: "parts" }, rows));
 }
 
 const partColour = (part) => (["forward", "backward", "optimizer", "other_compute"].includes(part) ? part.replace("other_compute", "other") : GROUP_OF_PART[part]);

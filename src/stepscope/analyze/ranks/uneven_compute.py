@@ -1,0 +1,97 @@
+"""Do ranks have different amounts of work, step by step? Ranks that meet in every step wait for the one with the most.
+
+    imbalance = mean over steps of (the most that a rank computes - what the mean rank computes)
+
+A slow device takes longer for the same work, an uneven load is more work: more threads are launched, or the recorder
+counted more FLOPs. Ranks may take turns at it (samples of uneven length), so that over all steps none is the late one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.ranks.stragglers import common_steps
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+
+Floats = npt.NDArray[np.float64]
+
+MIN_IMBALANCE = 0.10
+"""of what the mean rank computes: equal work differs by a few percent from rank to rank"""
+_MORE_WORK = 1.10
+"""times the others' threads: then the load differs, not the device"""
+_MOST_STEPS = 0.5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class UnevenCompute(ArrayRecord):
+    """What ranks compute in the steps that all of them recorded."""
+
+    ranks: tuple[int, ...]
+    compute_ns: Floats
+    """by rank and step, kernels other than communication"""
+    threads: Floats
+    """by rank and step: of those kernels, 0 where a trace does not say"""
+
+    @property
+    def imbalance_ns(self) -> float:
+        """Return by how much the rank with most compute exceeds the mean rank, mean over steps."""
+        return float((self.compute_ns.max(axis=0) - self.compute_ns.mean(axis=0)).mean())
+
+    @property
+    def heaviest(self) -> tuple[int, ...]:
+        """Return the rank that has most in over half of the steps; none where they take turns."""
+        most = np.bincount(self.compute_ns.argmax(axis=0), minlength=len(self.ranks))
+        return (self.ranks[int(most.argmax())],) if most.max() > _MOST_STEPS * self.compute_ns.shape[1] else ()
+
+    @property
+    def is_load(self) -> bool:
+        """Return whether the rank with most compute launches more threads than others, in over half of the steps."""
+        steps = np.arange(self.compute_ns.shape[1])
+        first = self.compute_ns.argmax(axis=0)
+        mine = self.threads[first, steps]
+        others = (self.threads.sum(axis=0) - mine) / (len(self.ranks) - 1)
+        return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MOST_STEPS)
+
+
+def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
+    """Return what ranks compute per step where they differ by 10 % and their loads do; None where they do not."""
+    numbers = common_steps(ranks)
+    if len(ranks) < 2 or not len(numbers) or not all(r.has_device and len(r.steps) for r in ranks):
+        return None
+    if any(r.steps.is_window for r in ranks):
+        return None
+    each = [_compute(rank, numbers) for rank in ranks]
+    found = UnevenCompute(tuple(r.rank for r in ranks), np.array([c for c, _ in each]), np.array([t for _, t in each]))
+    uneven = found.imbalance_ns >= MIN_IMBALANCE * float(found.compute_ns.mean()) > 0
+    return found if uneven and found.is_load else None
+
+
+def _compute(rank: Rank, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Return time and threads of a rank's kernels in the given steps."""
+    work = rank.work
+    rows = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0))
+    number = rank.steps.number[work.step[rows]]
+    rows, at = rows[np.isin(number, numbers)], np.searchsorted(numbers, number[np.isin(number, numbers)])
+    time_ns = np.bincount(at, (work.end_ns - work.start_ns)[rows], minlength=len(numbers))
+    threads = np.bincount(at, _threads(rank, work.row[rows]), minlength=len(numbers))
+    return time_ns.astype(float), threads.astype(float)
+
+
+def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:
+    """Return how many threads each kernel has: blocks in its grid times threads in a block; 0 where it is not said."""
+    out = np.ones(len(rows))
+    for name in ("grid", "block"):
+        ids, inverse = np.unique(rank.trace.arg(name).at(rows, missing=-1), return_inverse=True)
+        sizes = np.array([_product(rank.trace.text(int(i)) if i >= 0 else None) for i in ids])
+        out *= sizes[inverse] if len(ids) else 0.0
+    return out
+
+
+def _product(text: str | None) -> float:
+    """Return the product of `[64, 2, 1]`, 0 for anything else."""
+    words = (text or "").strip("[] ").split(",")
+    return float(np.prod([float(w) for w in words])) if all(w.strip().isdigit() for w in words) else 0.0
