@@ -42,6 +42,7 @@ from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import BEFORE, WARMUP, census_step, next_busy_step, phase_of
 from stepscope.record.window.step_census import StepCensus
+from stepscope.record.window.watchdog import Watchdog
 from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
@@ -76,6 +77,7 @@ class Recorder:
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._known = JobFacts()
         self._guard = ProfilerGuard()
+        self._watchdog = Watchdog(lambda: self._undisturbed(self._look_at_budget))
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
         self._first_bytes: int | None = None  # of memory, after the first steps
         self._evaluation: RegionTimes = {}  # since the last step ended
@@ -149,10 +151,8 @@ class Recorder:
             if self._edges_matter and threading.get_ident() == self.regions.training_thread:
                 self.samplers.tell("on_region_end", name)
             self.regions.end(name, at_ns)
-            if self.regions.marker is not None and self._window is not None:
-                self._window.look_at_budget()
-            elif self._census is not None:
-                self._census.look_at_budget()
+            if self.regions.marker is not None or self._census is not None:
+                self._look_at_budget()
 
     def step_end(self, *, at_ns: int | None = None) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete.
@@ -202,6 +202,11 @@ class Recorder:
         if self.on:
             self._undisturbed(self._step_begin)
 
+    def evaluation_goes_on(self) -> None:
+        """Say that an evaluation is under way in which nothing was told of: it is not to be profiled."""
+        if self.on:
+            self._undisturbed(self._evaluation_goes_on)
+
     def note(self, **facts: Any) -> None:
         """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
         self._known.note(facts)
@@ -227,6 +232,12 @@ class Recorder:
             self._undisturbed(self._open_run)  # they will wait to hear that this one recorded nothing
         self._undisturbed(self._close)
         self.on = False
+
+    def _look_at_budget(self) -> None:
+        if self.on and self.regions.marker is not None and self._window is not None:
+            self._window.look_at_budget()
+        elif self.on and self._census is not None:
+            self._census.look_at_budget()
 
     def _undisturbed(self, act: Callable[[], None]) -> None:
         try:
@@ -280,13 +291,24 @@ class Recorder:
         last, self._evaluated_step = self._evaluated_step, self.step
         if last is not None and self.step - last <= _REGULAR_STEPS:
             return  # part of the routine, as a rollout in every step of reinforcement learning is
+        paused_ns = self._leave_evaluation_out()
+        self._evaluated_until_ns += paused_ns
+
+    def _evaluation_goes_on(self) -> None:
+        if self._evaluated_step is None or self.step - self._evaluated_step > _REGULAR_STEPS:
+            self._leave_evaluation_out()
+
+    def _leave_evaluation_out(self) -> int:
+        """End what watches training steps; return how long that took, which is in no step."""
+        since_ns = perf_counter_ns()
         if self._window is not None:
             self._window.evaluation_began()
         if self._census is not None:
             self._census.stop("evaluation began inside the step that was to be counted")
-        paused_ns = perf_counter_ns() - now_ns
+        paused_ns = perf_counter_ns() - since_ns
         self._step_start_ns += paused_ns
-        self._evaluated_until_ns += paused_ns
+        self.regions.leave_out(paused_ns)
+        return paused_ns
 
     def _step_end(self, at_ns: int | None = None) -> None:
         now_ns = perf_counter_ns()
@@ -356,6 +378,7 @@ class Recorder:
         if self.step == self._census_step and not self._window.is_recording:
             self._census = StepCensus(self._guard, self.config, self._window.usual)
             self._census.begin()
+            self._watchdog.start()
             paused = True
         self._phase = phase_of(self.step, self.config)[0]
         self._busy_step = next_busy_step(self.step + 1, self.config, also=FIRST_STEPS)
@@ -376,6 +399,7 @@ class Recorder:
         if self._census is None:
             return False
         census, self._census = self._census, None
+        self._watchdog.stop()
         found = census.end()
         if found is None:
             self._known.because("flops_per_step", str(census.why_not))
@@ -390,11 +414,13 @@ class Recorder:
 
     def _window_opened(self) -> None:
         self.regions.marker = _mark
+        self._watchdog.start()
         self.samplers.tell("on_window_start")
 
     def _window_closed(self, outcome: dict[str, Any]) -> None:
         assert self._run is not None
         self.regions.marker = None
+        self._watchdog.stop()
         self.samplers.tell("on_window_end")
         self._known.windows.append(hand_over_window(self._run, outcome))
         self._known.because("flight_recorder", hand_over_collectives(self._run))
@@ -410,6 +436,7 @@ class Recorder:
         """Go off with nothing left running; the reason was said."""
         self.on = False
         self.regions.marker = None
+        self._watchdog.stop()
         census, self._census = self._census, None
         if census is not None:
             census.end()
