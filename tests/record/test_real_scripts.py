@@ -2,45 +2,14 @@
 
 import gzip
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.record.script_runs import recorded, run_json, script, started, steps
 
 pytestmark = pytest.mark.job
-
-SCRIPTS = Path(__file__).parent / "scripts"
-SOURCE = Path(__file__).parents[2] / "src"
-
-
-def environment() -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TEARDOWN_CUPTI")}
-    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-
-
-def started(command: list[str], where: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(command, cwd=where, env=environment(), capture_output=True, text=True, timeout=240)
-
-
-def script(name: str, *words: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", str(SCRIPTS / name), *words]
-
-
-def recorded(where: Path, command: list[str], *options: str) -> "subprocess.CompletedProcess[str]":
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(where / "run"), *options, "--"]
-    return started([*record, *command], where)
-
-
-def run_json(where: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((where / "run" / "run.json").read_text())
-    return found
-
-
-def steps(where: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (where / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
 
 
 LOOKS_FIRST = """

@@ -63,7 +63,7 @@ class FindingChange:
     @property
     def what(self) -> str:
         """Return `came`, `grew`, `went`, `mostly gone` or `stayed`."""
-        return fate(self.a_ms if self.a_runs else None, self.b_ms if self.b_runs else None)
+        return fate(self.a_ns if self.a_runs else None, self.b_ns if self.b_runs else None)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import BEFORE, WARMUP, next_busy_step, phase_of
+from stepscope.record.window.watchdog import Watchdog
 from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
@@ -74,6 +75,7 @@ class Recorder:
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._known = JobFacts()
         self._guard = ProfilerGuard()
+        self._watchdog = Watchdog(lambda: self._undisturbed(self._look_at_budget))
         self._longest_ns: int | None = None  # of the steps before the window that stand for the others
         self._first_bytes: int | None = None  # of memory, after the first steps
         self._evaluation: RegionTimes = {}  # since the last step ended
@@ -145,10 +147,8 @@ class Recorder:
             if self._edges_matter and threading.get_ident() == self.regions.training_thread:
                 self.samplers.tell("on_region_end", name)
             self.regions.end(name, at_ns)
-            if self.regions.marker is not None and self._window is not None:
-                self._window.look_at_budget()
-            if self._after is not None and self._after.is_watching:
-                self._after.look_at_budget()
+            if self.regions.marker is not None or self._is_watched():
+                self._look_at_budget()
 
     def step_end(self, *, at_ns: int | None = None) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete.
@@ -198,6 +198,11 @@ class Recorder:
         if self.on:
             self._undisturbed(self._step_begin)
 
+    def evaluation_goes_on(self) -> None:
+        """Say that an evaluation is under way in which nothing was told of: it is not to be profiled."""
+        if self.on:
+            self._undisturbed(self._evaluation_goes_on)
+
     def note(self, **facts: Any) -> None:
         """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
         self._known.note(facts)
@@ -223,6 +228,12 @@ class Recorder:
             self._undisturbed(self._open_run)  # they will wait to hear that this one recorded nothing
         self._undisturbed(self._close)
         self.on = False
+
+    def _look_at_budget(self) -> None:
+        if self.on and self._window is not None:
+            self._window.look_at_budget()
+        if self.on and self._after is not None:
+            self._after.look_at_budget()
 
     def _undisturbed(self, act: Callable[[], None]) -> None:
         try:
@@ -281,13 +292,24 @@ class Recorder:
         last, self._evaluated_step = self._evaluated_step, self.step
         if last is not None and self.step - last <= _REGULAR_STEPS:
             return  # part of the routine, as a rollout in every step of reinforcement learning is
+        paused_ns = self._leave_evaluation_out()
+        self._evaluated_until_ns += paused_ns
+
+    def _evaluation_goes_on(self) -> None:
+        if self._evaluated_step is None or self.step - self._evaluated_step > _REGULAR_STEPS:
+            self._leave_evaluation_out()
+
+    def _leave_evaluation_out(self) -> int:
+        """End what watches training steps; return how long that took, which is in no step."""
+        since_ns = perf_counter_ns()
         if self._window is not None:
             self._window.evaluation_began()
         if self._after is not None:
             self._after.evaluation_began()
-        paused_ns = perf_counter_ns() - now_ns
+        paused_ns = perf_counter_ns() - since_ns
         self._step_start_ns += paused_ns
-        self._evaluated_until_ns += paused_ns
+        self.regions.leave_out(paused_ns)
+        return paused_ns
 
     def _step_end(self, at_ns: int | None = None) -> None:
         now_ns = perf_counter_ns()
@@ -347,6 +369,8 @@ class Recorder:
         """Get ready for step `self.step`; return whether that took more than a moment."""
         assert self._window is not None and self._run is not None and self._after is not None
         paused = self._after.end(self.step)
+        if paused:
+            self._watchdog.stop()
         if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
@@ -356,8 +380,9 @@ class Recorder:
         elif phase_of(self.step, self.config)[0] == WARMUP or self._window.usual.longest_s is None:
             self._window.usual = self._usual_step()
         paused |= self._window.before_step(self.step)
-        if not self._window.is_recording:
-            paused |= self._after.begin(self.step, self._window.usual)
+        if not self._window.is_recording and self._after.begin(self.step, self._window.usual):
+            self._watchdog.start()
+            paused = True
         self._phase = phase_of(self.step, self.config)[0]
         planned = (next_busy_step(self.step + 1, self.config, also=FIRST_STEPS), self._after.next_step(self.step))
         self._busy_step = min((step for step in planned if step is not None), default=None)
@@ -378,11 +403,13 @@ class Recorder:
 
     def _window_opened(self) -> None:
         self.regions.marker = _mark
+        self._watchdog.start()
         self.samplers.tell("on_window_start")
 
     def _window_closed(self, outcome: dict[str, Any]) -> None:
         assert self._run is not None
         self.regions.marker = None
+        self._watchdog.stop()
         self.samplers.tell("on_window_end")
         self._known.windows.append(hand_over_window(self._run, outcome))
         self._known.because("flight_recorder", hand_over_collectives(self._run))
@@ -398,6 +425,7 @@ class Recorder:
         """Go off with nothing left running; the reason was said."""
         self.on = False
         self.regions.marker = None
+        self._watchdog.stop()
         if self._after is not None:
             self._after.abandon()
         if self._window is not None:
@@ -413,6 +441,7 @@ class Recorder:
             self._stand_down()
             self._run.finish()
             return
+        self._watchdog.stop()
         self._after.abandon()  # of a step that did not end
         self._window.finish()
         self._log.flush()

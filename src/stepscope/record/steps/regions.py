@@ -119,6 +119,11 @@ class Regions:
             if region.name == name:
                 return
 
+    def leave_out(self, paused_ns: int) -> None:
+        """Leave a pause of ours, which just ended, out of the regions that are open on this thread."""
+        for region in self._stacks.get(threading.get_ident(), ()):
+            region.since_ns += paused_ns
+
     def split_step(self, now_ns: int) -> RegionTimes:
         """Return `{name: {"ns", "n"}}` for the step that ends now; open regions go on into the next step.
 

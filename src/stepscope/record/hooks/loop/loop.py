@@ -52,6 +52,8 @@ _QUIET = 64  # a row of forwards without gradients
 MAX_IN_A_ROW = 4
 MAX_IN_A_STEP = 64
 """forwards that are timed by themselves: beyond it, every forward begins a row"""
+MAX_QUIET_CALLS = 64
+"""forwards without gradients in a row, before any with: from here on it is evaluation or generation"""
 FIRST_STEPS = 8  # in which those who learn about the job are told of each
 # What events are recognised by. Optimizers have their own, larger ones: where they lie in memory.
 _DATA_BEGINS, _DATA_ENDS, _NO_BATCH, _BACKWARD_BEGINS, _BACKWARD_ENDS, _SYNC_BEGINS, _SCHEDULE_BEGINS = range(1, 8)
@@ -93,6 +95,7 @@ class Loop:
         self.rest_optimizers: Callable[[bool], None] | None = None  # turns the optimizers' hooks off and on
         self._in_a_row = 0  # forwards, or optimizer steps, with nothing else between
         self._row_of = 0
+        self._quiet_calls = 0  # in the row that lasts
         self._gone = 0  # the optimizer that is stepping, where it exists no more
         self._wake: list[Callable[[], None]] = []
         self._batch_unused = False
@@ -237,10 +240,19 @@ class Loop:
     def in_row(self, *, grad: bool) -> bool:
         """Return whether a forward belongs to the row that lasts; one of another kind ends it."""
         if self.row == (FORWARD if grad else _QUIET) or (self.row == FORWARD and not grad):
+            self._quiet_calls += not grad
+            if self._quiet_calls == MAX_QUIET_CALLS:
+                self._evaluation_goes_on()
             return True
         if threading.get_ident() == self._thread:
             self._end_row()
         return False
+
+    @training_first
+    def _evaluation_goes_on(self) -> None:
+        """Tell the recorder, which otherwise hears of it only once it is over."""
+        if self.recorder is not None and not self.routine.on and self._finder.only_evaluated():
+            self.recorder.evaluation_goes_on()
 
     def wake_after_row(self, act: Callable[[], None]) -> None:
         """Call `act` when the row is over."""
@@ -295,6 +307,7 @@ class Loop:
         kind, self.row = self.row, 0
         if not kind:
             return
+        self._quiet_calls = 0
         wake, self._wake = self._wake, []
         for act in wake:
             act()

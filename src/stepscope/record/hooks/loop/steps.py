@@ -174,6 +174,10 @@ class StepFinder:
             return "one update of the parameters, written by hand" if self._by_hand else "one step of an optimizer"
         return f"one step of {optimizers}" if len(self._names) == 1 else f"one step of each optimizer: {optimizers}"
 
+    def only_evaluated(self) -> bool:
+        """Return whether nothing but forwards without gradients, of the trained model, happened in this step so far."""
+        return self._only_evaluated(self._evaluated_own)
+
     def finish(self) -> None:
         """Training is over: the last step ended with its last optimizer."""
         if self._unit.kind in (COUNT, OPTIMIZER) and not self._is_over(is_load=False):

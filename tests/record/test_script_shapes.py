@@ -1,0 +1,95 @@
+"""Scripts of real shapes, plain and recorded: the same output to the last bit, the right steps, no step too many."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from tests.record.script_runs import recorded, run_json, script, started, steps, two_ranks
+
+pytestmark = pytest.mark.job
+
+
+def both_ways(where: Path, command: list[str], *options: str) -> str:
+    """Return what a recording said; the job's own output and exit code are those without it."""
+    plain, done = started(command, where), recorded(where, command, *options)
+    assert (plain.returncode, done.returncode) == (0, 0), plain.stderr + done.stderr
+    assert plain.stdout == done.stdout != ""
+    assert "Traceback" not in done.stderr and "no longer followed" not in done.stderr, done.stderr
+    return done.stderr
+
+
+def numbers(where: Path, region: str) -> list[int]:
+    return [line["step"] for line in steps(where) if region in line["regions"]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_trainer_of_transformers(ranks: int, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    both_ways(tmp_path, script("run_clm.py") if ranks == 1 else two_ranks("run_clm.py"))
+    found = steps(tmp_path)
+    assert len(found) == 24
+    assert {line["regions"]["backward_pass"]["n"] for line in found} == {2}  # micro-batches
+    assert numbers(tmp_path, "evaluation") == [10, 20]
+    assert numbers(tmp_path, "checkpoint") == [11]  # the other comes after an evaluation that no step follows
+    assert run_json(tmp_path)["strategy"] == ("ddp" if ranks == 2 else "single")
+
+
+def test_a_loop_of_its_own_around_accelerate(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    both_ways(tmp_path, script("run_clm_no_trainer.py"))
+    assert len(steps(tmp_path)) == 24
+    assert numbers(tmp_path, "evaluation") == [8, 16]
+
+
+def test_generation_between_two_steps_is_neither_profiled_nor_counted(tmp_path: Path) -> None:
+    both_ways(tmp_path, script("adder.py"))
+    assert len(steps(tmp_path)) == 24
+    assert numbers(tmp_path, "evaluation") == [1, 13]
+    assert "evaluation began after step 12" in run_json(tmp_path)["windows"][0]["ranks"]["0"]["cut"]
+    assert events(tmp_path) < 12_000  # two thousand calls of the model would be a hundred thousand
+    assert 0 < run_json(tmp_path)["flops_per_step"] < 1e6
+    for line in steps(tmp_path):
+        assert sum(region["ns"] for region in line["regions"].values()) <= line["dur_ns"]
+
+
+def test_a_model_that_was_saved_whole_is_loaded_as_weights(tmp_path: Path) -> None:
+    both_ways(tmp_path, script("word_language_model.py"))
+    assert len(steps(tmp_path)) == 36
+    assert run_json(tmp_path)["step_unit"] == "one update of the parameters, written by hand"
+    assert numbers(tmp_path, "evaluation") == [12, 24]
+
+
+def test_workers_that_start_in_every_epoch(tmp_path: Path) -> None:
+    both_ways(tmp_path, script("imagenet.py"))
+    assert len(steps(tmp_path)) == 24
+    assert numbers(tmp_path, "evaluation") == [8, 16]
+    assert set(numbers(tmp_path, "loader_start")) >= {8, 16}
+    assert numbers(tmp_path, "checkpoint") == [8, 16]  # the last one comes after an evaluation that no step follows
+
+
+def test_rollouts_have_a_region(tmp_path: Path) -> None:
+    both_ways(tmp_path, script("ppo.py"))
+    found = steps(tmp_path)
+    assert len(found) == 64
+    rollouts = [line for line in found if line["step"] % 8 == 0 and line["step"] > 0]
+    assert len(rollouts) == 7
+    for line in rollouts:  # 32 ms of it asleep
+        assert line["regions"]["evaluation"]["ns"] > 32e6
+        assert line["regions"]["evaluation"]["ns"] > 0.5 * line["dur_ns"]
+
+
+@pytest.mark.parametrize("words", ["wgan", "sac"])
+def test_losses_of_optimizers_at_unequal_rates(words: str, tmp_path: Path) -> None:
+    both_ways(tmp_path, script("unequal_rates.py", words))
+
+
+def test_losses_of_two_threads(tmp_path: Path) -> None:
+    both_ways(tmp_path, script("two_threads.py"), "--steps", "20:25")
+
+
+def events(where: Path) -> int:
+    with gzip.open(where / "run" / "rank00000.pt.trace.json.gz") as f:
+        return len(json.load(f)["traceEvents"])

@@ -1,0 +1,67 @@
+"""A profiled step in which no hook is called ends all the same where a limit is met."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from tests.limits import HANG_S
+from tests.record.script_runs import run_json, script, started, steps
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.window.watchdog import Watchdog, may_interrupt
+
+
+def test_it_looks_on_the_main_thread_while_that_computes_and_no_longer() -> None:
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("the tests do not run on the main thread")
+    seen: list[int] = []
+    watchdog = Watchdog(lambda: seen.append(threading.get_ident()))
+    watchdog.start()
+    while len(seen) < 3:
+        pass
+    watchdog.stop()
+    del seen[:]
+    ended = threading.Event()
+    threading.Timer(0.5, ended.set).start()
+    while not ended.is_set():
+        pass
+    assert not seen
+
+
+def test_it_is_not_started_from_another_thread() -> None:
+    watchdog = Watchdog(lambda: None)
+    thread = threading.Thread(target=watchdog.start)
+    thread.start()
+    thread.join(HANG_S)
+    assert watchdog._stopped is None
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [("session.py", False), ("hooks/root_hooks.py", True), ("hooks/loop/loop.py", False), ("hooks/backward.py", False)],
+)
+def test_it_interrupts_the_script_but_not_the_recorder(file: str, expected: bool) -> None:
+    path = Path(sys.modules[Watchdog.__module__].__file__ or "").parents[1] / file
+    found: list[bool] = []
+    script_ = compile("found.append(may_interrupt(frame()))", "script.py", "exec")
+    names = {"found": found, "may_interrupt": may_interrupt, "frame": sys._getframe, "script": script_}
+    exec(compile("exec(script)", str(path), "exec"), names)
+    assert found == [expected]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("at", [11, 15])
+def test_operators_that_no_hook_sees_are_bounded(at: int, tmp_path: Path) -> None:
+    config = RecordConfig(out=str(tmp_path / "run"), max_events=10_000, telemetry=False)
+    operators = 300_000
+    done = started(script("unhooked.py", str(at), str(operators)), tmp_path, config)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == started(script("unhooked.py", str(at), str(operators)), tmp_path).stdout
+    assert len(steps(tmp_path)) == 24
+    if at == 11:  # inside the window
+        window = run_json(tmp_path)["windows"][0]["ranks"]["0"]
+        assert "event budget" in window["cut"] and window["last_step"] == 11
+        assert (tmp_path / "run" / window["name"]).stat().st_size < 100 * operators / 10
+    assert run_json(tmp_path)["flops_per_step"] == 512  # of another step, where the one to be counted was too much
+    assert [line["step"] for line in steps(tmp_path) if line["profiled"]][-1] in (15, 17)
