@@ -35,6 +35,7 @@ def scenarios(work: Path) -> list[Any]:
         {"name": "T2", "on": [0], "profile": {}, "faults": {"5": "start_profiler", "9": "stop_profiler"}},
         {"name": "T2_warmup", "on": [0], "profile": {}, "faults": {"3": "start_profiler", "9": "stop_profiler"}},
         {"name": "T2_counting", "on": [0], "profile": {}, "faults": {"7": "start_profiler", "8": "stop_profiler"}},
+        {"name": "T2_frames", "on": [0], "profile": {}, "faults": {"8": "start_profiler", "9": "stop_profiler"}},
         {"name": "T3_start", "profile": {}, "faults": {"before": "break_start"}},
         {"name": "T3_stop", "profile": {}, "faults": {"before": "break_stop"}},
         {"name": "T3_export", "profile": {}, "faults": {"before": "break_export"}},

@@ -23,6 +23,8 @@ from tests.record.fault_runs import (
     trace,
 )
 
+from stepscope.contract.run_folder import owners_file
+
 pytestmark = [pytest.mark.job, pytest.mark.slow]
 
 STEPS = 12
@@ -93,7 +95,7 @@ def test_run_json_says_what_the_job_was(results: Results, work: Path) -> None:
     assert run["flops_per_step"] == 2 * (2 * (2 * 8 * 32 * 32 + 2 * 8 * 32) + 2 * 8 * 32)
     assert run["samples_per_step"] == 16
     assert run["unprofiled_step_ms"] > 0 and run["unprofiled_before"]["steps"] == 1  # 2: 0 and 1 are the first
-    assert run["unprofiled_after"]["steps"] == 3  # 9, 10, 11: 7 was counted, 8 settles
+    assert run["unprofiled_after"]["steps"] == 2  # 10, 11: 7 was counted, 8 had frames, 9 settles
     assert run["tokens_per_step"] is None and "tokens_per_step" in run["reasons"]
 
 
@@ -150,6 +152,15 @@ def test_T2_profiler_started_while_a_step_is_counted(results: Results, work: Pat
     assert run["flops_per_step"] is None and "another profiler" in run["reasons"]["flops_per_step"]
     assert results["T2_counting"][0]["notes"]["user_events"] > 100
     assert window_of(work / "T2_counting", 0)["status"] == "written"
+
+
+def test_T2_profiler_started_in_the_step_with_frames(results: Results, work: Path) -> None:
+    run = description(work / "T2_frames")
+    assert "another profiler was started" in run["reasons"]["owners"]
+    assert results["T2_frames"][0]["notes"]["user_events"] > 100
+    assert not (work / "T2_frames" / owners_file(0)).exists()
+    assert (work / "T2_frames" / owners_file(1)).exists()
+    assert run["flops_per_step"] is not None
 
 
 @pytest.mark.parametrize("what", ["start", "stop", "export"])

@@ -273,7 +273,7 @@ class Recorder:
             on_trace_ready=self._on_trace_ready,
         )
         self._after = AfterWindow(
-            config if chosen else replace(config, owners=False),
+            config if chosen and self._on_trace_ready is None else replace(config, owners=False),
             self._guard,
             run=self._run,
             known=self._known,

@@ -209,7 +209,8 @@ def _of_a_rank(f: Facts) -> Facts:
 
 
 def _reasons(job: Facts, flops: Facts, tokens: Facts, found: Sequence[Facts]) -> dict[str, str]:
-    """Return why a number is None, by its name."""
+    """Return why a number is None or a kind of file is not there, by its name."""
     said = {name: why for f in found for name, why in (f.get("reasons") or {}).items()}
     unknown = [name for name, value in {**job, **flops, **tokens}.items() if value is None]
-    return {name: said.get(name, "not every rank reported it") for name in unknown}
+    missing_files = {name: said[name] for name in ("owners",) if name in said}
+    return {**{name: said.get(name, "not every rank reported it") for name in unknown}, **missing_files}

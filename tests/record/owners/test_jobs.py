@@ -1,0 +1,125 @@
+"""Jobs of many kinds have owners for all that the training thread does; losses and exit codes stay as they are."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.limits import HANG_S
+
+from stepscope.contract.run_folder import owners_file
+
+JOB = Path(__file__).with_name("job_modes.py")
+SOURCE = Path(__file__).parents[3] / "src"
+LINES = JOB.read_text().splitlines()
+pytestmark = pytest.mark.job
+
+
+def line_of(text: str) -> int:
+    """Return the number of the only line of the job that has this text."""
+    (number,) = [i for i, line in enumerate(LINES, 1) if text in line]
+    return number
+
+
+def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int = 22) -> tuple[list[str], list[dict]]:
+    """Return what a recorded job printed, and the owners of its ranks."""
+    python = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else None
+    job = [*(python or [sys.executable]), str(JOB), mode, str(steps)]
+    out = folder / "run"
+    recorded = [sys.executable, "-m", "stepscope", "record", "--out", str(out), *options, "--", *job]
+    printed = losses(recorded)
+    files = [out / owners_file(rank) for rank in range(ranks)]
+    return printed, [json.loads(gzip.decompress(f.read_bytes())) for f in files if f.exists()]
+
+
+def losses(command: list[str]) -> list[str]:
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return sorted(line for line in done.stdout.splitlines() if "0x" in line)
+
+
+def user_lines(owners: dict, stack: int) -> list[tuple[str, int]]:
+    frames = [owners["frames"][f] for f in owners["stacks"][stack]] if stack >= 0 else []
+    return [(owners["files"][f[0]], f[1]) for f in frames if f[3]]
+
+
+def operators(owners: dict) -> list[tuple[str, list[tuple[str, int]], str | None]]:
+    (thread,) = [t for t in owners["threads"] if t["role"] == "training"]
+    rows = zip(thread["name"], thread["stack"], thread["module"], strict=True)
+    modules = owners["modules"]
+    return [(owners["names"][n], user_lines(owners, s), modules[m] if m >= 0 else None) for n, s, m in rows]
+
+
+@pytest.mark.parametrize("mode", ["checkpoint", "compile", "lightning", "transformers"])
+def test_every_operator_has_a_line_and_losses_are_equal(mode: str, tmp_path: Path) -> None:
+    if mode in ("lightning", "transformers"):
+        pytest.importorskip(mode)
+    printed, (owners,) = run_job(mode, tmp_path)
+    assert printed == losses([sys.executable, str(JOB), mode, "22"])
+    found = operators(owners)
+    assert len(found) > 300
+    assert all(lines for _, lines, _ in found)
+    in_forward = [lines for name, lines, _ in found if name == "aten::gelu"]
+    if mode != "compile":
+        prefix = "" if mode == "checkpoint" else "net."
+        assert {lines[-1] for lines in in_forward} == {("job_modes.py", line_of("hidden = F.gelu"))}
+        assert {f"{prefix}blocks.2.up", f"{prefix}head"} <= set(owners["modules"])
+    else:
+        called = ("job_modes.py", line_of("loss = F.mse_loss(model(x.to"))
+        assert in_forward and all(called in lines for lines in in_forward)  # below it: the compiled function
+    if mode == "checkpoint":
+        assert len(in_forward) == 6  # once more in the backward pass
+
+
+def test_ranks_of_a_ddp_job_have_lines_modules_and_buckets(tmp_path: Path) -> None:
+    printed, both = run_job("ddp", tmp_path, ranks=2)
+    assert len(printed) == 2 * 22
+    assert [o["rank"] for o in both] == [0, 1]
+    assert both[0]["steps"] == both[1]["steps"] == [16]
+    for owners in both:
+        assert {"", "blocks.0.up", "blocks.2", "head"} <= set(owners["modules"])
+        names = [name for bucket in owners["buckets"] for name in bucket]
+        assert names[0].startswith("head.") and sorted(names) == sorted(set(names)) and len(names) == 20
+        statistics = [lines for name, lines, _ in operators(owners) if name == "aten::square"]
+        assert len(statistics) == 20
+        assert {lines[-1] for lines in statistics} == {("job_modes.py", line_of("return sum(p.grad.float()"))}
+        reduced = [lines for name, lines, _ in operators(owners) if name == "c10d::allreduce_"]
+        assert len(reduced) == len(owners["buckets"])
+        assert {lines[-1][1] for lines in reduced} == {line_of("loss.backward()")}
+    assert both[0]["source_files"] == ["job_modes.py"] and both[1]["source_files"] == []
+    assert (tmp_path / "run" / "source" / "job_modes.py").read_text() == JOB.read_text()
+
+
+def test_fsdp_job_has_lines_for_its_collectives(tmp_path: Path) -> None:
+    _, both = run_job("fsdp", tmp_path, ranks=2)
+    for owners in both:
+        gathers = [(lines, module) for name, lines, module in operators(owners) if name == "c10d::_allgather_base_"]
+        assert gathers and all(lines for lines, _ in gathers)
+        assert "blocks.1.up" in owners["modules"]
+
+
+def test_step_with_frames_is_in_no_timing(tmp_path: Path) -> None:
+    run_job("plain", tmp_path, "--steps", "4:6", steps=14)
+    lines = [json.loads(x) for x in (tmp_path / "run" / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+    assert [x["step"] for x in lines if x["profiled"]] == [4, 5, 6, 7]
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert run["unprofiled_after"]["steps"] == len(lines) - 9  # 8 settles
+
+
+def test_owners_and_source_can_be_left_out(tmp_path: Path) -> None:
+    _, owners = run_job("plain", tmp_path, "--no-owners", "--steps", "2:4", steps=8)
+    assert owners == [] and not (tmp_path / "run" / "source").exists()
+    (tmp_path / "again").mkdir()
+    _, (owners,) = run_job("plain", tmp_path / "again", "--no-source", "--steps", "2:4", steps=8)
+    assert owners["source_files"] == [] and not (tmp_path / "again" / "run" / "source").exists()
+
+
+def test_job_that_ends_before_has_none_and_says_why(tmp_path: Path) -> None:
+    _, owners = run_job("plain", tmp_path, "--steps", "2:4", steps=5)
+    assert owners == []
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert "ended before" in run["reasons"]["owners"]
