@@ -129,7 +129,7 @@ def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
     return event, Frame(file, function, line, caller, stack, inside, is_ours)
 
 
-def _event(  # noqa: PLR0913 - the columns
+def _event(
     event: Any,
     name: str | None,
     stack: int,
