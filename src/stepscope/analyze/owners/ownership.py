@@ -46,8 +46,11 @@ class Owned(ArrayRecord):
         if not len(self):
             return nobody(len(index))
         known = index >= 0
-        parts = [np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module)]
-        return Owned(*parts, backward=known & self.backward[index])
+
+        def at_index(ids: Ids) -> Ids:
+            return np.where(known, ids[index], NOBODY).astype(np.int32)
+
+        return Owned(at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index])
 
     def where(self, mask: Mask, other: "Owned") -> "Owned":
         """Return these owners where the mask holds, the others elsewhere."""

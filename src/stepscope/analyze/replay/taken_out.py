@@ -119,13 +119,20 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
     return kept
 
 
+def recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
+    """Return the moments between which the host's time before each item of a program lies."""
+    if rank.has_device:
+        return launch_edges(rank, program.device_index, numbers)
+    if (program.device_index >= 0).all():
+        return issue_edges(rank, program.device_index, numbers)
+    return step_edges(rank, numbers)
+
+
 def _recorded(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
     """Return the moments between which the host's time before each item lies, and what it did."""
-    if rank.has_device:
-        return launch_edges(rank, program.device_index, numbers), activities(rank)
-    if (program.device_index >= 0).all():
-        return issue_edges(rank, program.device_index, numbers), host_activities(rank)
-    return step_edges(rank, numbers), host_activities(rank, alone=True)
+    alone = not (program.device_index >= 0).all()
+    did = activities(rank) if rank.has_device else host_activities(rank, alone=alone)
+    return recorded_edges(rank, program, numbers), did
 
 
 def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, factor: float) -> Program:
