@@ -3,7 +3,7 @@
 Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -22,6 +22,8 @@ from stepscope.analyze.owners.cost import CodeCosts
 from stepscope.analyze.owners.costs import code_costs
 from stepscope.analyze.owners.of_run import ownership_of
 from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.sums import OwnerSums, owner_sums
+from stepscope.analyze.owners.trees import CodeTrees, code_trees
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView
@@ -32,6 +34,8 @@ from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
+from stepscope.analyze.replay.owner_part import owned_replay
+from stepscope.analyze.replay.owner_savings import owner_savings, worth_replaying
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
@@ -115,6 +119,37 @@ class Account(ArrayRecord):
         """Return what lines and modules cost, None where no rank recorded owners."""
         known = [(one, view.costs.calls) for one, view in zip(self.ownership, self.ranks, strict=True) if one]
         return code_costs([one for one, _ in known], [calls for _, calls in known])
+
+    @cached_property
+    def owner_sums(self) -> tuple[OwnerSums | None, ...]:
+        """Return what each distinct owner of each rank took, in the order of `ownership`."""
+        each = zip(self.ownership, self.ranks, strict=True)
+        return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
+
+    @cached_property
+    def code_trees(self) -> CodeTrees | None:
+        """Return what lines and modules took as trees, None where no rank recorded owners."""
+        known = [(o, s) for o, s in zip(self.ownership, self.owner_sums, strict=True) if o is not None and s]
+        return code_trees([o for o, _ in known], [s for _, s in known]) if known else None
+
+    @cached_property
+    def owned_replay(self) -> Replay | None:
+        """Return the replay that owners are taken out of, None where the run cannot be replayed."""
+        return owned_replay(self.replay, self.ownership) if self.replay else None
+
+    @cached_property
+    def line_savings(self) -> dict[str, float]:
+        """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
+        return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
+
+    def savings_without(self, owners: Iterable[str]) -> dict[str, float]:
+        """Return what the step saves (ns) without each owner alone; those that cannot be replayed are missing."""
+        if self.owned_replay is None:
+            return {}
+        step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
+        return owner_savings(
+            self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns
+        )
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:

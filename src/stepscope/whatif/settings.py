@@ -29,7 +29,7 @@ from stepscope.whatif import setting_changes as make
 from stepscope.whatif.fixes import fixes_of
 from stepscope.whatif.keys import FAMILY, SETTINGS
 from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
-from stepscope.whatif.without import owned_replay, owner_setting, scaled_owner, without_owner
+from stepscope.whatif.without import owner_setting, scaled_owner, without_owner
 
 _FAR_OFF = 0.15
 
@@ -95,7 +95,7 @@ def what_if(
         )
     step_ns = account.step.step_ns if account.step else None
     changes = [(name, m.fix) for name, m in zip(names, made, strict=True)]
-    replay = (owned_replay(account) if owners else None) or account.replay
+    replay = (account.owned_replay if owners else None) or account.replay
     try:
         found = predict(replay, changes, step_ns=step_ns)
     except CircularWaits as error:

@@ -9,27 +9,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.selection import OwnerName, owner_name
-from stepscope.analyze.owners.sums import COLUMNS, owner_sums
+from stepscope.analyze.replay.owner_part import claimed_ns, part_of
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out, with_plain_python
+from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out
 from stepscope.errors import InputError, UsageError
-from stepscope.intervals import EMPTY, Intervals, union
 from stepscope.run.quality import rank_ranges
-from stepscope.trace.classify import EventKind
 from stepscope.whatif.setting_changes import SettingChange
 
-MIN_PYTHON_NS = 20_000
-"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
-recording their neighbours costs"""
 _DOUBT = 0.15
 _MAX_FACTOR = 100.0
 _SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
-_TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
 
 @dataclass(frozen=True)
@@ -83,43 +74,10 @@ def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int]
     return SettingChange(changed, _DOUBT, note=_note(account, change, parts, all_ranks), limit_ns=limit_ns)
 
 
-def part_of(owned: Ownership, name: OwnerName) -> Part:
-    """Return what a rank did for an owner."""
-    rank = owned.rank
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    return Part(
-        host=owned.running(name.chosen(owned, owned.host.owner)),
-        work=name.chosen(owned, owned.by_work),
-        collectives=name.chosen(owned, owned.by_collective),
-        calls=calls[name.chosen(owned, owned.of_rows(calls))],
-    )
-
-
-def owned_replay(account: Account) -> Replay | None:
-    """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
-    if account.replay is None:
-        return None
-    return with_plain_python(account.replay, [_long_python(one) for one in account.ownership])
-
-
-def _long_python(owned: Ownership | None) -> Intervals:
-    if owned is None:
-        return EMPTY
-    host = owned.host
-    whole = union(host.start_ns[host.is_python & host.runs], host.end_ns[host.is_python & host.runs])
-    long = whole.end - whole.start >= MIN_PYTHON_NS
-    return Intervals(whole.start[long], whole.end[long])
-
-
 def _limit_ns(account: Account, name: OwnerName, ranks: set[int]) -> float:
-    """Return all the time per step that an owner takes on the rank where it takes most, host and device together."""
-    found = [0.0]
-    for one, view in zip(account.ownership, account.ranks, strict=True):
-        if one is not None and one.rank.rank in ranks:
-            sums = owner_sums(one, view.costs.calls)
-            chosen = name.chosen(one, sums.owner)
-            found.append(float(sums.amount[chosen][:, _TIMES].sum()))
-    return max(found)
+    """Return all the time per step that an owner takes on the rank where it takes most."""
+    each = zip(account.ownership, account.owner_sums, strict=True)
+    return max((claimed_ns(o, s, name) for o, s in each if o is not None and s and o.rank.rank in ranks), default=0.0)
 
 
 def _note(account: Account, change: OwnerChange, parts: Sequence[Part], all_ranks: bool) -> str:

@@ -1,0 +1,49 @@
+"""What each rank did for a line or a module, as the part that a replay can take out or scale."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.selection import OwnerName
+from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.taken_out import Part, with_plain_python
+from stepscope.intervals import EMPTY, Intervals, union
+from stepscope.trace.classify import EventKind
+
+MIN_PYTHON_NS = 20_000
+"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
+recording their neighbours costs"""
+_TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
+
+
+def part_of(owned: Ownership, name: OwnerName) -> Part:
+    """Return what a rank did for an owner."""
+    rank = owned.rank
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    return Part(
+        host=owned.running(name.chosen(owned, owned.host.owner)),
+        work=name.chosen(owned, owned.by_work),
+        collectives=name.chosen(owned, owned.by_collective),
+        calls=calls[name.chosen(owned, owned.of_rows(calls))],
+    )
+
+
+def claimed_ns(owned: Ownership, sums: OwnerSums, name: OwnerName) -> float:
+    """Return all the time per step that an owner takes on a rank, host and device together: it saves no more."""
+    return float(sums.amount[name.chosen(owned, sums.owner)][:, _TIMES].sum())
+
+
+def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Replay:
+    """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
+    return with_plain_python(replay, [_long_python(one) for one in ownership])
+
+
+def _long_python(owned: Ownership | None) -> Intervals:
+    if owned is None:
+        return EMPTY
+    host = owned.host
+    whole = union(host.start_ns[host.is_python & host.runs], host.end_ns[host.is_python & host.runs])
+    long = whole.end - whole.start >= MIN_PYTHON_NS
+    return Intervals(whole.start[long], whole.end[long])
