@@ -81,7 +81,7 @@ def _of_fates(changes: Sequence[FindingChange], told: Validation) -> Iterator[st
     """Yield findings of which one place says that they are gone and the other that they are there."""
     said: dict[str, set[str]] = {}
     for change in changes:
-        if max(change.a_ms, change.b_ms) > 0:
+        if max(change.a_ns, change.b_ns) > 0:
             said.setdefault(change.id, set()).add(change.what)
     stays = {GREW, STAYED}
     for word, ids, fits in (

@@ -162,4 +162,4 @@ def test_a_finding_of_which_less_than_half_is_left_did_not_stay() -> None:
 def test_two_findings_of_one_kind_are_compared_together() -> None:
     before = report(findings=(("host-stall", 0), ("host-stall", 0)))
     found = finding_changes([before], [report(findings=(("host-stall", 0),))])
-    assert [(f.what, f.a_ms, f.b_ms) for f in found] == [("stayed", 4.0, 2.0)]
+    assert [(f.what, f.a_ns, f.b_ns) for f in found] == [("stayed", 4_000_000, 2_000_000)]

@@ -100,7 +100,7 @@ def test_constructed_run_agrees_with_itself(
 def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
     agreement: ModuleType, tmp_path: Path, name: str
 ) -> None:
-    pair = []
+    pair: list[Account] = []
     for which in ("faulty", "fixed"):
         job = simulate(*getattr(FAULTS[name], which))
         (tmp_path / which).mkdir()
@@ -111,7 +111,7 @@ def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
 
 @pytest.mark.parametrize("left_us", [0, 300, 900, 1100, 2000, 5000])
 def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp_path: Path, left_us: float) -> None:
-    pair = []
+    pair: list[Account] = []
     for late_us in (2000, left_us):
         (tmp_path / f"{len(pair)}").mkdir()
         pair.append(account_of(late_run(tmp_path / f"{len(pair)}", late_us=late_us, loading=True)))
@@ -119,17 +119,17 @@ def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp
 
 
 def test_a_pair_told_otherwise_is_noticed(agreement: ModuleType) -> None:
-    def change(a_ms: float, b_ms: float) -> FindingChange:
-        return FindingChange("straggler", "Rank 1", (1,), a_ms, b_ms, int(a_ms > 0), int(b_ms > 0))
+    def change(a_ns: int, b_ns: int) -> FindingChange:
+        return FindingChange("straggler", "Rank 1", (1,), a_ns, b_ns, int(a_ns > 0), int(b_ns > 0))
 
     told = Validation(
         *(10e6, 8e6, "profiled", 2e6, 1e5), ("straggler",), 2e6, 1e6, 3e6, "came true", remaining=(), fresh=(), notes=()
     )
-    assert list(agreement._of_fates([change(2.0, 0.0)], told)) == []
-    assert list(agreement._of_fates([change(2.0, 0.5)], told)) == []
-    assert list(agreement._of_fates([change(2.0, 1.5)], told))
+    assert list(agreement._of_fates([change(20, 0)], told)) == []
+    assert list(agreement._of_fates([change(20, 5)], told)) == []
+    assert list(agreement._of_fates([change(20, 15)], told))
     still = replace(told, fixed=(), remaining=("straggler",))
-    assert list(agreement._of_fates([change(2.0, 0.5)], still))
+    assert list(agreement._of_fates([change(20, 5)], still))
     assert list(agreement._of_fates([], replace(told, fixed=(), fresh=("straggler",))))
 
 
