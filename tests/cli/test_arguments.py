@@ -12,7 +12,7 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
-from stepscope.cli.main import main
+from stepscope.cli.main import COMMANDS, main
 from stepscope.cli.sizes import MAX_BYTES, size_bytes
 from stepscope.output_path import why_no_file
 
@@ -102,6 +102,12 @@ def test_odd_arguments_are_one_line(
     assert "a device" in str(why_no_file("/dev/null"))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([name, "--out=--", "run"]) == 2
+    assert "argument --out: expected a value, found '--'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("jobs", ["99999999", "4"])
 def test_more_jobs_than_a_machine_can_have_are_as_many_as_it_has(
     jobs: str, folder: Path, capsys: pytest.CaptureFixture[str]
@@ -131,7 +137,7 @@ def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.C
 
 AS_ANOTHER = """
 import os, sys
-from stepscope.cli.main import main
+from stepscope.cli.main import COMMANDS, main
 readable, *words = sys.argv[1:]
 for name in {words[0], "report", "compare"}:  # all that is loaded on the way is loaded before
     main([name, *[readable] * (2 if name == "compare" else 1), "--no-cache"])
