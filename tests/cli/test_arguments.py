@@ -137,7 +137,7 @@ def test_report_holds_no_infinity(folder: Path, tmp_path: Path, capsys: pytest.C
 
 AS_ANOTHER = """
 import os, sys
-from stepscope.cli.main import COMMANDS, main
+from stepscope.cli.main import main
 readable, *words = sys.argv[1:]
 for name in {words[0], "report", "compare"}:  # all that is loaded on the way is loaded before
     main([name, *[readable] * (2 if name == "compare" else 1), "--no-cache"])
