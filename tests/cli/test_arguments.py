@@ -12,7 +12,7 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
-from stepscope.cli.main import main
+from stepscope.cli.main import COMMANDS, main
 from stepscope.cli.sizes import MAX_BYTES, size_bytes
 from stepscope.output_path import why_no_file
 
@@ -100,6 +100,12 @@ def test_odd_arguments_are_one_line(
     assert "stepscope failed" not in said.err
     assert os.listdir(tmp_path) == []
     assert "a device" in str(why_no_file("/dev/null"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([name, "--out=--", "run"]) == 2
+    assert "argument --out: expected a value, found '--'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("jobs", ["99999999", "4"])

@@ -61,9 +61,19 @@ def _command(name: str, *arguments: str) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     taken.add_arguments(command)
+    _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
     code: int = import_module(f"stepscope.cli.{name}").run(args)
     return code
+
+
+def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:
+    """End where an option's value is `--`, which argparse would drop and give the command a list in its place."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    for word in own:
+        option, sign, value = word.partition("=")
+        if option.startswith("--") and sign and value == "--":
+            command.error(f"argument {option}: expected a value, found '--'")
 
 
 def _one_line(message: str) -> str:
