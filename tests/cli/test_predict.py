@@ -77,7 +77,7 @@ def test_strategy_names_the_simple_rule_and_what_was_assumed(capsys):
     [
         (["flops", "--layers", "2", "--seq-len", "8"], "the model lacks --d-model"),
         (["memory", *MODEL, "--device", "Quantum9"], "not in the hardware table"),
-        (["memory", *MODEL, "--data", "4", "--expert", "3"], "expected expert ranks to divide"),
+        (["memory", *MODEL, "--data", "4", "--expert", "3"], "expert ranks have to divide"),
         (["strategy", *MODEL, "--sequences", "8", "--world-size", "8"], "--device NAME"),
     ],
 )

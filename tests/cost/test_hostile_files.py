@@ -78,7 +78,7 @@ def test_row_of_a_csv_that_cannot_be_is_named(tmp_path: Path, cell: str) -> None
     path = tmp_path / "times.csv"
     for row in (f"all_reduce,{cell},8,1", f"all_reduce,2,{cell},1", f"all_reduce,2,8,{cell}", f"{cell},2,8,1"):
         path.write_text(f"op,world_size,bytes,median_us\n{row}\n")
-        with pytest.raises(StepscopeError, match="row 1: expected") as raised:
+        with pytest.raises(StepscopeError, match=r"row 1: has to (be|have)") as raised:
             points_from_csv(path)
         assert len(str(raised.value)) < 600
 
@@ -86,7 +86,7 @@ def test_row_of_a_csv_that_cannot_be_is_named(tmp_path: Path, cell: str) -> None
 def test_model_of_a_million_billion_layers_is_refused(tmp_path: Path) -> None:
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "num_hidden_layers": 10**15}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
-    with pytest.raises(StepscopeError, match="layers of at most"):
+    with pytest.raises(StepscopeError, match="layers has to be at most"):
         transformer_from_config(tmp_path / "config.json")
 
 

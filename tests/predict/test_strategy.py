@@ -68,8 +68,8 @@ def test_bubble_is_stages_less_one_over_micro_batches():
     "asked, said",
     [
         (question(replace(LARGE, layers=1000), devices=1, sequences=1), "in no way"),
-        (question(SMALL, devices=0), "devices of at least 1"),
-        (question(SMALL, gb=-1), "memory above 0"),
+        (question(SMALL, devices=0), "devices has to be at least 1"),
+        (question(SMALL, gb=-1), "memory has to be above 0"),
         (question(SMALL, devices=7, sequences=64), "multiple of the devices"),
     ],
 )

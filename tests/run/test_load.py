@@ -45,7 +45,7 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
 def test_two_different_traces_of_a_rank_are_refused(tmp_path: Path) -> None:
     small(1).write(tmp_path)
     (tmp_path / "again.json.gz").write_bytes(gzip.compress(json.dumps(small(1, shift=3).document()).encode()))
-    with pytest.raises(InputError, match="found two of rank 1") as error:
+    with pytest.raises(InputError, match="two traces are of rank 1") as error:
         load(tmp_path, cache=False)
     assert "\n" not in str(error.value)
 
@@ -53,7 +53,7 @@ def test_two_different_traces_of_a_rank_are_refused(tmp_path: Path) -> None:
 def test_two_windows_of_a_rank_by_name_are_refused(tmp_path: Path) -> None:
     for k in range(2):
         anonymous(tmp_path, f"worker0.{k}.pt.trace.json", start=20 + k)
-    with pytest.raises(InputError, match=r"found two of rank 0 \(by file name\)"):
+    with pytest.raises(InputError, match=r"two traces are of rank 0 \(by file name\)"):
         load(tmp_path, cache=False)
 
 

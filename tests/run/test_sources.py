@@ -75,7 +75,7 @@ def test_nothing_found_is_one_line(folder: Path, given: str) -> None:
 
 def test_folder_without_traces_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(InputError, match=r"expected traces \(\.json.*found none in"):
+    with pytest.raises(InputError, match=r"no traces \(\.json.* in "):
         find_sources(tmp_path)
 
 

@@ -30,7 +30,7 @@ def test_two_traces_in_one_file_are_refused_with_a_command_that_splits_them(
 ) -> None:
     path = tmp_path / "both.json"
     path.write_text(text_of(0, count) + "\n" + text_of(1, count))
-    with pytest.raises(TraceError, match="found several one after the other") as raised:
+    with pytest.raises(TraceError, match="several traces one after the other") as raised:
         read(path, threads=threads)
     subprocess.run(str(raised.value).partition("split them: ")[2], shell=True, cwd=tmp_path, check=True)
     assert read(tmp_path / "first.json").header["distributedInfo"] == {"rank": 0}
@@ -55,7 +55,7 @@ def test_two_arrays_of_events_are_refused(tmp_path: Path) -> None:
     events = json.dumps([event("kernel", "k", i, 1) for i in range(30)])
     path = tmp_path / "both.json"
     path.write_text(events + "\n" + events)
-    with pytest.raises(TraceError, match="found several"):
+    with pytest.raises(TraceError, match="several traces"):
         read(path)
 
 
@@ -93,7 +93,7 @@ def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bo
             info = tarfile.TarInfo(f"rank{rank}.json")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    with pytest.raises(TraceError, match=r"found a tar archive; unpack it \(tar -xf"):
+    with pytest.raises(TraceError, match=r"is a tar archive, not one trace; unpack it \(tar -xf"):
         read(path)
 
 

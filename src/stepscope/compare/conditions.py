@@ -85,7 +85,7 @@ def judge(gates: Sequence[Gate], report: Mapping[str, Any]) -> list[GateResult]:
             raise UsageError(
                 f"--fail-on {gate}: a change in % needs two runs (stepscope compare A B); leave out the % for a number"
             )
-    return [_judged(gate, numbers(report, gate.name), _why_unknown(report, gate.name)) for gate in gates]
+    return [_gate_result(gate, numbers(report, gate.name), _why_unknown(report, gate.name)) for gate in gates]
 
 
 def numbers(report: Mapping[str, Any], name: str) -> list[float | None]:
@@ -129,7 +129,7 @@ def _items_by_name(items: list[Any]) -> list[tuple[str, Any]]:
     return list(out.items())
 
 
-def _judged(gate: Gate, values: list[float | None], why_unknown: str) -> GateResult:
+def _gate_result(gate: Gate, values: list[float | None], why_unknown: str) -> GateResult:
     unknown = [v for v in values if v is None]
     met = [v for v in values if v is not None and gate.met(v)]
     if met:

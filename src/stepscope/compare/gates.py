@@ -35,11 +35,11 @@ def _meant(name: str, by_name: Mapping[str, Metric], a: Reports, b: Reports) -> 
 
 def _worst(gate: Gate, metrics: Sequence[Metric]) -> GateResult:
     """Return the first result that does not hold, else the first."""
-    results = [_judged(gate, metric) for metric in metrics]
+    results = [_gate_result(gate, metric) for metric in metrics]
     return next((r for r in results if not r.holds), results[0])
 
 
-def _judged(gate: Gate, metric: Metric) -> GateResult:
+def _gate_result(gate: Gate, metric: Metric) -> GateResult:
     if metric.b is None or (gate.relative and metric.a is None):
         return GateResult(gate, False, None, f"{metric.name} is not known of both sides, so the gate cannot hold")
     if not gate.relative:

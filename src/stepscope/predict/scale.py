@@ -109,7 +109,7 @@ class _Job(ArrayRecord):
 def _checked(account: Account, world_sizes: Sequence[int]) -> tuple[Replay, int]:
     for world in world_sizes:
         if not 1 < world <= _MAX_WORLD_SIZE:
-            raise UsageError(f"expected world sizes from 2 to {_MAX_WORLD_SIZE:,}, found {world}")
+            raise UsageError(f"a world size has to be from 2 to {_MAX_WORLD_SIZE:,}, not {world}")
     recorded = account.run.world_size
     if account.replay is None or recorded is None or recorded < 2:
         raise InputError(
@@ -165,7 +165,7 @@ def _no_time(account: Account, rows: Sequence[np.ndarray]) -> list[Floats]:
 def _slower_compute(replay: Replay, factor: float) -> Replay:
     """Return the replay with host and device work taking `factor` of its time, communication as it was."""
     if factor <= 0:
-        raise UsageError(f"expected a compute factor above 0, found {factor:g}")
+        raise UsageError(f"the compute factor has to be above 0, not {factor:g}")
     return replay if factor == 1 else rebuilt(replay, [_slower(p, factor) for p in replay.programs])
 
 

@@ -108,11 +108,15 @@ def time_band(
 
 def _check(q: Question) -> None:
     checked(q.model)
-    for what, value in (("devices", q.devices), ("sequence length", q.seq_len), ("global batch", q.sequences)):
+    for what, value in (
+        ("the number of devices", q.devices),
+        ("the sequence length", q.seq_len),
+        ("the global batch", q.sequences),
+    ):
         if value < 1:
-            raise UsageError(f"expected {what} of at least 1, found {value}")
+            raise UsageError(f"{what} has to be at least 1, not {value}")
     if q.device_bytes <= 0:
-        raise UsageError(f"expected device memory above 0, found {q.device_bytes:g} bytes")
+        raise UsageError(f"device memory has to be above 0, not {q.device_bytes:g} bytes")
 
 
 def _candidates(q: Question, times: CollectiveTimes) -> Iterator[Candidate]:

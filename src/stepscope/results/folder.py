@@ -71,7 +71,7 @@ def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:
 def _series(row: Any, path: Path) -> BenchSeries:
     name, samples = (row.get("name"), row.get("samples_ms")) if isinstance(row, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(samples, list):
-        raise InputError(f"{path}: a series has to have name and samples_ms; found {type(row).__name__}")
+        raise InputError(f"{path}: a series needs name and samples_ms, which a {type(row).__name__} does not have")
     runs = [tuple(round(t * NS_PER_MS) for t in run if _is_time(t)) for run in samples if isinstance(run, list)]
     config, summary = (row.get(key) if isinstance(row.get(key), dict) else {} for key in ("config", "summary"))
     numbers = {k: float(v) for k, v in summary.items() if _is_number(v)}

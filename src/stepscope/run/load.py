@@ -194,8 +194,8 @@ def _refuse_too_many(num_files: int, budget: Budget) -> None:
     most = budget.limit_bytes // BYTES_PER_RANK
     if num_files > most:
         raise InputError(
-            f"expected traces of ranks, found {num_files:,} files too small to be any; at most {most:,} of "
-            "this size are read at once: pass some of them, by glob"
+            f"{num_files:,} files are too small to be traces of ranks; at most {most:,} of this size are read at once: "
+            "pass some of them, by glob"
         )
 
 
@@ -261,7 +261,7 @@ def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> N
     for trace, (rank, source) in zip(traces, known, strict=True):
         if rank in owner:
             raise InputError(
-                f"expected one trace per rank, found two of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
+                f"two traces are of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
                 "two runs or two windows lie together: pass one of them, by folder or by glob"
             )
         owner[rank] = trace.path

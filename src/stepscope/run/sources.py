@@ -61,7 +61,7 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
         raise InputError(f"cannot look for traces in {_shown(many)}: {reason}; check the path") from error
     if not found:
         instead = _steps_only(many) or _below(many)
-        raise InputError(f"expected traces ({', '.join(TRACE_ENDINGS)}), found none in {_shown(many)}{instead}")
+        raise InputError(f"no traces ({', '.join(TRACE_ENDINGS)}) in {_shown(many)}{instead}")
     unique: dict[str, Source] = {}
     repeated = []
     for source in found:

@@ -111,7 +111,7 @@ def difference(
         shape, errors = _over_runs(pairs, rng), _errors([pairs])
     else:
         shape, errors = _over_runs(theirs, rng) - _over_runs(ours, rng), _errors([ours, theirs])
-    return _judged(_mean(ours), _mean(theirs), _centred(shape), errors)
+    return _difference_of(_mean(ours), _mean(theirs), _centred(shape), errors)
 
 
 def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
@@ -121,7 +121,7 @@ def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
         return Difference(float(x.mean()), float(y.mean()), nan, nan, None, None)
     variances = [float(v.var(ddof=1)) / len(v) for v in (x, y)]
     df = welch(variances, [len(x) - 1, len(y) - 1])
-    return _judged(float(x.mean()), float(y.mean()), None, [(float(np.sqrt(sum(variances))), df)])
+    return _difference_of(float(x.mean()), float(y.mean()), None, [(float(np.sqrt(sum(variances))), df)])
 
 
 def mean_errors(columns: Floats, *, trim: float = 0.0) -> tuple[Floats, Floats]:
@@ -280,7 +280,7 @@ def _errors(sides: Sequence[Sequence[_BootstrapRun]]) -> list[tuple[float, float
     return errors
 
 
-def _judged(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> Difference:
+def _difference_of(a: float, b: float, shape: Floats | None, errors: Sequence[tuple[float, float]]) -> Difference:
     """Return the difference with its interval, and how likely it is by chance."""
     se, df = _widest(errors)
     if not se:

@@ -40,7 +40,7 @@ class Budget:
         if over:
             raise OverBudget(
                 f"needs more memory than its size accounts for ({self.limit_bytes >> 20} MB for all files together); "
-                "expected a profiler's trace, found what multiplies when it is read; record fewer steps if it is one"
+                "it multiplies when it is read, as traces of a profiler do not; record fewer steps if it is one"
             )
 
 

@@ -45,7 +45,7 @@ def read(
         raise TraceError(f"{path}: {e}") from e
     except MemoryError as e:
         needed = stream.expected_raw_bytes() // 2
-        raise TraceError(f"{path}: not enough memory; expected about {needed >> 20} MB to be free") from e
+        raise TraceError(f"{path}: not enough memory: about {needed >> 20} MB have to be free to read it") from e
 
 
 def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int], None] | None) -> Trace:
@@ -87,10 +87,8 @@ def _head(stream: Stream, chunks: Iterator[bytes]) -> tuple[Head, bytes]:
         head = read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
-    found = "JSON without it" if data.lstrip()[:1] == b"{" else "something else"
-    raise TraceError(
-        f"{stream.path}: expected a trace with a traceEvents array, found {found}; is it a profiler trace?"
-    )
+    kind = "this JSON" if data.lstrip()[:1] == b"{" else "this file, which is not JSON,"
+    raise TraceError(f"{stream.path}: {kind} has no traceEvents array; is it a profiler trace?")
 
 
 def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
@@ -117,7 +115,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
         **counts._asdict(),
     )
     if not len(columns["ph"]) and (truncated or quality.malformed or quality.bad_time or quality.far_times):
-        raise TraceError(f"{stream.path}: expected trace events, found none that can be read; the file is damaged")
+        raise TraceError(f"{stream.path}: no trace event of it can be read; the file is damaged, record it again")
     for array in (*columns.values(), *(a for sparse in args.values() for a in (sparse.rows, sparse.values))):
         array.flags.writeable = False  # as from the cache
     return Trace(str(stream.path), stream.raw_bytes, header, strings.strings, columns, args, quality)

@@ -32,8 +32,8 @@ def refuse_archive(path: Path, data: bytes) -> None:
     for at, magic, kind in _ARCHIVES:
         if data[at : at + len(magic)] == magic:
             raise TraceError(
-                f"{path}: expected one trace, found a {kind} archive; unpack it ({_UNPACK[kind]} {path.name}) and give "
-                "the folder"
+                f"{path}: is a {kind} archive, not one trace; unpack it ({_UNPACK[kind]} {path.name}) and give the "
+                "folder"
             )
 
 
@@ -83,6 +83,6 @@ def _how_to_split(path: Path, at: int, *, packed: bool) -> str:
     read = f"gzip -dc {name} | " if packed else ""
     source = "" if packed else f" {name}"
     return (
-        f"{path}: expected one trace, found several one after the other, the second from byte {at:,} on; split them: "
+        f"{path}: holds several traces one after the other, the second from byte {at:,} on; split them: "
         f"{read}head -c {at}{source} > first.json; {read}tail -c +{at + 1}{source} > second.json"
     )

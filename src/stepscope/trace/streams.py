@@ -127,8 +127,8 @@ class Stream:
         total = self.raw_bytes + more
         if total > RATIO_FREE_BYTES and total > MAX_RATIO * self.read_bytes:
             raise TraceError(
-                f"{self.path}: unpacks to more than {MAX_RATIO} times its size; expected a trace (15 to 30 times), "
-                "found what looks like a decompression bomb; unpack it yourself if it is genuine"
+                f"{self.path}: unpacks to more than {MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
+                "like a decompression bomb: unpack it yourself if it is genuine"
             )
 
 
@@ -151,7 +151,7 @@ def _regular_size(path: Path) -> int:
         raise TraceError(f"{path}: cannot be read: {e.strerror or e}") from e
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a device, pipe or socket"
-        raise TraceError(f"{path}: expected a trace file, found {kind}")
+        raise TraceError(f"{path}: is {kind}, not a trace; give a file")
     if not status.st_size:
-        raise TraceError(f"{path}: expected a trace, found an empty file")
+        raise TraceError(f"{path}: is an empty file, not a trace; record it again or leave it out")
     return status.st_size

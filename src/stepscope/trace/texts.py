@@ -39,7 +39,7 @@ def decode(text: Text) -> DecodedText:
     if not text.flags:
         return DecodedText(plain, replaced, False)
     clean = plain
-    if TextFlags.MENDED in text.flags:
+    if TextFlags.FIXED in text.flags:
         clean = _CONTROL.sub(REPLACEMENT, plain)
     replaced = replaced or clean != plain
     if TextFlags.JSON in text.flags:

@@ -65,13 +65,13 @@ def test_example_in_yaml_says_the_same_as_toml(tmp_path: Path) -> None:
 
 def test_wrong_value_is_named_with_file_and_line(tmp_path: Path) -> None:
     said = refusal(tmp_path, "[train]\nsteps = 3\nlr = -1\n")
-    assert said.endswith("job.toml, line 3: train.lr: expected a number above 0, found -1")
+    assert said.endswith("job.toml, line 3: train.lr has to be a number above 0, not -1")
 
 
 def test_wrong_value_in_yaml_is_named_with_its_line(tmp_path: Path) -> None:
     pytest.importorskip("yaml")
     said = refusal(tmp_path, "train:\n  steps: many\n", name="job.yaml")
-    assert said.endswith("job.yaml, line 2: train.steps: expected a whole number of at least 1, found 'many'")
+    assert said.endswith("job.yaml, line 2: train.steps has to be a whole number of at least 1, not 'many'")
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_wrong_value_in_yaml_is_named_with_its_line(tmp_path: Path) -> None:
         ("[train]\nstrateggy = 'ddp'", "line 2: train.strateggy: no such setting, did you mean strategy?"),
         ("[train]\nweight_decay = 0.1", "train.weight_decay: no such setting, did you mean optimizer.weight_decay?"),
         ("[shceduler]\ndecay = 'linear'", "line 1: shceduler: no such setting, did you mean scheduler?"),
-        ("train = 3", "train: expected settings by name, found 3"),
-        ("[train]\nprecision = 'fp61'", "train.precision: expected one of fp32, tf32, fp16, bf16, found 'fp61'"),
-        ("[train]\nsteps = true", "train.steps: expected a whole number of at least 1, found True"),
-        ("[train]\nlr = nan", "train.lr: expected a number above 0, found nan"),
-        ("[optimizer]\nbetas = [0.9]", "optimizer.betas: expected a list of 2 numbers of at least 0, found [0.9]"),
-        ("[profile]\nranks = [-1]", "profile.ranks: expected a list of numbers of at least 0, or none"),
-        ("[scheduler]\ndecay = 'linear'\nwarmup_steps = 100", "warmup_steps: expected fewer than the 100 total steps"),
-        ("[train]\nprecision = 'fp16'\nstrategy = 'fsdp2_zero3'", "whose shards share no loss scale, found 'fp16'"),
-        ("[train\nlr = 1", "expected TOML, found an error"),
+        ("train = 3", "train has to hold settings by name, not 3"),
+        ("[train]\nprecision = 'fp61'", "train.precision has to be one of fp32, tf32, fp16, bf16, not 'fp61'"),
+        ("[train]\nsteps = true", "train.steps has to be a whole number of at least 1, not True"),
+        ("[train]\nlr = nan", "train.lr has to be a number above 0, not nan"),
+        ("[optimizer]\nbetas = [0.9]", "optimizer.betas has to be a list of 2 numbers of at least 0, not [0.9]"),
+        ("[profile]\nranks = [-1]", "profile.ranks has to be a list of numbers of at least 0, or none"),
+        ("[scheduler]\ndecay = 'linear'\nwarmup_steps = 100", "warmup_steps has to be below the 100 total steps"),
+        ("[train]\nprecision = 'fp16'\nstrategy = 'fsdp2_zero3'", "whose shards share no loss scale, not 'fp16'"),
+        ("[train\nlr = 1", "is not TOML: "),
     ],
 )
 def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> None:
@@ -99,11 +99,11 @@ def test_what_is_refused_is_explained(tmp_path: Path, text: str, said: str) -> N
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("train.lr=fast", "--set: train.lr: expected a number above 0, found 'fast'"),
-        ("lr=1", "--set lr=1: expected section.name=value"),
-        ("train.lr", "--set train.lr: expected section.name=value"),
+        ("train.lr=fast", "--set: train.lr has to be a number above 0, not 'fast'"),
+        ("lr=1", "--set lr=1: has to be section.name=value"),
+        ("train.lr", "--set train.lr: has to be section.name=value"),
         ("tarin.lr=1", "did you mean train?"),
-        ("train.clip_norm.x=1", "expected clip_norm to hold settings"),
+        ("train.clip_norm.x=1", "clip_norm has to hold settings"),
     ],
 )
 def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override: str, said: str) -> None:
@@ -113,7 +113,7 @@ def test_wrong_change_on_the_command_line_is_explained(tmp_path: Path, override:
 def test_missing_file_and_strange_suffix_are_explained(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         config_from(tmp_path / "none.toml")
-    assert "expected a configuration named *.toml" in refusal(tmp_path, name="job.ini")
+    assert "a configuration is named *.toml" in refusal(tmp_path, name="job.ini")
 
 
 def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_benchmark_with_a_wrong_configuration_ends_at_once(tmp_path: Path, capsy
 @pytest.mark.parametrize("deep", ["a: " + "[" * 20_000, "- " * 20_000 + "a", "? " * 5_000])
 def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
     pytest.importorskip("yaml")
-    assert "expected at most 50 levels" in refusal(tmp_path, deep, name="deep.yaml")
+    assert "more than 50 levels deep" in refusal(tmp_path, deep, name="deep.yaml")
 
 
 @pytest.mark.parametrize("name", ["4294967296", "yes", "null", "2024-11-15", "1e999", "[a, b]"])
@@ -173,4 +173,4 @@ def test_yaml_that_nests_without_end_is_refused_at_once(tmp_path, deep):
 def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
     pytest.importorskip("yaml")
     said = refusal(tmp_path, place.format(name), name="job.yaml")
-    assert "expected names of settings, found" in said or "no such setting" in said or "expected YAML" in said
+    assert "is no name of a setting" in said or "no such setting" in said or "is not YAML" in said

@@ -143,7 +143,7 @@ def test_formula_and_simulation_agree_on_memory(job):
 
 
 def test_nonsense_jobs_are_refused():
-    with pytest.raises(UsageError, match="data of at least 1"):
+    with pytest.raises(UsageError, match="data has to be at least 1"):
         simulate_step(Job(SHAPE, data=0))
     with pytest.raises(UsageError, match="divide"):
         simulate_step(Job(EXPERTS, "ddp", data=4, expert=3))

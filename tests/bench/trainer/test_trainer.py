@@ -139,7 +139,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[Train
         trained(tmp_path, model=nn.Linear(1, 1), data=[], loss=lambda m, b: m(b))
     with pytest.raises(InputError, match="no checkpoint to resume"):
         trained(tmp_path, resume=True)
-    with pytest.raises(UsageError, match=r"train\.clip_norm: expected none with strategy deepspeed_zero1"):
+    with pytest.raises(UsageError, match=r"train\.clip_norm has to be none with strategy deepspeed_zero1"):
         Trainer(overrides=["train.strategy=deepspeed_zero1"])
 
 
@@ -165,7 +165,7 @@ def test_flags_on_the_command_line_change_settings(tmp_path: Path, capsys: pytes
     assert main([*flags, "--no-profile", "--lr", "0.5", "--out", str(tmp_path / "out")]) == 0
     assert "step     3 of 3  training  lr 5.000e-01" in capsys.readouterr().out
     assert main([*flags, "--lr", "fast"]) == 2
-    assert "stepscope: --set: train.lr: expected a number above 0, found 'fast'" in capsys.readouterr().err
+    assert "stepscope: --set: train.lr has to be a number above 0, not 'fast'" in capsys.readouterr().err
 
 
 def test_trainer_is_part_of_the_package() -> None:

@@ -141,7 +141,7 @@ def test_nonsense_is_refused():
     model = gpt(2, 64, 4, 100, 16)
     with pytest.raises(UsageError, match="batch and sequence"):
         training_memory(model, Batch(0, 16))
-    with pytest.raises(UsageError, match="data of at least 1"):
+    with pytest.raises(UsageError, match="data has to be at least 1"):
         Layout(data=0)
     with pytest.raises(UsageError, match="multiple of heads"):
         training_memory(gpt(2, 65, 4, 100, 16), Batch(1, 16))

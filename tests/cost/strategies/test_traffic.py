@@ -93,7 +93,7 @@ def test_costs_of_a_model_at_hand():
 
 def test_nonsense_models_and_world_sizes_are_refused():
     profiler = CommunicationProfiler(Fabric(Link(1, 1)))
-    with pytest.raises(UsageError, match="world size of at least 1"):
+    with pytest.raises(UsageError, match="world size has to be at least 1"):
         profiler.estimate_ddp_comm_cost(Model(), world_size=0)
     with pytest.raises(UsageError, match="parameters"):
         profiler.estimate_fsdp_comm_cost(object(), world_size=4)

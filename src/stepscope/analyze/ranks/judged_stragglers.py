@@ -40,7 +40,7 @@ _MAIN_CAUSE = 0.5
 
 
 @dataclass(frozen=True)
-class Judged:
+class LateRanks:
     """The late ranks, and how late ranks are by the log where it decides."""
 
     stragglers: tuple[Straggler, ...]
@@ -51,7 +51,7 @@ class Judged:
 
 def judged_stragglers(
     shared: Aligned, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
-) -> Judged:
+) -> LateRanks:
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
     recurring = _recurring_late(training)
@@ -77,7 +77,7 @@ def judged_stragglers(
             late_ns[rank] = log.late_ns
     named = {s.rank for s in found}
     found += [s for rank, s in recurring.items() if rank not in named]
-    return Judged(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
+    return LateRanks(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
 
 
 def _is_late(log: LateRank) -> bool:

@@ -78,10 +78,10 @@ def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
     own = own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < _MIN_STEPS:
         return []
-    return [_judged(log.rank, own, i) for i, log in enumerate(logs)]
+    return [_late_rank(log.rank, own, i) for i, log in enumerate(logs)]
 
 
-def _judged(rank: int, own: Floats, i: int) -> LateRank:
+def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
     typical = np.nanmedian(own, axis=1)
     others = np.delete(typical, i)
     by_step = _by_step(own, typical, i)

@@ -40,7 +40,7 @@ def section(kind: type[T], values: Any, *, name: str, where: Where, elsewhere: M
     `elsewhere` are the names of all settings with their section, for one that was put into the wrong section.
     """
     if not isinstance(values, Mapping):
-        raise UsageError(f"{where(name)}: {name}: expected settings by name, found {values!r}")
+        raise UsageError(f"{where(name)}: {name} has to hold settings by name, not {values!r}")
     fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
     made = {}
@@ -57,7 +57,7 @@ def no_such(name: str, known: list[str]) -> str:
     """Return what to say of a name that nobody knows, with the nearest that somebody does."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f", did you mean {near[0]}?" if near else ";"
-    return f"no such setting{meant} expected one of {', '.join(known)}"
+    return f"no such setting{meant} known: {', '.join(known)}"
 
 
 def fitting(value: Any, hint: Any, about: Mapping[str, Any], *, complain: Callable[[str, Any], UsageError]) -> Any:
@@ -98,7 +98,7 @@ _WORDS = {
 
 
 def _complaint(dotted: str, where: Where) -> Callable[[str, Any], UsageError]:
-    return lambda expected, found: UsageError(f"{where(dotted)}: {dotted}: expected {expected}, found {found!r}")
+    return lambda expected, found: UsageError(f"{where(dotted)}: {dotted} has to be {expected}, not {found!r}")
 
 
 def without_none(hint: Any) -> tuple[Any, bool]:

@@ -44,18 +44,18 @@ def read_config(path: str | Path) -> ConfigFile:
     readers = {".toml": _toml, ".yaml": _yaml, ".yml": _yaml}
     reader = readers.get(file.suffix.lower())
     if reader is None:
-        raise UsageError(f"{path}: expected a configuration named *.toml, *.yaml or *.yml, found {file.name!r}")
+        raise UsageError(f"{path}: a configuration is named *.toml, *.yaml or *.yml, not {file.name!r}")
     try:
         text = read_side_text(file, max_bytes=MAX_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
-        raise InputError(f"{path}: expected a configuration file, found: {reason}") from e
+        raise InputError(f"{path}: cannot be read as a configuration: {reason}") from e
     try:
         values, lines = reader(text, str(path))
     except RecursionError as e:
-        raise InputError(f"{path}: expected sections with settings, found values nested too deeply") from e
+        raise InputError(f"{path}: its values are nested too deeply; write it flatter") from e
     if not isinstance(values, dict):
-        raise InputError(f"{path}: expected sections such as train and workload, found {values!r}")
+        raise InputError(f"{path}: has to hold sections such as train and workload, not {values!r}")
     _refuse_odd_names(values, str(path))
     return ConfigFile(str(path), values, lines)
 
@@ -65,7 +65,7 @@ def _refuse_odd_names(value: Any, path: str) -> None:
     if isinstance(value, dict):
         for name in value:
             if not isinstance(name, str):
-                raise InputError(f"{path}: expected names of settings, found {name!r}; put it in quotes, or correct it")
+                raise InputError(f"{path}: {name!r} is no name of a setting; put it in quotes, or correct it")
     for below in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _refuse_odd_names(below, path)
 
@@ -74,7 +74,7 @@ def _toml(text: str, path: str) -> tuple[Any, dict[str, int]]:
     try:
         values = tomllib.loads(text)
     except ValueError as e:  # also a number of thousands of digits
-        raise InputError(f"{path}: expected TOML, found an error: {e}") from e
+        raise InputError(f"{path}: is not TOML: {e}") from e
     return values, _toml_lines(text)
 
 
@@ -102,13 +102,13 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
     try:
         aliases = _aliases(yaml, text, path)
         if aliases > MAX_ALIASES:
-            raise InputError(f"{path}: expected at most {MAX_ALIASES} aliases, found {aliases}; write them out")
+            raise InputError(f"{path}: has {aliases} aliases, and at most {MAX_ALIASES} are read; write them out")
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if aliases and _expanded(root) > MAX_CONFIG_BYTES:
             raise InputError(f"{path}: its aliases multiply to more than {MAX_CONFIG_BYTES:,} values; write them out")
         values = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as e:  # also numbers and dates that are none
-        raise InputError(f"{path}: expected YAML, found an error: {' '.join(str(e).split())}") from e
+        raise InputError(f"{path}: is not YAML: {' '.join(str(e).split())}") from e
     return ({} if values is None else values), dict(_yaml_lines(root, ""))
 
 
@@ -123,7 +123,7 @@ def _aliases(yaml: Any, text: str, path: str) -> int:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             where = f"{path}, line {event.start_mark.line + 1}"
-            raise InputError(f"{where}: expected at most {MAX_DEPTH} levels of settings, found more; write it flatter")
+            raise InputError(f"{where}: settings lie more than {MAX_DEPTH} levels deep; write it flatter")
     return aliases
 
 

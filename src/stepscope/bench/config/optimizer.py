@@ -37,8 +37,8 @@ def give_optimizer(parallel: Any, config: OptimizerConfig, *, strategy: str, lr:
     kind, arguments = class_and_arguments(config, lr=lr)
     if strategy.startswith("deepspeed"):
         raise UsageError(
-            f"optimizer: expected the defaults with train.strategy {strategy}, whose engine owns its optimizer, "
-            f"found name={config.name!r}; choose another strategy or leave [optimizer] out"
+            f"optimizer: the engine of train.strategy {strategy} owns its optimizer, so it cannot be changed "
+            f"(name={config.name!r}); choose another strategy or leave [optimizer] out"
         )
     if strategy == "zero1":
         from torch.distributed.optim import ZeroRedundancyOptimizer

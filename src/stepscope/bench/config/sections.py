@@ -122,19 +122,19 @@ def checked_together(config: BenchConfig, where: Callable[[str], str]) -> BenchC
     train, scheduler = config.train, config.scheduler
     if scheduler.decay != "constant" and scheduler.warmup_steps >= config.total_steps:
         raise UsageError(
-            f"{where('scheduler.warmup_steps')}: scheduler.warmup_steps: expected fewer than the {config.total_steps} "
-            f"total steps, found {scheduler.warmup_steps}; with decay {scheduler.decay} nothing is left to decay"
+            f"{where('scheduler.warmup_steps')}: scheduler.warmup_steps has to be below the {config.total_steps} total "
+            f"steps, not {scheduler.warmup_steps}; with decay {scheduler.decay} nothing is left to decay"
         )
     if train.precision == "fp16" and train.strategy in SHARDED:
         raise UsageError(
-            f"{where('train.precision')}: train.precision: expected fp32, tf32 or bf16 with strategy "
-            f"{train.strategy}, whose shards share no loss scale, found 'fp16'"
+            f"{where('train.precision')}: train.precision has to be fp32, tf32 or bf16 with strategy {train.strategy}, "
+            "whose shards share no loss scale, not 'fp16'"
         )
     _refuse_what_it_cannot(train, where)
     if scheduler.final_ratio > 1:
         raise UsageError(
-            f"{where('scheduler.final_ratio')}: scheduler.final_ratio: expected a share from 0 to 1, "
-            f"found {scheduler.final_ratio:g}"
+            f"{where('scheduler.final_ratio')}: scheduler.final_ratio has to be from 0 to 1, "
+            f"not {scheduler.final_ratio:g}"
         )
     return config
 
@@ -144,11 +144,11 @@ def _refuse_what_it_cannot(train: TrainConfig, where: Callable[[str], str]) -> N
     engine = train.strategy.startswith("deepspeed")
     if engine and train.clip_norm is not None:
         raise UsageError(
-            f"{where('train.clip_norm')}: train.clip_norm: expected none with strategy {train.strategy}, whose engine "
-            f"owns the gradients, found {train.clip_norm:g}"
+            f"{where('train.clip_norm')}: train.clip_norm has to be none with strategy {train.strategy}, whose engine "
+            f"owns the gradients, not {train.clip_norm:g}"
         )
     if train.checkpoint_every and (engine or train.strategy == "zero1"):
         raise UsageError(
-            f"{where('train.checkpoint_every')}: train.checkpoint_every: expected none with strategy "
-            f"{train.strategy}, whose state is in pieces of its own, found {train.checkpoint_every}"
+            f"{where('train.checkpoint_every')}: train.checkpoint_every has to be none with strategy "
+            f"{train.strategy}, whose state is in pieces of its own, not {train.checkpoint_every}"
         )

@@ -122,14 +122,14 @@ def _apply(given: dict[str, Any], text: str) -> str:
     dotted, sign, written = text.partition("=")
     parts = dotted.strip().split(".")
     if not sign or len(parts) < 2 or not all(parts):
-        raise UsageError(f"--set {text}: expected section.name=value, such as train.lr=0.01")
+        raise UsageError(f"--set {text}: has to be section.name=value, such as train.lr=0.01")
     if parts[0] not in _SECTIONS:
         raise UsageError(f"--set {text}: {parts[0]}: {no_such(parts[0], list(_SECTIONS))}")
     place = given
     for part in parts[:-1]:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise UsageError(f"--set {text}: expected {part} to hold settings, found {place!r}")
+            raise UsageError(f"--set {text}: {part} has to hold settings, not {place!r}")
     place[parts[-1]] = value_of(written.strip())
     return ".".join(parts[:2])
 

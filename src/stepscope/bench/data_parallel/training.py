@@ -42,7 +42,7 @@ class Training:
     ) -> None:
         fp16 = work.spec.precision == "fp16"
         if fp16 and parallel.sharded:
-            raise UsageError("fp16 needs a loss scale that shards agree on, found sharded gradients; use bf16")
+            raise UsageError("fp16 needs a loss scale that shards agree on, and sharded gradients have none; use bf16")
         self.work, self.parallel, self.mark = work, parallel, mark
         self.number = 0
         self._warmup_steps, self._grad_accum, self._clip = warmup_steps, grad_accum, clip

@@ -55,13 +55,13 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "expert", "micro_batch"):
             if getattr(self, name) < 1:
-                raise UsageError(f"expected {name} of at least 1, found {getattr(self, name)}")
+                raise UsageError(f"{name} has to be at least 1, not {getattr(self, name)}")
         if self.data % self.expert or (self.expert > 1 and self.tensor > 1):
             raise UsageError(
-                f"expected expert ranks to divide the {self.data} data ranks, and no tensor ranks, found {self.expert}"
+                f"expert ranks have to divide the {self.data} data ranks, without tensor ranks; {self.expert} do not"
             )
         if self.precision == "mixed" and self.strategy == "ddp":
-            raise UsageError("expected zero2 or zero3 with mixed precision, found ddp; use amp")
+            raise UsageError("mixed precision needs zero2 or zero3, not ddp; use amp")
 
     @property
     def world_size(self) -> int:

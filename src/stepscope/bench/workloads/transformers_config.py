@@ -59,8 +59,8 @@ def _config(spec: WorkloadSpec, argument: str) -> Any:
         sizes["intermediate_size"] = 4 * spec.d_model
         return AutoConfig.for_model(argument, **(sizes if spec.option("sizes", "spec") == "spec" else {}))
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-        what = "a config.json with model_type, or a model type such as llama"
-        raise UsageError(f"expected {what}, found {argument!r}: {_first_line(error)}") from error
+        what = "neither a config.json with model_type nor a model type such as llama"
+        raise UsageError(f"{argument!r} is {what}: {_first_line(error)}") from error
 
 
 def _without_dropout(config: Any) -> Any:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     measured = document_of(args, plan, series=entries)
 
     def document(records: Any, message: str | None) -> Document:
-        return _judged(measured(records, message), records, args)
+        return _with_costs(measured(records, message), records, args)
 
     result = start_ranks(
         args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 _LATE_TIMES = ("late", "low", "high", "own", "others")
 
 
-def _judged(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
+def _with_costs(document: Document, records: Sequence[Records], args: argparse.Namespace) -> Document:
     """Return the results with what each delay cost and what the step logs say of it."""
     rows = []
     for row in document["series"]:

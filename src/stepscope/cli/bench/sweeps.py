@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         sweep, notes = _prepare_sweep(args, spec, method, folder, progress)
 
         def document_of(so_far: SweepMeasurements) -> dict[str, Any]:
-            return _judged(sweep_document(sweep, so_far, spec=spec, method=method, command=command_line(), **notes))
+            return _with_advice(
+                sweep_document(sweep, so_far, spec=spec, method=method, command=command_line(), **notes)
+            )
 
         found = run_sweep(
             sweep, spec=spec, method=method, out=folder / "processes", progress=progress,
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return finish_bench(args, document, folder=folder, interrupted=found.interrupted, show=_show)
 
 
-def _judged(document: dict[str, Any]) -> dict[str, Any]:
+def _with_advice(document: dict[str, Any]) -> dict[str, Any]:
     """Return the results with the verdict in them."""
     verdict = sweep_verdict(document)
     variants = [in_ms(asdict(v), ("step", "first_step")) for v in verdict.variants]

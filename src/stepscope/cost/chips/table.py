@@ -78,11 +78,11 @@ def load_chips(path: str | Path) -> tuple[Chip, ...]:
     try:
         table = tomllib.loads(read_side_text(path, max_bytes=_MAX_TABLE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected a readable TOML file of chips, found: {error}") from error
+        raise InputError(f"{path}: cannot be read as a TOML file of chips: {error}") from error
     except RecursionError as error:
-        raise InputError(f"{path}: expected a table of chips, found values nested too deeply") from error
+        raise InputError(f"{path}: its values are nested too deeply; see docs/hardware.md") from error
     except ValueError as error:  # also a number of thousands of digits
-        raise InputError(f"{path}: expected TOML, found: {error}; see docs/hardware.md") from error
+        raise InputError(f"{path}: is not TOML: {error}; see docs/hardware.md") from error
     rows = table.get("chip")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         raise InputError(f"{path}: there is no [[chip]] table; see docs/hardware.md")
@@ -96,10 +96,10 @@ def _built_in() -> dict[str, Any]:
 def _chip(row: dict[str, Any], where: str) -> Chip:
     for field in row:
         if field not in _FIELDS:
-            raise InputError(f"{where}: field '{field}' is not known; expected one of {', '.join(_FIELDS)}")
+            raise InputError(f"{where}: field '{field}' is not known; it can be {', '.join(_FIELDS)}")
     for field in ("link", "compute"):
         if row.get(field) is not None and not isinstance(row[field], str):
-            raise InputError(f"{where}: field '{field}' should be text, found {row[field]!r}")
+            raise InputError(f"{where}: field '{field}' has to be text, not {row[field]!r}")
     return Chip(
         name=_text(row, "name", where),
         match=_patterns(row, where),
@@ -117,32 +117,32 @@ def _chip(row: dict[str, Any], where: str) -> Chip:
 def _text(row: dict[str, Any], field: str, where: str) -> str:
     value = row.get(field)
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: field '{field}' should be text, found {value!r}")
+        raise InputError(f"{where}: field '{field}' has to be text, not {value!r}")
     return value
 
 
 def _patterns(row: dict[str, Any], where: str) -> tuple[re.Pattern[str], ...]:
     value = row.get("match")
     if not isinstance(value, list) or not value or not all(isinstance(text, str) for text in value):
-        raise InputError(f"{where}: field 'match' should be a list of device names, found {value!r}")
+        raise InputError(f"{where}: field 'match' has to be a list of device names, not {value!r}")
     try:
         return tuple(re.compile(text, re.IGNORECASE) for text in value)
     except re.error as error:
-        raise InputError(f"{where}: field 'match' should hold regular expressions, found: {error}") from error
+        raise InputError(f"{where}: field 'match' has to hold regular expressions: {error}") from error
 
 
 def _tflops(row: dict[str, Any], where: str) -> dict[str, float]:
     value = row.get("tflops")
     if not isinstance(value, dict) or not value:
-        raise InputError(f"{where}: field 'tflops' should be dense peaks like {{ bf16 = 989.4 }}, found {value!r}")
+        raise InputError(f"{where}: field 'tflops' has to be dense peaks like {{ bf16 = 989.4 }}, not {value!r}")
     for precision in value:
         if precision not in PEAK_PRECISIONS:
             known = ", ".join(PEAK_PRECISIONS)
-            raise InputError(f"{where}: field 'tflops.{precision}' is not known; expected one of {known}")
+            raise InputError(f"{where}: field 'tflops.{precision}' is not known; it can be {known}")
     return {name: _number(peak, f"tflops.{name}", where) for name, peak in value.items()}
 
 
 def _number(value: object, field: str, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise InputError(f"{where}: field '{field}' should be a number above 0, found {value!r}")
+        raise InputError(f"{where}: field '{field}' has to be a number above 0, not {value!r}")
     return float(value)

@@ -71,11 +71,13 @@ def checked_points(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> tuple
     """Return sizes and times as arrays, or say which of them cannot be."""
     sizes, times = np.asarray(sizes_bytes, float).ravel(), np.asarray(times_ns, float).ravel()
     if len(sizes) != len(times) or not len(sizes):
-        raise InputError(f"expected as many times as sizes, at least one, found {len(sizes)} sizes, {len(times)} times")
+        raise InputError(
+            f"each size needs a time, and one pair is the least; given are {len(sizes)} sizes and {len(times)} times"
+        )
     for what, values in (("sizes", sizes), ("times", times)):
         wrong = np.flatnonzero(~np.isfinite(values) | (values <= 0))
         if len(wrong):
-            raise InputError(f"expected {what} above 0, found {values[wrong[0]]:g} at point {wrong[0] + 1}; remove it")
+            raise InputError(f"{what} have to be above 0, but point {wrong[0] + 1} is {values[wrong[0]]:g}; remove it")
     return sizes, times
 
 

@@ -30,7 +30,7 @@ class Link:
 
     def __post_init__(self) -> None:
         if self.alpha_ns < 0 or self.ns_per_byte <= 0:
-            raise UsageError(f"expected a latency of 0 or more and a bandwidth above 0, found {self}")
+            raise UsageError(f"a latency has to be 0 or more and a bandwidth above 0, not {self}")
 
     def message_ns(self, size_bytes: float) -> float:
         """Return the time of one message."""
@@ -125,7 +125,7 @@ def hierarchical_ns(op: str, *, size_bytes: float, ranks: int, fabric: Fabric) -
 def fastest(op: str, *, size_bytes: float, ranks: int, fabric: Fabric) -> Choice:
     """Return the algorithm that wins at this size and number of ranks."""
     if ranks < 1 or size_bytes <= 0:
-        raise UsageError(f"expected at least 1 rank and a size above 0, found {ranks} ranks and {size_bytes:g} bytes")
+        raise UsageError(f"ranks have to be at least 1 and a size above 0, not {ranks} ranks and {size_bytes:g} bytes")
     flat = fabric.flat(ranks)
     times = {
         "ring": ring_ns(op, size_bytes=size_bytes, ranks=ranks, link=flat),

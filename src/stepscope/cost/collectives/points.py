@@ -40,12 +40,12 @@ def points_from_csv(path: str | Path) -> list[Point]:
         if missing:
             found = ", ".join(reader.fieldnames or ())[:_MAX_SHOWN] or "nothing"
             raise InputError(
-                f"{path}: expected columns {', '.join(_COLUMNS)}, found {found}; see docs/commands/calibrate.md"
+                f"{path}: the columns have to be {', '.join(_COLUMNS)}, not {found}; see docs/commands/calibrate.md"
             )
         rows = ((row["op"], row["world_size"], row["bytes"], row["median_us"]) for row in reader)
         return checked(rows, where=str(path))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: expected a readable CSV of collective times, found: {error}") from error
+        raise InputError(f"{path}: cannot be read as a CSV of collective times: {error}") from error
 
 
 def points_from_nccl_tests(path: str | Path, *, op: str | None = None) -> list[Point]:
@@ -56,7 +56,7 @@ def points_from_nccl_tests(path: str | Path, *, op: str | None = None) -> list[P
     try:
         text = read_side_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected readable nccl-tests output, found: {error}") from error
+        raise InputError(f"{path}: cannot be read as output of nccl-tests: {error}") from error
     if text.lstrip().startswith("{"):
         return _from_json(text, path, op)
     return _from_text(text, path, op)
@@ -70,7 +70,7 @@ def points_from_bench(path: str | Path) -> tuple[list[Point], dict[str, Any]]:
         rows = [[row[c] for c in columns] for row in document["rows"]]
         about = {key: document[key] for key in ("backend", "machine", "software")}
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-        raise InputError(f"{path}: expected times from stepscope.bench.collectives, found: {error!r}") from error
+        raise InputError(f"{path}: is not what stepscope.bench.collectives writes: {error!r}") from error
     return checked(rows, where=str(path)), about
 
 
@@ -82,19 +82,19 @@ def checked(rows: Iterable[Sequence[Any]], *, where: str) -> list[Point]:
             op, world, size, time_us = op_name(str(row[0])), int(row[1]), int(float(row[2])), float(row[3])
         except (TypeError, ValueError, ArithmeticError) as error:
             raise InputError(
-                f"{where}, row {number}: expected an operation and three numbers, found {_short(row)}"
+                f"{where}, row {number}: has to be an operation and three numbers, not {_short(row)}"
             ) from error
         op = "send_recv" if op in ("send", "recv") else op
         if op not in OPERATIONS:
-            raise InputError(f"{where}, row {number}: expected one of {', '.join(OPERATIONS)}, found {_short(row[0])}")
+            raise InputError(f"{where}, row {number}: has to be of {', '.join(OPERATIONS)}, not {_short(row[0])}")
         if not 2 <= world <= MAX_WORLD_SIZE or not 1 <= size <= MAX_SIZE_BYTES or not 0 < time_us < 1e12:
             raise InputError(
-                f"{where}, row {number}: expected a world size of 2 or more and bytes and time above 0, found "
+                f"{where}, row {number}: has to have a world size of 2 or more and bytes and time above 0, not "
                 f"{_short(row)}"
             )
         points.append(Point(op, world, size, time_us * 1e3))
     if not points:
-        raise InputError(f"{where}: expected measured collectives, found no row; measure some or give another file")
+        raise InputError(f"{where}: has no measured collective; measure some or give another file")
     return points
 
 
@@ -110,7 +110,7 @@ def _from_text(text: str, path: str | Path, op: str | None) -> list[Point]:
     op = op or _program(named.rpartition(":")[2], path)
     rows = [(op, world, *found.groups()) for line in lines if (found := _NCCL_ROW.match(line)) and found[1] != "0"]
     if rows and world < 2:
-        raise InputError(f"{path}: expected '#  Rank' lines of at least 2 ranks, found {world}; keep the whole output")
+        raise InputError(f"{path}: '#  Rank' lines have to name at least 2 ranks, not {world}; keep the whole output")
     return checked(rows, where=str(path))
 
 
@@ -123,7 +123,7 @@ def _from_json(text: str, path: str | Path, op: str | None) -> list[Point]:
         world = len(devices) * int(config.get("nthreads", 1)) * int(config.get("ngpus", 1))
         rows = [(program, world, r["size"], _time_us(r)) for r in document["results"] if _measured(r)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: expected the JSON of nccl-tests (-J), found: {error!r}") from error
+        raise InputError(f"{path}: is not the JSON of nccl-tests (-J): {error!r}") from error
     return checked(rows, where=str(path))
 
 

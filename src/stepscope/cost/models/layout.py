@@ -75,9 +75,9 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "expert", "micro_batches"):
             if getattr(self, name) < 1:
-                raise UsageError(f"expected {name} of at least 1, found {getattr(self, name)}")
+                raise UsageError(f"{name} has to be at least 1, not {getattr(self, name)}")
         if self.data % self.expert:
-            raise UsageError(f"expected expert ranks to divide the {self.data} data ranks, found {self.expert}")
+            raise UsageError(f"expert ranks have to divide the {self.data} data ranks; {self.expert} do not")
 
     @property
     def world_size(self) -> int:

@@ -88,7 +88,7 @@ def training_memory(
     """
     layout = layout or Layout()
     if batch.micro_batch < 1 or batch.seq_len < 1:
-        raise UsageError(f"expected batch and sequence of at least 1, found {batch.micro_batch} and {batch.seq_len}")
+        raise UsageError(f"batch and sequence have to be at least 1, not {batch.micro_batch} and {batch.seq_len}")
     step = _Step(checked(model), batch, layout, _states(batch.precision, optimizer, layout), workspace_bytes)
     copies = foreach_optimizer and optimizer is Optimizer.ADAM
     moments = [*step.backward(), step.optimizer_step(copied=step.states.one_moment if copies else 0.0)]

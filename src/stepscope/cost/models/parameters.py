@@ -68,7 +68,7 @@ def checked(model: Transformer) -> Transformer:
     if model.kv_heads and model.heads % model.kv_heads:
         raise UsageError(f"heads {model.heads} has to be a multiple of kv_heads {model.kv_heads}")
     if model.experts is None and model.mlp_width < 1:
-        raise UsageError(f"expected an MLP width of at least 1, found {model.mlp_width}")
+        raise UsageError(f"the MLP width has to be at least 1, not {model.mlp_width}")
     return model
 
 
@@ -77,12 +77,12 @@ def _check_size(name: str, size: Any) -> None:
     if isinstance(size, LatentAttention | Experts) or (size is None and name in _MAY_BE_UNKNOWN):
         return
     if not isinstance(size, int):
-        raise UsageError(f"expected {name} to be a whole number, found {printable(repr(size), width=60)}")
+        raise UsageError(f"{name} has to be a whole number, not {printable(repr(size), width=60)}")
     least, most = int(name in _AT_LEAST_ONE), MAX_LAYERS if name == "layers" else MAX_SIZE
     if size < least:
-        raise UsageError(f"expected {name} of at least {least}, found {size}")
+        raise UsageError(f"{name} has to be at least {least}, not {size}")
     if size > most:
-        raise UsageError(f"expected {name} of at most {most:,}, found {size:.3g}")
+        raise UsageError(f"{name} has to be at most {most:,}, not {size:.3g}")
 
 
 def parameters(model: Transformer) -> Parameters:
@@ -147,10 +147,10 @@ def transformer_from_config(path: str | Path) -> Transformer:
             raise ValueError(f"{type(config).__name__} instead of an object")
         return checked(_from_config(config))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: expected a readable config.json, found: {error}") from error
+        raise InputError(f"{path}: cannot be read as a config.json: {error}") from error
     except (KeyError, TypeError, ArithmeticError) as error:
         raise InputError(
-            f"{path}: expected a transformer's config.json, found no {error}; give the shape by flags"
+            f"{path}: is not a transformer's config.json, it lacks {error}; give the shape by flags"
         ) from error
 
 

@@ -44,4 +44,4 @@ def load_simulated(path: str | Path) -> SimulatedStep:
             took_s=float(document["took_s"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError) as error:
-        raise InputError(f"{path}: expected a step written by stepscope.bench.simulate, found: {error!r}") from error
+        raise InputError(f"{path}: is not a step written by stepscope.bench.simulate: {error!r}") from error

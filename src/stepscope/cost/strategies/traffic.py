@@ -193,4 +193,4 @@ def _padded(size_bytes: int, ranks: int) -> int:
 
 def _at_least_one(ranks: int) -> None:
     if ranks < 1:
-        raise UsageError(f"expected a world size of at least 1, found {ranks}")
+        raise UsageError(f"the world size has to be at least 1, not {ranks}")

@@ -38,7 +38,7 @@ class TextFlags(IntFlag):
     JSON = 1
     ESCAPED = 2
     SHORTENED = 4
-    MENDED = 8
+    FIXED = 8
 
 
 class Text(NamedTuple):
@@ -72,7 +72,7 @@ class Rows(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Events dropped or mended and arguments left out: the fields of `table.Quality` of the same names."""
+    """Events dropped or fixed and arguments left out: the fields of `table.Quality` of the same names."""
 
     malformed: int = 0
     bad_time: int = 0

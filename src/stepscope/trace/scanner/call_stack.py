@@ -29,6 +29,6 @@ def call_stack_parents(
         for i, column in enumerate((thread, start, end)):
             wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
         if not wasm.call("stack_parents", count, first):
-            raise MemoryLimitError("call stack too deep: expected less than 100 million events inside each other")
+            raise MemoryLimitError("call stack too deep: 100 million events or more lie inside each other")
         parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
     return parents

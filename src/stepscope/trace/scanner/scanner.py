@@ -16,7 +16,7 @@ _SALVAGED_BYTES = 1 << 16
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
 
 _EXHAUSTED = (
-    "more distinct strings than can be kept (4 million, or 512 MB of them); expected names to repeat; "
+    "more distinct strings than can be kept (4 million, or 512 MB of them); names of a trace repeat; "
     "record fewer steps, or without stacks and shapes"
 )
 
