@@ -22,6 +22,11 @@ def mad_sigma(values: npt.ArrayLike) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
 
 
+def num_stretches(mask: npt.NDArray[np.bool_]) -> int:
+    """Return in how many stretches of neighbours something holds: what lasts for a while happened once."""
+    return int((mask & ~np.concatenate(([False], mask[:-1]))).sum())
+
+
 def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
     """Return slope and intercept by the median of all pairwise slopes.
 

@@ -27,6 +27,7 @@ from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import Aligned
 from stepscope.run.step_log import StepLog
+from stepscope.stats.robust import num_stretches
 from stepscope.units import ms
 
 _ALL_STEPS = 1 << 40
@@ -163,8 +164,13 @@ def _beyond_others(r: Recurring, rank: int) -> npt.NDArray[np.float64]:
 
 def _certain(r: Recurring, rank: int) -> bool:
     x = _beyond_others(r, rank)
-    error = float(x.std(ddof=1)) / sqrt(len(x)) if len(x) > 1 else 0.0
-    return int((x > 0).sum()) >= _MIN_EVENTS and float(x.mean()) >= _MIN_RECURRING_SCORE * error > 0
+    events = num_stretches(x > 0)
+    if events < _MIN_EVENTS:
+        return False
+    # Steps of one stretch (another job for a while) tell as much as one.
+    steps_each = int((x > 0).sum()) / events
+    error = float(x.std(ddof=1)) / sqrt(len(x) / steps_each)
+    return float(x.mean()) >= _MIN_RECURRING_SCORE * error > 0
 
 
 def _recurring_straggler(r: Recurring, rank: int, late_ns: float, mean_ns: float) -> Straggler:

@@ -113,7 +113,8 @@ def _half_interval(x: Floats, error: float, *, confidence: float) -> float:
     by_correlation = error * t_quantile(confidence, max(independent_samples(x), _MIN_INDEPENDENT) - 1)
     stretches = max(_MIN_STRETCHES, min(_MAX_STRETCHES, len(x) // _STEPS_IN_STRETCH))
     medians = np.array([np.median(part) for part in np.array_split(x, stretches)])
-    by_stretches = float(medians.std(ddof=1)) / sqrt(stretches) * t_quantile(confidence, stretches - 1)
+    # By the median deviation: what one rank's two hiccups do to two stretches says nothing about the others.
+    by_stretches = mad_sigma(medians) / sqrt(stretches) * t_quantile(confidence, stretches - 1)
     return max(by_correlation, by_stretches)
 
 

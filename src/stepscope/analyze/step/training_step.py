@@ -18,7 +18,7 @@ import numpy.typing as npt
 from stepscope.analyze.step.recurring import COMMUNICATION, NOTHING_RECURS, OUTSIDE, Recurring
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
-from stepscope.stats.robust import FAR_LONGER, mad_sigma, slow_start
+from stepscope.stats.robust import FAR_LONGER, mad_sigma, num_stretches, slow_start
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
@@ -43,7 +43,7 @@ _BEFORE_AND_AFTER = 0.05
 _MIN_TO_TELL = 0.02
 _LOADING_FACTORS = (0.2, 5.0)
 _MIN_UNNAMED = 3
-"""steps: host time outside every region that comes less often is not known to recur"""
+"""stretches of steps: host time outside every region that comes less often is not known to recur"""
 _MIN_TOGETHER = 3
 _ALWAYS_TOGETHER = 0.9
 
@@ -138,7 +138,7 @@ def _logged(log: StepLog) -> _Logged | None:
     if counts.sum() < _MIN_STEPS:
         return None
     causes, long = _standing_out(log, step_ns, counts)
-    if (causes[OUTSIDE] > 0).sum() < _MIN_UNNAMED:
+    if num_stretches(causes[OUTSIDE][counts] > 0) < _MIN_UNNAMED:
         causes[OUTSIDE] = np.zeros(len(log))
     if _with_more_collectives(log, counts, causes[OUTSIDE] > 0):
         causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
