@@ -21,6 +21,7 @@ import torch
 
 from stepscope.contract import collectives as ops
 from stepscope.record.failsafe import explain, say
+from stepscope.record.own_frame import leave_out
 
 # method: (operation, which argument holds the full buffer, whether that is one rank's part of it)
 METHODS = {
@@ -156,7 +157,11 @@ class CollectiveTap:
     def _tapped(self, method: Any, about: tuple[str, int | None, bool]) -> Any:
         def tapped(group: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._begin(group, about, args) if self.on else None
-            work = method(group, *args, **kwargs)
+            try:
+                work = method(group, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
             if call is not None:
                 self._issued(call, group, work)
             return work
@@ -197,11 +202,14 @@ class CollectiveTap:
     def _tapped_wait(self, wait: Any) -> Any:
         def tapped(work: Any, *args: Any, **kwargs: Any) -> Any:
             call = self._waiting.pop(id(work), None) if self._waiting else None
-            if call is None:
-                return wait(work, *args, **kwargs)
-            was_over = work.is_completed()
-            result = wait(work, *args, **kwargs)
-            self._waited(call, was_over)
+            was_over = call is not None and work.is_completed()
+            try:
+                result = wait(work, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
+            if call is not None:
+                self._waited(call, was_over)
             return result
 
         return tapped
@@ -228,7 +236,11 @@ class CollectiveTap:
 
         def tapped(group: Any, *args: Any, **kwargs: Any) -> Any:
             before, since_ns = sequence_number(group), time.time_ns()
-            result = method(group, *args, **kwargs)
+            try:
+                result = method(group, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
             self._coalescing = max(0, self._coalescing + depth)
             if self.on:
                 self._note(group, before, since_ns)

@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 
 def install(loop: Loop, patches: Patches) -> None:
@@ -19,6 +20,9 @@ def install(loop: Loop, patches: Patches) -> None:
             loop.optimizer_begins(optimizer, by=self)
             try:
                 return scaler_step(self, optimizer, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
             finally:
                 loop.optimizer_ends(by=self)
 

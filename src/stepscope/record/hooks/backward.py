@@ -8,6 +8,7 @@ import torch.autograd.graph
 from stepscope.record.hooks.gradient_sync import GradientSync
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 
 def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
@@ -15,17 +16,21 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
 
     def watched(run_backward: Any) -> Any:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            if not loop.backward_begins():
-                return run_backward(t_outputs, *args, **kwargs)
-            handle = None if loop.routine.on else loop.safely(gradient_sync.watch, t_outputs)
-            if not loop.optimizer_seen:
+            counts, handle = loop.backward_begins(), None
+            if counts and not loop.routine.on:
+                handle = loop.safely(gradient_sync.watch, t_outputs)
+            if counts and not loop.optimizer_seen:
                 loop.safely(loop.parameters.watch_trained_by, t_outputs)
             try:
                 return run_backward(t_outputs, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
             finally:
                 if handle:
                     handle.remove()
-                loop.backward_ends()
+                if counts:
+                    loop.backward_ends()
 
         return _engine_run_backward
 

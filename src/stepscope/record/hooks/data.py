@@ -7,6 +7,7 @@ from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 
 def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
@@ -14,15 +15,17 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
-            if not loop.data_begins():
-                return next_batch(self)
-            got_batch = False
+            counts, got_batch = loop.data_begins(), False
             try:
                 batch = next_batch(self)
                 got_batch = True
+            except BaseException as e:
+                leave_out(e)
+                raise
             finally:
-                loop.data_ends(got_batch=got_batch)
-            if batch_size.looks:
+                if counts:
+                    loop.data_ends(got_batch=got_batch)
+            if counts and batch_size.looks:
                 loop.safely(batch_size.loaded, batch)
             return batch
 
@@ -30,12 +33,15 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def started(make_iterator: Any) -> Any:
         def __iter__(self: Any) -> Any:
-            if not loop.loader_begins():
-                return make_iterator(self)
+            counts = loop.loader_begins()
             try:
                 return make_iterator(self)
+            except BaseException as e:
+                leave_out(e)
+                raise
             finally:
-                loop.loader_ends()
+                if counts:
+                    loop.loader_ends()
 
         return __iter__
 

@@ -8,6 +8,7 @@ import torch.distributed
 
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 # All modules that hold these functions under their own name once `import torch` is done.
 _MODULES = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -20,7 +21,11 @@ def install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) ->
 
     def starting(original: Any) -> Any:
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
             loop.start()
             return result
 
@@ -30,7 +35,11 @@ def install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) ->
         def destroy_process_group(group: Any = None, *args: Any, **kwargs: Any) -> Any:
             if group is None:
                 before_destroy()
-            return original(group, *args, **kwargs)
+            try:
+                return original(group, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
 
         return destroy_process_group
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 MODULE = "torch.distributed.pipelining.schedules"
 
@@ -16,7 +17,11 @@ def install(loop: Loop, patches: Patches, schedules: Any) -> None:
             loop.schedule_begins()
             if loop.recorder is not None:
                 loop.recorder.note(pipeline=_description(self))
-            return schedule_step(self, *args, **kwargs)
+            try:
+                return schedule_step(self, *args, **kwargs)
+            except BaseException as e:
+                leave_out(e)
+                raise
 
         return step
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
+from stepscope.record.own_frame import leave_out
+
 ATTRIBUTE = "_compiled_call_impl"
 
 
@@ -35,14 +37,18 @@ class TimedCall:
         call = self.compiled_call
         if call is None:
             call = self._module()._call_impl  # type: ignore[union-attr]
-        if is_compiling() or not self._begins():
+        if is_compiling():
             return call(*args, **kwargs)
-        output = None
+        matters, output = self._begins(), None
         try:
             output = call(*args, **kwargs)
-            return output
+        except BaseException as e:
+            leave_out(e)
+            raise
         finally:
-            self._ends(output)
+            if matters:
+                self._ends(output)
+        return output
 
     def __reduce__(self) -> Any:
         return type(None), ()

@@ -12,6 +12,7 @@ import torch
 
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
+from stepscope.record.own_frame import leave_out
 
 LATER = {"torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"), "safetensors.torch": ("save_file",)}
 
@@ -32,11 +33,14 @@ def install_in(loop: Loop, patches: Patches, module: str) -> None:
 
 def _watched(loop: Loop, save: Any) -> Any:
     def saving(*args: Any, **kwargs: Any) -> Any:
-        if not loop.saving_begins():
-            return save(*args, **kwargs)
+        counts = loop.saving_begins()
         try:
             return save(*args, **kwargs)
+        except BaseException as e:
+            leave_out(e)
+            raise
         finally:
-            loop.saving_ends()
+            if counts:
+                loop.saving_ends()
 
     return saving

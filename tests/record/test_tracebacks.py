@@ -1,0 +1,41 @@
+"""An error in the script's own code is printed as it would be without the recorder: no frame of ours in it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.record.script_runs import script, started
+
+from stepscope.record.config import RecordConfig
+from stepscope.record.own_frame import leave_out
+
+_FRAME = re.compile(r'^(?:\[rank0\]: )?  File "(.*)", line \d+, in (.*)$', re.MULTILINE)
+
+
+def test_a_frame_takes_itself_off() -> None:
+    def inner() -> None:
+        raise ValueError
+
+    def ours() -> None:
+        try:
+            inner()
+        except BaseException as e:
+            leave_out(e)
+            raise
+
+    with pytest.raises(ValueError) as raised:
+        ours()
+    assert [entry.name for entry in raised.traceback] == ["test_a_frame_takes_itself_off", "inner"]
+
+
+@pytest.mark.job
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "dataset", "loop", "save", "collective"])
+def test_errors_of_the_script_have_its_frames_alone(where: str, tmp_path: Path) -> None:
+    plain = started(script("raises.py", where, "8"), tmp_path)
+    assert (plain.returncode, len(_FRAME.findall(plain.stderr)) > 0) == (1, True)
+    for at in (1, 8, 11):  # while calls are searched, only timed, and in the window
+        config = RecordConfig(out=str(tmp_path / f"run{at}"), telemetry=False)
+        done = started(script("raises.py", where, str(at)), tmp_path, config)
+        assert done.returncode == 1
+        assert _FRAME.findall(done.stderr) == _FRAME.findall(plain.stderr), done.stderr
+        assert (tmp_path / f"run{at}" / "run.json").exists()
