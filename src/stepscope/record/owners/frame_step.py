@@ -5,15 +5,16 @@ The step has the same marks as those of the window (its own, and the regions), s
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from stepscope.contract.owners import EXECUTING, NONE, OWNERS_SCHEMA, Owners
+from stepscope.contract.owners import EXECUTING, FUNCTIONS, NONE, OWNERS_SCHEMA, Owners
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.buckets import buckets_of, ddp_in
 from stepscope.record.owners.call_count import why_not_traced
 from stepscope.record.owners.event_tree import Event, walked
+from stepscope.record.owners.function_events import function_tree
 from stepscope.record.owners.module_paths import paths_of_modules
 from stepscope.record.owners.places import Places
 from stepscope.record.owners.source import copy_source
@@ -56,8 +57,7 @@ def owners_of(
     results: Any, *, step: int, rank: int, model: torch.nn.Module | None, max_events: int
 ) -> tuple[Owners, list[str]]:
     """Return what the frames of a step say, and the user's files in it."""
-    stacks = Stacks(Places())
-    events = walked(results.experimental_event_tree(), stacks, max_events=max_events)
+    stacks, lines, events = _read(results, max_events=max_events)
     paths = paths_of_modules({e.module for e in events if e.module is not None}, model=model)
     modules, names, used = _Numbers(), _Numbers(), _Numbers()
     threads = threads_of(
@@ -80,7 +80,7 @@ def owners_of(
         "rank": rank,
         "torch": str(torch.__version__),
         "steps": [step],
-        "lines": EXECUTING,
+        "lines": lines,
         "root": table.root,
         "files": table.files,
         "frames": table.frames,
@@ -94,6 +94,16 @@ def owners_of(
         "reasons": reasons,
     }
     return owners, table.user_files
+
+
+def _read(results: Any, *, max_events: int) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:
+    """Return the events with executing lines, or with those of definitions where this torch has no event tree."""
+    stacks = Stacks(Places())
+    try:
+        return stacks, EXECUTING, walked(results.experimental_event_tree(), stacks, max_events=max_events)
+    except (AttributeError, TypeError):  # private API
+        stacks = Stacks(Places())
+        return stacks, FUNCTIONS, walked(function_tree(results.events()), stacks, max_events=max_events)
 
 
 def write_owners(
