@@ -134,3 +134,20 @@ def test_counting_ends_by_itself_at_the_limit():
 def test_nothing_of_the_profiler_stays(step):
     owners_in(step, model=step.model)
     assert not torch.autograd._profiler_enabled() and sys.getprofile() is None
+
+
+def test_users_profiler_in_the_step_with_frames_gets_nothing_of_ours(step):
+    """A mark that began in our session and ends in theirs takes the process down."""
+    guard, cut_short = ProfilerGuard(), []
+    guard.install()
+    try:
+        frames = FrameStep(guard, RecordConfig(), TypicalStep(), step=1, on_cut_short=lambda: cut_short.append(True))
+        frames.begin()
+        with torch.profiler.profile() as theirs:
+            step()
+            frames.end_mark()
+        assert cut_short and frames.end() is None and "another profiler was started" in str(frames.why_not)
+        names = {event.name for event in theirs.events()}
+        assert "aten::linear" in names and not any(name.startswith("ProfilerStep#1") for name in names)
+    finally:
+        guard.remove()
