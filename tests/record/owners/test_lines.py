@@ -3,11 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-import planted_step
-from settrace_truth import operators_by_line
-from watched import innermost, operators, owners_in, training
+from tests.record.owners import planted_step
+from tests.record.owners.settrace_truth import operators_by_line
+from tests.record.owners.watched import innermost, operators, owners_in, training
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.call_count import CallCount
