@@ -7,7 +7,7 @@ everything slow is in the helper (`writer`) or on a background thread (`open_run
     settings      config, schedule
     recorder      session, regions, step_log, device_timer, undisturbed
     the window    window, kineto, cuda_range, profiler_guard, budget
-    one step      step_census, flops                        events and FLOPs, counted once outside the window
+    after it      after_window, step_census, flops, owners  FLOPs of one step, and the lines of another's operators
     the way out   handover, open_run, outbox  |  writer, trace_file, step_statistics, description
     who and where rank, strategy, groups, facts, claim, agreement, side_channel, clock_probe
     beside steps  samplers, standard_samplers, memory*, telemetry, live_collectives, collective_*, nccl_log

@@ -79,7 +79,9 @@ class AfterWindow:
             self._watched = StepCensus(self._guard, self._config, usual)
             self._watched.begin()
         elif step == self._frame_step:
-            self._watched = FrameStep(self._guard, self._config, usual, step=step)
+            self._watched = FrameStep(
+                self._guard, self._config, usual, step=step, on_cut_short=lambda: self._set_marker(False)
+            )
             self._watched.begin()
             self._set_marker(self._watched.is_on)
         if self._frame_step is not None and step == self._frame_step - 1:

@@ -114,8 +114,8 @@ def test_owners_and_source_can_be_left_out(tmp_path: Path) -> None:
     _, owners = run_job("plain", tmp_path, "--no-owners", "--steps", "2:4", steps=8)
     assert owners == [] and not (tmp_path / "run" / "source").exists()
     (tmp_path / "again").mkdir()
-    _, (owners,) = run_job("plain", tmp_path / "again", "--no-source", "--steps", "2:4", steps=8)
-    assert owners["source_files"] == [] and not (tmp_path / "again" / "run" / "source").exists()
+    _, (found,) = run_job("plain", tmp_path / "again", "--no-source", "--steps", "2:4", steps=8)
+    assert found["source_files"] == [] and not (tmp_path / "again" / "run" / "source").exists()
 
 
 def test_job_that_ends_before_has_none_and_says_why(tmp_path: Path) -> None:

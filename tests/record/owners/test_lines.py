@@ -2,11 +2,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from tests.record.owners import planted_step
+from tests.record.owners.settrace_truth import operators_by_line
+from tests.record.owners.watched import innermost, operators, owners_in, training
 
-sys.path.insert(0, str(Path(__file__).parent))
-import planted_step
-from settrace_truth import operators_by_line
-from watched import operators, owners_in
+from stepscope.record.config import RecordConfig
+from stepscope.record.owners.call_count import CallCount
+from stepscope.record.owners.frame_step import FrameStep
+from stepscope.record.window.budget import TypicalStep
+from stepscope.record.window.profiler_guard import ProfilerGuard
 
 FILE = planted_step.__file__
 ANNOTATIONS = ("ProfilerStep#", "Optimizer.")
@@ -30,3 +35,117 @@ def test_lines_of_operators_are_those_of_settrace(step):
     assert sum(exact) >= 0.98 * len(exact)
     wrong = [(line, owner) for line, owner in of_file if owner[1] == owner[2] and owner[1] != line]
     assert not wrong
+
+
+class WithoutTree:
+    """Results of a torch without an event tree."""
+
+    def __init__(self, results):
+        self.events = results.events
+
+
+def test_without_the_event_tree_functions_are_known(step, monkeypatch):
+    end = FrameStep.end
+    monkeypatch.setattr(FrameStep, "end", lambda self: WithoutTree(end(self)))
+    owners = owners_in(step, model=step.model)
+    assert owners["lines"] == "functions"
+    first = {f.co_name: f.co_firstlineno for f in (planted_step.Step.__call__.__code__, planted_step.nested.__code__)}
+    sines = [owner for name, owner, _ in operators(owners) if name == "aten::sin"]
+    assert [owner[1] for owner in sines] == [first["nested"]]
+    norms = [owner for name, owner, _ in operators(owners) if name == "aten::linalg_vector_norm"]
+    assert len(norms) == 20
+
+
+def test_modules_are_named_by_their_paths(step):
+    owners = owners_in(step, model=step.model)
+    by_module = {module for name, _, module in operators(owners) if name == "aten::linear"}
+    assert by_module == {*(f"blocks.{i}.{part}" for i in range(3) for part in ("up", "down")), "head"}
+    assert [module for name, _, module in operators(owners) if name == "aten::mse_loss"] == ["MSELoss"]
+
+
+def test_closed_generator_moves_no_later_line(step):
+    def generators():
+        for _ in range(5):
+            planted_step.first_large([torch.ones(2)])
+        torch.erf(torch.ones(2))
+
+    found = {name: owner for name, owner, _ in operators(owners_in(generators))}
+    line = generators.__code__.co_firstlineno + 3
+    assert found["aten::erf"][1:] == (line, line)
+
+
+def test_operator_syntax_lies_between_two_calls():
+    x = torch.ones(4)
+
+    def syntax():
+        y = torch.sin(x)
+        z = y + x
+        torch.cos(z)
+
+    found = {name: owner for name, owner, _ in operators(owners_in(syntax))}
+    first = syntax.__code__.co_firstlineno
+    assert found["aten::add"][1:] == (first + 1, first + 3)
+
+
+def test_python_time_between_operators_goes_to_its_line():
+    def slow():
+        torch.ones(2)
+        sorted(str(i) for i in range(3000))
+        torch.zeros(2)
+
+    owners = owners_in(slow)
+    thread = training(owners)
+    zeros = [owners["names"][n] for n in thread["name"]].index("aten::zeros")
+    gap = {innermost(owners, s): ns for i, s, ns in thread["python"] if i == zeros}
+    line = slow.__code__.co_firstlineno + 2
+    assert max(gap, key=lambda frame: gap[frame])[1] == line
+
+
+def test_no_frames_where_a_profile_function_is_set():
+    frames = FrameStep(ProfilerGuard(), RecordConfig(), TypicalStep(), step=1)
+    mine = lambda *_: None  # noqa: E731 - kept to be compared
+    sys.setprofile(mine)
+    try:
+        frames.begin()
+        counting = CallCount(10)
+        counting.begin()
+        counting.end()
+        assert sys.getprofile() is mine
+    finally:
+        sys.setprofile(None)
+    assert not frames.is_on and "sys.setprofile" in str(frames.why_not)
+    assert "sys.setprofile" in str(counting.why_not)
+
+
+def test_counting_ends_by_itself_at_the_limit():
+    counting = CallCount(100)
+    counting.begin()
+    try:
+        for _ in range(200):
+            len("")
+        assert sys.getprofile() is None
+    finally:
+        sys.setprofile(None)
+    assert "over 100 Python calls" in str(counting.why_not)
+
+
+def test_nothing_of_the_profiler_stays(step):
+    owners_in(step, model=step.model)
+    assert not torch.autograd._profiler_enabled() and sys.getprofile() is None
+
+
+def test_users_profiler_in_the_step_with_frames_gets_nothing_of_ours(step):
+    """A mark that began in our session and ends in theirs takes the process down."""
+    guard, cut_short = ProfilerGuard(), []
+    guard.install()
+    try:
+        frames = FrameStep(guard, RecordConfig(), TypicalStep(), step=1, on_cut_short=lambda: cut_short.append(True))
+        frames.begin()
+        with torch.profiler.profile() as theirs:
+            step()
+            frames.end_mark()
+        assert cut_short and frames.end() is None and "another profiler was started" in str(frames.why_not)
+        names = {event.name for event in theirs.events()}
+        assert "aten::linear" in names and not any(name.startswith("ProfilerStep#1") for name in names)
+    finally:
+        guard.remove()

@@ -3,17 +3,20 @@
 The step has the same marks as those of the window (its own, and the regions), so that operators of the two correspond.
 """
 
+import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from stepscope.contract.owners import EXECUTING, NONE, OWNERS_SCHEMA, Owners
+from stepscope.contract.owners import EXECUTING, FUNCTIONS, NONE, OWNERS_SCHEMA, Owners
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.buckets import buckets_of, ddp_in
 from stepscope.record.owners.call_count import why_not_traced
 from stepscope.record.owners.event_tree import Event, walked
+from stepscope.record.owners.function_events import function_tree
 from stepscope.record.owners.module_paths import paths_of_modules
 from stepscope.record.owners.places import Places
 from stepscope.record.owners.source import copy_source
@@ -30,9 +33,18 @@ _LOADER = "work inside a loader's worker processes is not sampled; the line that
 class FrameStep(WatchedStep):
     """Watches one step with frames: `begin()`, `end()`, then `owners()` reads what was seen."""
 
-    def __init__(self, guard: ProfilerGuard, config: RecordConfig, usual: TypicalStep, *, step: int) -> None:
+    def __init__(
+        self,
+        guard: ProfilerGuard,
+        config: RecordConfig,
+        usual: TypicalStep,
+        *,
+        step: int,
+        on_cut_short: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(guard, config, usual, purpose="show its lines", with_stack=True)
         self.step = step
+        self._on_cut_short = on_cut_short
         self._mark: Any = None
 
     def begin(self) -> None:
@@ -45,6 +57,21 @@ class FrameStep(WatchedStep):
             self._mark = torch.profiler.record_function(f"{_MARK}{self.step}")
             self._mark.__enter__()
 
+    def give_way(self) -> None:
+        """Stop at once: the user starts a profiler of their own, in which no mark of ours may end."""
+        super().give_way()
+        self._cut_short()
+
+    def stop(self, why_not: str) -> None:
+        """Stop at once and keep nothing."""
+        super().stop(why_not)
+        self._cut_short()
+
+    def _cut_short(self) -> None:
+        """Leave no mark open: one that ends in another session crashes the process."""
+        self._mark = None
+        self._on_cut_short()
+
     def end_mark(self) -> None:
         """End the step's own mark: the step is over."""
         mark, self._mark = self._mark, None
@@ -56,8 +83,19 @@ def owners_of(
     results: Any, *, step: int, rank: int, model: torch.nn.Module | None, max_events: int
 ) -> tuple[Owners, list[str]]:
     """Return what the frames of a step say, and the user's files in it."""
-    stacks = Stacks(Places())
-    events = walked(results.experimental_event_tree(), stacks, max_events=max_events)
+    collects = gc.isenabled()
+    gc.disable()  # tens of thousands of new objects, none of them garbage
+    try:
+        return _owners(results, step=step, rank=rank, model=model, max_events=max_events)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _owners(
+    results: Any, *, step: int, rank: int, model: torch.nn.Module | None, max_events: int
+) -> tuple[Owners, list[str]]:
+    stacks, lines, events = _read(results, max_events=max_events)
     paths = paths_of_modules({e.module for e in events if e.module is not None}, model=model)
     modules, names, used = _Numbers(), _Numbers(), _Numbers()
     threads = threads_of(
@@ -80,7 +118,7 @@ def owners_of(
         "rank": rank,
         "torch": str(torch.__version__),
         "steps": [step],
-        "lines": EXECUTING,
+        "lines": lines,
         "root": table.root,
         "files": table.files,
         "frames": table.frames,
@@ -94,6 +132,16 @@ def owners_of(
         "reasons": reasons,
     }
     return owners, table.user_files
+
+
+def _read(results: Any, *, max_events: int) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:
+    """Return the events with executing lines, or with those of definitions where this torch has no event tree."""
+    stacks = Stacks(Places())
+    try:
+        return stacks, EXECUTING, walked(results.experimental_event_tree(), stacks, max_events=max_events)
+    except (AttributeError, TypeError):  # private API
+        stacks = Stacks(Places())
+        return stacks, FUNCTIONS, walked(function_tree(results.events()), stacks, max_events=max_events)
 
 
 def write_owners(
