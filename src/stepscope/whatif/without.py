@@ -18,7 +18,7 @@ from stepscope.analyze.owners.sums import COLUMNS, owner_sums
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out, with_plain_python
 from stepscope.errors import InputError, UsageError
-from stepscope.intervals import EMPTY, Intervals, union
+from stepscope.intervals import EMPTY, Intervals, intersect, union
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
 from stepscope.whatif.setting_changes import SettingChange
@@ -87,8 +87,10 @@ def part_of(owned: Ownership, name: OwnerName) -> Part:
     """Return what a rank did for an owner."""
     rank = owned.rank
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    host = owned.running(name.chosen(owned, owned.host.owner))
     return Part(
-        host=owned.running(name.chosen(owned, owned.host.owner)),
+        host=host,
+        python=intersect(host, long_python(owned)),
         work=name.chosen(owned, owned.by_work),
         collectives=name.chosen(owned, owned.by_collective),
         calls=calls[name.chosen(owned, owned.of_rows(calls))],
@@ -99,10 +101,11 @@ def owned_replay(account: Account) -> Replay | None:
     """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
     if account.replay is None:
         return None
-    return with_plain_python(account.replay, [_long_python(one) for one in account.ownership])
+    return with_plain_python(account.replay, [long_python(one) for one in account.ownership])
 
 
-def _long_python(owned: Ownership | None) -> Intervals:
+def long_python(owned: Ownership | None) -> Intervals:
+    """Return when a rank's host ran Python for so long that the profiler did not stretch it."""
     if owned is None:
         return EMPTY
     host = owned.host
