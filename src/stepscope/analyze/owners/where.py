@@ -6,7 +6,7 @@ First the innermost line that holds most of the time, with all it calls; then th
 themselves. A line that holds most of the whole step (`main()`, `train()`) says nothing and is left out.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -70,8 +70,9 @@ def where_of(found: Sequence[Weighted], code: CodeCosts | None) -> tuple[Where, 
         tally.add(one)
     too_wide = _whole_step_lines(code)
     deepest = [line for line in tally.inclusive if line not in too_wide and tally.inclusive[line] > MOSTLY * total]
-    first = sorted(deepest, key=lambda line: (tally.inclusive[line] > MOSTLY * total, tally.depth[line]))[-1:]
-    largest = [line for line, took in tally.own.most_common(_MAX_PLACES) if took >= MIN_SHARE * total]
+    first = sorted(deepest, key=lambda line: tally.depth[line])[-1:]
+    ordered = sorted(tally.own.items(), key=lambda entry: -entry[1])[:_MAX_PLACES]
+    largest = [line for line, took in ordered if took >= MIN_SHARE * total]
     places = [(line, tally.inclusive[line]) for line in first]
     places += [(line, tally.own[line]) for line in largest if line not in first]
     return tuple(
@@ -98,11 +99,11 @@ class _Tally:
     """Time by line: its own and with all it calls."""
 
     def __init__(self) -> None:
-        self.own: Counter[Line] = Counter()
-        self.inclusive: Counter[Line] = Counter()
+        self.own: defaultdict[Line, float] = defaultdict(float)
+        self.inclusive: defaultdict[Line, float] = defaultdict(float)
         self.depth: dict[Line, int] = {}
         self.function: dict[Line, str] = {}
-        self._modules: Counter[tuple[Line, str]] = Counter()
+        self._modules: defaultdict[tuple[Line, str], float] = defaultdict(float)
 
     def add(self, one: Weighted) -> None:
         owned, things = one.owned, one.things
@@ -117,15 +118,16 @@ class _Tally:
 
     def _add(self, owned: Ownership, stack: Iterable[int], module: str, weight: float) -> None:
         users = [owned.frames[f] for f in stack if owned.frames[f].is_user]
-        lines = list(dict.fromkeys((f.file, f.line) for f in users))
-        for depth, (line, frame) in enumerate(zip(lines, users, strict=False)):
+        functions = {(f.file, f.line): f.function for f in users}  # a line that calls itself counts once
+        for depth, (line, function) in enumerate(functions.items()):
             self.inclusive[line] += weight
             self.depth[line] = max(depth, self.depth.get(line, 0))
-            self.function.setdefault(line, frame.function)
-        if lines:
-            self.own[lines[-1]] += weight
+            self.function.setdefault(line, function)
+        if users:
+            innermost = (users[-1].file, users[-1].line)
+            self.own[innermost] += weight
             if module:
-                self._modules[lines[-1], module] += weight
+                self._modules[innermost, module] += weight
 
     def module_of(self, line: Line) -> str | None:
         """Return the module in which most of a line's own time lies."""
