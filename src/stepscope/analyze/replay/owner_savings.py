@@ -46,9 +46,7 @@ def owner_savings(
 
 def worth_replaying(code: CodeCosts, of: Iterable[LineCost | ModuleCost]) -> list[str]:
     """Return the first owners that the user can change: lines of the user's own and modules, none around the step."""
-    owners = [
-        one.owner for one in of if not is_around_step(code, one) and (isinstance(one, ModuleCost) or one.is_user)
-    ]
+    owners = [one.owner for one in of if not is_around_step(code, one) and (isinstance(one, ModuleCost) or one.is_user)]
     return owners[:MAX_REPLAYED]
 
 
