@@ -46,7 +46,7 @@ class SourceText:
         if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
             return None
         try:
-            kept = (self.folder / SOURCE_FOLDER).resolve()
+            kept = self.folder.resolve() / SOURCE_FOLDER
             path = kept.joinpath(*named.parts)
             return path if path.resolve() == path else None
         except (OSError, RuntimeError, ValueError):
