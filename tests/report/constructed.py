@@ -56,7 +56,7 @@ def _code_trees() -> dict[str, Any]:
     }
     whole = {"name": "layers", "label": "layers", "host": 80.0, "device": 188.0, "backward_device": 96.0}
     return {
-        "lines": {**root, "children": [{**step, "children": [forward, statistic]}]},
+        "lines": {**root, "exposed": 4.0, "children": [{**step, "children": [forward, statistic]}]},
         "modules": {**root, "children": [{**whole, "children": layers}]},
     }
 

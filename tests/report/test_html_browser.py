@@ -21,8 +21,8 @@ pytestmark = [
 ]
 
 SECTIONS = (
-    "findings", "budget", "waterfall", "steps", "code", "heatmap", "timeline", "ranks", "collectives", "calibration", "memory",
-    "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
+    "findings", "budget", "waterfall", "steps", "code", "heatmap", "timeline", "ranks", "collectives", "calibration",
+    "memory", "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
 )  # fmt: skip
 CANVAS = "document.querySelector('#timeline canvas')"
 HOSTILE = (
@@ -252,6 +252,7 @@ def test_a_page_without_owners_has_no_code_section(browser: Browser, tmp_path: P
     report = {**data.report, "code": [], "modules": [], "unowned": None}
     path = tmp_path / "page.html"
     path.write_text(page_of(replace(data, report=report, code_trees=None)))
+    browser.console()
     browser.open(path)
     assert browser.run("return document.querySelector('#code') === null")
     assert browser.console() == []

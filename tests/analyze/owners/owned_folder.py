@@ -18,9 +18,7 @@ from stepscope.run.load import Run
 STEP = 1000.0
 STEPS = 4
 SOURCES = {
-    "train.py": "\n".join(
-        [*["#"] * 8, "for x in data:", "    loss = net(x)", "    loss.backward()", "    stat(net)", ""]
-    ),
+    "train.py": "#\n" * 8 + "for x in data:\n    loss = net(x)\n    loss.backward()\n    stat(net)\n",
     "model.py": "class Net:\n    def forward(self, x):\n        return self.up(x)\n",
 }
 
