@@ -5,6 +5,7 @@
     run.account                  everything measured
     run.what_if("straggler=off") the step with a change
     run.without("train.py:42")   the step without a line
+    run.code.lines               what each line costs, the largest first; run.code.modules likewise
     run.compare(other)           what differs, with intervals
     run.table("collectives")     tables as NumPy, Arrow, pandas or polars
     run.to_html("report.html")   the report; to_json and to_perfetto likewise
@@ -25,6 +26,7 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.verdict import Conclusion, conclude
+from stepscope.document.code import CodeView, code_view
 from stepscope.document.report import report_json
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
@@ -111,6 +113,11 @@ class Analysis:
     def verdict(self) -> str:
         """Return what bounds the step in one word of the contract."""
         return self.conclusion.verdict
+
+    @cached_property
+    def code(self) -> CodeView | None:
+        """Return what lines and modules of the user's code cost, None where nobody recorded owners."""
+        return code_view(self.account)
 
     @property
     def warnings(self) -> tuple[str, ...]:

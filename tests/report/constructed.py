@@ -32,7 +32,51 @@ def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RAN
         slices=_slices(noise, ranks, min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))),
         trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
         calibration=_calibration(ranks),
+        code_trees=_code_trees(),
     )
+
+
+def _code_trees() -> dict[str, Any]:
+    """Return lines three calls deep and modules of eight layers."""
+    layers = [
+        {"name": f"layers.{k}", "label": f"{k}", "host": 10.0, "device": 20.0 + k, "backward_device": 12.0}
+        for k in range(8)
+    ]
+    forward = {"name": "model.py:31", "label": "forward", "host": 80.0, "device": 188.0, "backward_device": 96.0}
+    statistic = {"name": "train.py:43", "label": "step", "host": 120.0, "device": 12.0}
+    step = {"name": "train.py:40", "label": "main", "host": 210.0, "device": 200.0, "backward_device": 96.0}
+    root = {
+        "name": "",
+        "label": "",
+        "host": 212.0,
+        "device": 201.0,
+        "backward_device": 96.0,
+        "comm": 9.0,
+        "exposed": 4.0,
+    }
+    whole = {"name": "layers", "label": "layers", "host": 80.0, "device": 188.0, "backward_device": 96.0}
+    return {
+        "lines": {**root, "exposed": 4.0, "children": [{**step, "children": [forward, statistic]}]},
+        "modules": {**root, "children": [{**whole, "children": layers}]},
+    }
+
+
+def _code() -> dict[str, Any]:
+    row = {
+        "line_to": 40, "function": "main", "module": None, "device_ms": 200.0, "host_ms": 210.0, "blocked_ms": 3.0,
+        "comm_ms": 9.0, "exposed_ms": 4.0, "backward_device_ms": 96.0, "step_pct": 99.0, "saving_ms": None, "mfu": 0.4,
+    }  # fmt: skip
+    module = {**row, "module": "layers", "device_ms": 188.0, "step_pct": 70.0}
+    return {
+        "code": [
+            {**row, "file": "train.py", "line": 40, "source": "for x in data: step(x)"},
+            {**row, "file": "model.py", "line": 31, "line_to": 33, "source": "x = x + self.up(x)", "module": "layers",
+             "saving_ms": 40.0},
+            {**row, "file": "train.py", "line": 43, "line_to": 43, "source": None, "saving_ms": 90.0, "step_pct": 45.0},
+        ],
+        "modules": [module],
+        "unowned": {"host_pct": 0.9, "device_pct": 0.5, "host_ms": 2.0, "device_ms": 1.0, "comm_ms": 0.0},
+    }  # fmt: skip
 
 
 def _calibration(ranks: int) -> dict[str, Any]:
@@ -134,6 +178,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "device_total_ms": 90.0,
             }
         ],
+        **_code(),
         "idle": [{"cause": "launch", "ms_per_step": 4.0}],
         "critical_path": [{"rank": 37 % ranks, "what": "kernel", "name": KERNELS[0], "ms_per_step": 90.0, "pct": 34.0}],
         "checks": [

@@ -1,7 +1,7 @@
 """The page in a real browser: it draws, answers to mouse and keyboard, asks for nothing, and runs no name."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ pytestmark = [
 ]
 
 SECTIONS = (
-    "findings", "budget", "waterfall", "steps", "heatmap", "timeline", "ranks", "collectives", "calibration", "memory",
-    "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
+    "findings", "budget", "waterfall", "steps", "code", "heatmap", "timeline", "ranks", "collectives", "calibration",
+    "memory", "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
 )  # fmt: skip
 CANVAS = "document.querySelector('#timeline canvas')"
 HOSTILE = (
@@ -201,6 +201,63 @@ def test_arrow_keys_read_out_the_cells_of_the_heatmap(opened: Browser) -> None:
     assert reached(opened, "ArrowDown", "ArrowRight").startswith("rank 1, step 101: ")
 
 
+def test_the_icicle_is_walked_and_zoomed_by_key(opened: Browser) -> None:
+    assert focused(opened, "#code [role=treeitem]").startswith("whole step: host time 212 ms")
+    assert focused(opened, keys=["ArrowDown"]).startswith("train.py:40  main: host time 210 ms (99.1 %)")
+    assert focused(opened, keys=["ArrowDown", "ArrowRight"]).startswith("model.py:31  forward")
+    said = focused(opened, keys=["ArrowLeft"])
+    assert said.startswith("train.py:43  step: host time 120 ms") and "the step without it saves 90" in said
+    share = "Math.round(100 * document.activeElement.offsetWidth / document.querySelector('#code .icicle').offsetWidth)"
+    assert opened.run(f"return {share}") == round(100 * 120 / 212)
+    focused(opened, keys=["Enter"])
+    assert opened.waited(f"{share} === 100")
+    focused(opened, keys=["Escape"])
+    assert opened.run("return document.activeElement.textContent") == "whole step"
+
+
+def test_the_icicle_is_over_lines_or_modules_and_by_other_times(opened: Browser) -> None:
+    widths = (
+        "[...document.querySelectorAll('#code .icicle [role=treeitem]')].map((e) => [e.textContent, e.offsetWidth])"
+    )
+    by_host = dict(opened.run(f"return {widths}"))
+    changed(opened, "#code label:nth-of-type(2) select", "device")
+    by_device = dict(opened.run(f"return {widths}"))
+    assert by_host["train.py:43  step"] > by_host["model.py:31  forward"]
+    assert by_device["train.py:43  step"] < by_device["model.py:31  forward"]
+    changed(opened, "#code label:nth-of-type(1) select", "modules")
+    over = opened.run(f"return {widths}.map(([text]) => text)")
+    assert over[1] == "layers" and over[2:] == list("76543210")  # those that take most come first
+
+
+def test_a_click_zooms_into_a_module_and_out_again(opened: Browser) -> None:
+    changed(opened, "#code label:nth-of-type(1) select", "modules")
+    at = "[...document.querySelectorAll('#code .icicle [role=treeitem]')].find((e) => e.textContent === 'layers')"
+    narrow = opened.run(f"return {at}.offsetWidth")
+    opened.run(f"{at}.click()")
+    assert opened.run(f"return {at}.offsetWidth") > narrow
+    opened.run(f"{at}.click()")
+    assert opened.run(f"return {at}.offsetWidth") == narrow
+
+
+def test_lines_are_listed_with_what_they_save(opened: Browser) -> None:
+    rows = opened.run(
+        "return [...document.querySelectorAll('#code [aria-label=lines] tbody tr')].map((r) => r.innerText)"
+    )
+    assert rows[0].startswith("train.py:43") and "source not kept" in rows[0] and "90.0 ms" in rows[0]
+    assert rows[1].startswith("model.py:31 to 33") and "x = x + self.up(x)" in rows[1]
+
+
+def test_a_page_without_owners_has_no_code_section(browser: Browser, tmp_path: Path) -> None:
+    data = constructed(ranks=2, steps=3, slices_per_rank=20)
+    report = {**data.report, "code": [], "modules": [], "unowned": None}
+    path = tmp_path / "page.html"
+    path.write_text(page_of(replace(data, report=report, code_trees=None)))
+    browser.console()
+    browser.open(path)
+    assert browser.run("return document.querySelector('#code') === null")
+    assert browser.console() == []
+
+
 def test_dark_and_light_follow_the_system_and_the_button(opened: Browser) -> None:
     back = "return getComputedStyle(document.body).backgroundColor"
     light = opened.run(back)
@@ -254,8 +311,9 @@ def hostile_page() -> Any:
     names = tuple(HOSTILE[i % len(HOSTILE)] for i in range(len(data.slices.names)))
     matched = replace(data.slices.matched, what=(HOSTILE[1],) * len(data.slices.matched.what))
     slices = replace(data.slices, names=names, matched=matched, notes=HOSTILE, rank=np.sort(data.slices.rank))
-    calibration = spoiled(data.calibration)
-    return replace(data, report=spoiled(data.report), slices=slices, trust=HOSTILE, calibration=calibration)
+    calibration, trees = spoiled(data.calibration), spoiled(data.code_trees)
+    report = spoiled(data.report)
+    return replace(data, report=report, slices=slices, trust=HOSTILE, calibration=calibration, code_trees=trees)
 
 
 def spoiled(value: Any) -> Any:
@@ -274,6 +332,17 @@ def reached(browser: Browser, *keys: str) -> str:
         "document.querySelector('#heatmap canvas').dispatchEvent(new KeyboardEvent('keydown', {key}))"
     )
     return str(browser.run("return document.querySelector('#heatmap .said').textContent"))
+
+
+def focused(browser: Browser, where: str = "", keys: Sequence[str] = ()) -> str:
+    """Return what the icicle reads out once an element has the focus and keys were pressed there."""
+    if where:
+        browser.run(f"document.querySelector({where!r}).focus()")
+    for key in keys:
+        browser.run(
+            f"document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))"
+        )
+    return str(browser.run("return document.querySelector('#code .said').textContent"))
 
 
 def clicked(browser: Browser, where: str, text: str) -> None:

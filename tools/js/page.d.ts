@@ -27,8 +27,31 @@ interface Slices {
   matched: { what: string[]; last: Float64Array };
 }
 
+/** A line or module with all that is inside it, milliseconds per step; what is missing is 0. */
+interface CodeNode {
+  name: string;
+  label: string;
+  host?: number;
+  device?: number;
+  comm?: number;
+  exposed?: number;
+  backward_host?: number;
+  backward_device?: number;
+  children?: CodeNode[];
+}
+
+/** A node with its place in the tree. */
+interface Placed {
+  node: CodeNode;
+  parent: Placed | null;
+  depth: number;
+  children: Placed[];
+  box?: HTMLElement;
+}
+
 interface PageData {
   report: any;
+  trees: { lines: CodeNode; modules: CodeNode } | null;
   trust: any;
   calibration: any;
   grid: Grid | null;

@@ -142,14 +142,17 @@ class Account(ArrayRecord):
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
+    @cached_property
+    def module_savings(self) -> dict[str, float]:
+        """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
+        return self.savings_without(worth_replaying(self.code, self.code.modules)) if self.code else {}
+
     def savings_without(self, owners: Iterable[str]) -> dict[str, float]:
         """Return what the step saves (ns) without each owner alone; those that cannot be replayed are missing."""
         if self.owned_replay is None:
             return {}
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
-        return owner_savings(
-            self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns
-        )
+        return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
 
     @cached_property
     def collectives(self) -> list[CollectiveRow]:

@@ -18,6 +18,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.verdict import conclude
 from stepscope.document.by_strategy import by_strategy_json
+from stepscope.document.code import code_json
 from stepscope.document.plain_values import in_ms, ms_or_none, plain
 from stepscope.document.ranks import rank_json
 from stepscope.document.side_files import beside_json, live_busbw
@@ -56,6 +57,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "by_strategy": by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
+        **code_json(account),
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
         "findings": [_finding(f) for f in diagnosis.findings],
         "findings_combined": [

@@ -19,6 +19,7 @@ from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
+from stepscope.run.source_text import SourceText
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.derived import with_derived_steps
@@ -53,6 +54,8 @@ class Run(ArrayRecord):
     """telemetry, live collectives, memory and NCCL's log, where the recorder left them"""
     owners: tuple[RankOwners, ...] = ()
     """who did what, of the ranks that recorded it"""
+    source: SourceText = field(default_factory=SourceText)
+    """the user's source files, where the recorder kept them"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -107,6 +110,7 @@ def load(
         logs=logs,
         beside=side_files(about) if about else SideFiles(),
         owners=owners,
+        source=SourceText(about),
         unreadable=tuple(unreadable),
     )
     beside = [*damaged, *lost, *refused, *_beside_warnings(run, folder)]

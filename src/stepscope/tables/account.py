@@ -8,6 +8,7 @@ from stepscope.analyze.attribution.idle import CAUSE_NAMES
 from stepscope.analyze.step.parts import PARTS
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.code import CodeRow, code_view
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table, table_of_rows
 
@@ -97,6 +98,23 @@ def _collectives_by_group(account: Account) -> Iterable[Row]:
         )  # fmt: skip
 
 
+def _code(account: Account) -> Iterable[CodeRow]:
+    view = code_view(account)
+    return view.lines if view else ()
+
+
+def _modules(account: Account) -> Iterable[CodeRow]:
+    view = code_view(account)
+    return view.modules if view else ()
+
+
+def _code_by_rank(account: Account) -> Iterable[Row]:
+    for one in account.code.lines if account.code else ():
+        for rank, cost in one.by_rank.items() if one.is_user else ():
+            host_ns = cost.host_ns + cost.blocked_ns
+            yield rank, one.file, one.line, cost.device_ns, host_ns, cost.comm_ns, cost.exposed_ns
+
+
 def _findings(diagnosis: Diagnosis) -> Iterable[Row]:
     for f in diagnosis.findings:
         yield (
@@ -123,6 +141,9 @@ _OF_ACCOUNT: dict[str, Callable[[Account], Iterable[Row]]] = {
     "checks": lambda a: _fields("checks", checks_of(a)),
     "critical_path": lambda a: _fields("critical_path", a.critical_path.segments if a.critical_path else ()),
     "memory": _memory,
+    "code": lambda a: _fields("code", _code(a)),
+    "modules": lambda a: _fields("modules", _modules(a)),
+    "code_by_rank": _code_by_rank,
     "warnings": lambda a: ((warning,) for warning in a.warnings),
 }
 _OF_FINDINGS: dict[str, Callable[[Diagnosis], Iterable[Row]]] = {"findings": _findings, "evidence": _evidence}

@@ -49,6 +49,23 @@ _STEP = _int("step", "number", "number of the recorded step", null=True)
 _START = _int("start_ns", "ns", "start on the clock that all ranks share, since 1970")
 _DUR = _int("dur_ns", "ns", "duration")
 
+_OWNER_COSTS = (
+    _real("device_ns", "ns per step", "kernels, copies and sets"),
+    _real("host_ns", "ns per step", "the host's time, waiting included"),
+    _real("blocked_ns", "ns per step", "of `host_ns`: waiting for the device, or for a collective without one"),
+    _real("comm_ns", "ns per step", "communication, waiting for late ranks included"),
+    _real("exposed_ns", "ns per step", "communication while the device computed and copied nothing"),
+    _real("backward_device_ns", "ns per step", "of `device_ns`: in backward passes"),
+    _real("backward_host_ns", "ns per step", "of `host_ns`: in backward passes"),
+    _real("own_device_ns", "ns per step", "of `device_ns`: not in a row inside it"),
+    _real("own_host_ns", "ns per step", "of `host_ns`: not in a row inside it"),
+    _real("step_pct", "%", "the longer of host and device time (with communication), of the recorded step", null=True),
+    _real("saving_ns", "ns per step", "of the step without it, of the first ten lines", null=True),
+    _real("flops", "FLOP per step", "of operators whose shapes were recorded", null=True),
+    _real("mfu", "1", "FLOPs over device time, against the chip's peak", null=True),
+    _real("memory_bytes", "bytes per step", "allocated, where memory was recorded", null=True),
+)
+
 _TABLES = (
     TableSchema(
         "events",
@@ -347,6 +364,38 @@ _TABLES = (
             _int("start_bytes", "bytes", "allocated when it began"),
             _int("peak_bytes", "bytes", "most allocated in it"),
             _int("end_bytes", "bytes", "allocated when it ended"),
+        ),
+    ),
+    TableSchema(
+        "code",
+        "what each line of the user's code costs, the mean over ranks, where owners were recorded; with what it called",
+        (
+            _text("file", "source file, relative to the project"),
+            _int("line", "number", "the line"),
+            _int("line_to", "number", "the same; else it lies between the two (0: after `line`)"),
+            _text("function", "function around it"),
+            _bool("is_user", "the user's own; else a library's with no line of the user's above it"),
+            _text("module", "module that holds most of its time", null=True),
+            *_OWNER_COSTS,
+            _text("source", "the line's text, where it was kept", null=True),
+        ),
+    ),
+    TableSchema(
+        "modules",
+        "what each module costs with those inside it, the mean over ranks, where owners were recorded",
+        (_text("module", "path in the model"), *_OWNER_COSTS),
+    ),
+    TableSchema(
+        "code_by_rank",
+        "what each line of the user's code costs on each rank, with what it called",
+        (
+            _RANK,
+            _text("file", "source file, relative to the project"),
+            _int("line", "number", "the line"),
+            _real("device_ns", "ns per step", "kernels, copies and sets"),
+            _real("host_ns", "ns per step", "the host's time, waiting included"),
+            _real("comm_ns", "ns per step", "communication, waiting for late ranks included"),
+            _real("exposed_ns", "ns per step", "communication while the device computed and copied nothing"),
         ),
     ),
     TableSchema("warnings", "what to know before trusting the numbers", (_text("warning", "one line"),)),

@@ -18,6 +18,10 @@ from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif.setting_changes import SettingChange
 
+NOT_RECORDED = (
+    "who owns the time was not recorded; record again with stepscope record (without --no-owners or --light), or "
+    "profile with with_stack=True"
+)
 _DOUBT = 0.15
 _MAX_FACTOR = 100.0
 _SCALE = re.compile(r"^(?P<owner>.+)=(?P<factor>\d+\.?\d*|\.\d+)$")
@@ -51,10 +55,7 @@ def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int]
     """Return the change to the replay in which an owner takes another time, on all ranks or on some."""
     known = [one for one in account.ownership if one is not None]
     if not known:
-        raise InputError(
-            f"{change.label}: who owns the time was not recorded; record again with stepscope record (without "
-            "--no-owners or --light), or profile with with_stack=True"
-        )
+        raise InputError(f"{change.label}: {NOT_RECORDED}")
     name = owner_name(change.owner, known)
     present = [r.rank for r in account.run.ranks]
     wanted = set(present if ranks is None else ranks)

@@ -33,7 +33,7 @@ class CodeNode:
     host_ns: float
     """with waiting"""
     device_ns: float
-    """without communication"""
+    """with communication"""
     comm_ns: float
     exposed_ns: float
     backward_host_ns: float
@@ -131,10 +131,10 @@ def _node(name: str, grown: _Grown, least: float) -> CodeNode:
         name=name,
         label=grown.label,
         host_ns=float(grown.inside[_HOST] + grown.inside[_BLOCKED]),
-        device_ns=float(grown.inside[_DEVICE]),
+        device_ns=float(grown.inside[_DEVICE] + grown.inside[_COMM]),
         comm_ns=float(grown.inside[_COMM]),
         exposed_ns=float(grown.inside[_EXPOSED]),
         backward_host_ns=float(grown.backward[_HOST] + grown.backward[_BLOCKED]),
-        backward_device_ns=float(grown.backward[_DEVICE]),
+        backward_device_ns=float(grown.backward[_DEVICE] + grown.backward[_COMM]),
         children=tuple(children),
     )

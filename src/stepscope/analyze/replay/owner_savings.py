@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from stepscope.analyze.owners.cost import CodeCosts, LineCost, ModuleCost
+from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.selection import owner_name
 from stepscope.analyze.owners.sums import OwnerSums
@@ -14,7 +14,7 @@ from stepscope.analyze.replay.taken_out import NO_PART, taken_out
 
 MAX_REPLAYED = 10
 WHOLE_STEP = 0.95
-"""share of the host's and of the device's time from which a line is around the step (`main()`), not in it"""
+"""share of the host's and of the device's owned time from which a line is around the step (`main()`), not in it"""
 
 
 def owner_savings(
@@ -46,14 +46,14 @@ def owner_savings(
 
 def worth_replaying(code: CodeCosts, of: Iterable[LineCost | ModuleCost]) -> list[str]:
     """Return the first owners that the user can change: lines of the user's own and modules, none around the step."""
-    owners = [
-        one.owner for one in of if not is_around_step(code, one) and (isinstance(one, ModuleCost) or one.is_user)
-    ]
+    owners = [one.owner for one in of if not is_around_step(code, one) and (isinstance(one, ModuleCost) or one.is_user)]
     return owners[:MAX_REPLAYED]
 
 
 def is_around_step(code: CodeCosts, one: LineCost | ModuleCost) -> bool:
     """Return whether a line or module holds nearly all that ranks did: without it there is no step."""
-    total, own = code.total, one.inclusive
-    host = own.host_ns + own.blocked_ns >= WHOLE_STEP * (total.host_ns + total.blocked_ns)
-    return host and own.device_ns + own.comm_ns >= WHOLE_STEP * (total.device_ns + total.comm_ns)
+    def held(cost: Cost) -> tuple[float, float]:
+        return cost.host_ns + cost.blocked_ns, cost.device_ns + cost.comm_ns
+
+    each = zip(held(one.inclusive), held(code.total), held(code.unowned), strict=True)
+    return all(own >= WHOLE_STEP * (total - unowned) for own, total, unowned in each)

@@ -3,6 +3,7 @@
 data.py         what the page shows, as plain columns
 grid.py         ranks x steps            one_step.py, rank_slices.py    the slices of one step
 trust.py        how far to trust it      calibration_curves.py          what collectives should take
+code_trees.py   lines and modules
 pack.py         columns to text          page.py     template, styles, scripts and data to one file
 template.html, report.css, js/           the page itself
 """
@@ -13,6 +14,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.plain_values import plain
 from stepscope.document.report import report_json
 from stepscope.report.html.calibration_curves import calibration_curves
+from stepscope.report.html.code_trees import code_trees_of
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
@@ -41,5 +43,6 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
         grid=grid,
         slices=slices_of(account, grid, wanted=wanted),
         trust=trust,
+        code_trees=code_trees_of(account),
         calibration=plain(calibration_curves(account, calibration)) if calibration else None,
     )

@@ -86,3 +86,5 @@ class ReportData(ArrayRecord):
     """how far to trust the report: one line each, beside the report's own warnings"""
     calibration: dict[str, Any] | None = None
     """curves of the machine's collectives beside the run's own points, where calibrated"""
+    code_trees: dict[str, Any] | None = None
+    """what lines and modules take as trees, where owners were recorded"""

@@ -33,6 +33,7 @@ def packed(data: ReportData) -> str:
         "report": data.report,
         "trust": list(data.trust),
         "calibration": data.calibration,
+        "trees": data.code_trees,
         "grid": None,
         "slices": None,
     }

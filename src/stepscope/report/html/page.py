@@ -18,8 +18,8 @@ from stepscope.units import printable
 
 _SCRIPTS = (
     "unpack", "numbers", "elements", "theme", "places", "summary", "charts", "memory", "calibration", "heatmap",
-    "tables", "strategy_pictures", "strategy", "trust", "timeline_data", "timeline_draw", "timeline", "timeline_input",
-    "main",
+    "tables", "icicle", "code", "strategy_pictures", "strategy", "trust", "timeline_data", "timeline_draw", "timeline",
+    "timeline_input", "main",
 )  # fmt: skip
 
 

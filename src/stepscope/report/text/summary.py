@@ -17,6 +17,7 @@ from stepscope.report.text.memory import print_memory
 from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.serving import print_serving
 from stepscope.report.text.terminal import name_text, print_indented
+from stepscope.report.text.where import print_where
 from stepscope.units import NS_PER_MS
 
 _MAX_FINDINGS = 5
@@ -33,6 +34,7 @@ def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given
     print_serving(account.serving, out)
     _findings(account, diagnosis, conclusion, out)
     print_budget(account, out)
+    print_where(account, out)
     print_ranks(account, out)
     print_memory(account, out)
     _warnings(account, out)

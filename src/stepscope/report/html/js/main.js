@@ -7,7 +7,7 @@ function pair(...boxes) {
 }
 
 const SHORT = {
-  findings: "Fix first", budget: "Step", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
+  findings: "Fix first", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
   calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
 };
 
@@ -35,6 +35,7 @@ async function main() {
   byId("top").append(...header(report));
   const parts = [
     cards(report), findings(report, grid), budget(report), pair(waterfall(report), grid && stepTimes(grid, report.steadiness)),
+    code(report, data.trees),
     grid && heatmap(grid, report.ranks), slices && timeline(slices), ranks(report), collectives(report),
     pair(calibration(data.calibration), memory(report)), strategyView(report), kernels(report), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),

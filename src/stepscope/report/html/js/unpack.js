@@ -22,6 +22,7 @@ async function unpack(text) {
     report: header.report,
     trust: header.trust,
     calibration: header.calibration,
+    trees: header.trees,
     grid: header.grid && gridOf(header.grid, column),
     slices: header.slices && slicesOf(header.slices, column),
   };

@@ -1,0 +1,105 @@
+// What lines and modules of the user's code take: as icicles, and as tables with what each line would save.
+
+const OVER = [["lines", "source lines"], ["modules", "modules"]];
+
+/** @param {any} report @param {PageData["trees"]} trees */
+function code(report, trees) {
+  if (!trees || !report.code.length) return null;
+  const rows = new Map(report.code.map((row) => [`${row.file}:${row.line}`, row]));
+  const used = usedMetrics(trees.lines);
+  const most = [...used].sort(([a], [b]) => (trees.lines[b] ?? 0) - (trees.lines[a] ?? 0));
+  const state = { over: "lines", metric: most[0]?.[0] ?? "host" };
+  const pictures = Object.fromEntries(OVER.map(([id, text]) => [id, icicle({
+    root: placed(trees[id]), label: `Time by ${text}; arrow keys move, Enter zooms in, Escape out`, metric: () => state.metric,
+    lines: (item) => codeLines(item, trees[id], rows.get(item.node.name)), title: (item) => codeTitle(item, id),
+  })]));
+  const holder = el("div");
+  const show = () => {
+    holder.replaceChildren(pictures[state.over].box, pictures[state.over].said);
+    key.replaceChildren(...iciclesLegend(state.metric));
+    if (holder.isConnected) pictures[state.over].draw();
+  };
+  const key = el("div");
+  const change = (name) => (value) => { state[name] = value; show(); };
+  const metrics = select("width by", used, change("metric"));
+  metrics.querySelector("select").value = state.metric;
+  const over = OVER.filter(([id]) => trees[id].children?.length);
+  redrawn(() => pictures[state.over].draw());
+  const box = panel("code", "Code: what lines and modules take",
+    el("p", { class: "quiet" }, unownedText(report.unowned)),
+    el("div", { class: "controls" }, select("over", over, change("over")), metrics,
+      el("span", { class: "quiet" }, "click to zoom; or focus, arrow keys, Enter and Escape")),
+    holder, key, el("h3", {}, "Lines"), linesTable(report.code),
+    report.modules.length ? folded("modules as a table", modulesTable(report.modules)) : null);
+  show();
+  return box;
+}
+
+// Without a device, communication is all there is of its time.
+function usedMetrics(tree) {
+  return ICICLE_METRICS.filter(([id]) => tree[id] > 0 && (id !== "device" || tree.device > (tree.comm ?? 0)));
+}
+
+function codeTitle(item, over) {
+  const { name, label } = item.node;
+  if (!item.parent) return over === "lines" ? "whole step" : "whole step, outside modules too";
+  if (name === "others") return label;
+  return over === "lines" ? `${name}  ${label}` : item.parent.parent ? label : name;
+}
+
+function codeLines(item, whole, row) {
+  const { node } = item, said = [];
+  for (const [id, text] of ICICLE_METRICS) {
+    const back = node[`backward_${id}`];
+    const share = whole[id] ? ` (${pctText((100 * node[id]) / whole[id])})` : "";
+    if (node[id]) said.push(`${text} ${timeText(node[id])}${share}${back ? `, of it backward ${timeText(back)}` : ""}`);
+  }
+  if (row && known(row.saving_ms)) said.push(`the step without it saves ${timeText(row.saving_ms)}`);
+  if (row && row.source) said.push(row.source);
+  return said;
+}
+
+function iciclesLegend(metric) {
+  const [first, second] = ICICLE_COLOURS[metric];
+  const swatch = (name, text) => el("li", {}, el("span", { class: "swatch plain", style: { background: `var(--${name})` } }), text);
+  const texts = first === second ? [] : [swatch(first, "forward and the rest"), swatch(second, "backward, at the line that caused it")];
+  return [el("ul", { class: "legend" }, texts)];
+}
+
+function unownedText(unowned) {
+  const parts = [[unowned.host_pct, "the host's time"], [unowned.device_pct, "device time"]].filter(([v]) => known(v));
+  const none = parts.map(([v, what]) => `${pctText(v)} of ${what}`).join(" and ");
+  return `Per step, mean over ranks. Times include what was called from there. ${none || "Nothing"} has no line.`;
+}
+
+const placeOf = (row) => `${row.file}:${row.line}${row.line_to === row.line ? "" : row.line_to ? ` to ${row.line_to}` : " and after"}`;
+
+/** @param {any[]} rows @returns {TableColumn[]} */
+function costColumns(rows) {
+  const times = [
+    ["device", "device_ms"], ["of it backward", "backward_device_ms"], ["host", "host_ms"], ["waiting", "blocked_ms"], ["comm", "comm_ms"],
+    ["exposed", "exposed_ms"], ["saves without it", "saving_ms"],
+  ];
+  const used = times.filter(([, key]) => rows.some((r) => r[key] > 0));
+  const show = (key) => (v) => (v === 0 && key !== "saving_ms" ? "" : timeText(v));
+  return [
+    ...used.map(([title, key]) => timeColumn(title, key, { show: show(key), bar: ["device_ms", "host_ms", "saving_ms"].includes(key) })),
+    { title: "of the step", get: (r) => r.step_pct, show: (v) => pctText(v), number: true },
+    ...(rows.some((r) => known(r.mfu)) ? [{ title: "MFU", get: (r) => r.mfu, show: (v) => (known(v) ? pctText(100 * v) : NONE), number: true }] : []),
+  ];
+}
+
+function linesTable(rows) {
+  const columns = [
+    { title: "line", get: placeOf },
+    nameColumn("source", (r) => r.source ?? "source not kept"),
+    ...(rows.some((r) => r.module) ? [textColumn("mostly in", "module", String)] : []),
+    ...costColumns(rows),
+  ];
+  const saving = columns.findIndex((c) => c.title === "saves without it");
+  return sortedTable("lines", rows, columns, { filter: (r) => `${placeOf(r)} ${r.function} ${r.source ?? ""} ${r.module ?? ""}`, sort: saving < 0 ? null : saving });
+}
+
+function modulesTable(rows) {
+  return sortedTable("modules", rows, [nameColumn("module", (r) => r.module), ...costColumns(rows)], { filter: (r) => r.module });
+}

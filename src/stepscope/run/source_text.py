@@ -1,0 +1,53 @@
+"""The text of the user's source files, as the recorder kept it below `source/` in the run folder.
+
+Anybody may have put files and names there: a name that leads out of the folder, a link, anything that is no regular
+file of the size that the recorder keeps, or no text, has no lines.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER
+from stepscope.side_file import read_side_file
+
+
+@dataclass(frozen=True)
+class SourceText:
+    """The kept source files of a run; each is read when it is first asked for."""
+
+    folder: Path | None = None
+    """the run folder, None where a run has none"""
+    _read: dict[str, tuple[str, ...] | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def lines(self, file: str) -> tuple[str, ...] | None:
+        """Return the lines of a file, None where it was not kept."""
+        if file not in self._read:
+            self._read[file] = self._lines(file)
+        return self._read[file]
+
+    def line(self, file: str, number: int) -> str | None:
+        """Return one line, counted from 1, without blanks around it; None where it was not kept."""
+        found = self.lines(file)
+        return found[number - 1].strip() if found is not None and 0 < number <= len(found) else None
+
+    def _lines(self, file: str) -> tuple[str, ...] | None:
+        path = self._path(file)
+        if path is None:
+            return None
+        try:
+            text = read_side_file(path, max_bytes=MAX_SOURCE_FILE_BYTES).decode("utf-8")
+        except (OSError, ValueError):
+            return None
+        return tuple(line.expandtabs(4) for line in text.split("\n"))
+
+    def _path(self, file: str) -> Path | None:
+        """Return where a file would lie, None where that is outside the folder or behind a link."""
+        named = PurePosixPath(file)
+        if self.folder is None or named.is_absolute() or ".." in named.parts or "\0" in file or not named.parts:
+            return None
+        try:
+            kept = self.folder.resolve() / SOURCE_FOLDER
+            path = kept.joinpath(*named.parts)
+            return path if path.resolve() == path else None
+        except (OSError, RuntimeError, ValueError):
+            return None

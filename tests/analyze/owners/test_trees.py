@@ -1,0 +1,60 @@
+"""Trees over lines and modules hold what was planted, and stay small."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from tests.analyze.owners.owned_folder import owned_folder
+
+from stepscope.analyze.account import account_of
+from stepscope.analyze.owners.sums import COLUMNS
+from stepscope.analyze.owners.trees import MAX_NODES, OTHERS, CodeNode, _bounded, _Grown
+
+
+def found(node: CodeNode, *names: str) -> CodeNode:
+    for name in names:
+        node = next(child for child in node.children if child.name == name)
+    return node
+
+
+def test_callers_are_around_what_they_call(tmp_path: Path) -> None:
+    trees = account_of(owned_folder(tmp_path)).code_trees
+    assert trees is not None
+    forward = found(trees.lines, "train.py:9", "train.py:10", "model.py:3")
+    assert forward.device_ns == 150_000 and forward.backward_device_ns == 50_000
+    assert found(trees.lines, "train.py:9").device_ns == trees.lines.device_ns == 180_000
+    assert found(trees.modules, "blocks", "blocks.0", "blocks.0.up").device_ns == 150_000
+    assert trees.modules.device_ns == 180_000  # the root holds what is in no module too
+
+
+def test_a_tree_is_the_mean_over_ranks(tmp_path: Path) -> None:
+    trees = account_of(owned_folder(tmp_path, ranks=2, late_us=40)).code_trees
+    assert trees is not None
+    assert found(trees.lines, "train.py:9", "train.py:10").device_ns == 170_000
+
+
+def test_a_run_without_owners_has_no_tree(tmp_path: Path) -> None:
+    run = owned_folder(tmp_path)
+    assert account_of(replace(run, owners=())).code_trees is None
+
+
+def test_many_small_nodes_are_put_together() -> None:
+    grown = _Grown()
+    for k in range(5000):
+        amount = np.zeros(len(COLUMNS))
+        amount[COLUMNS.index("host_ns")] = 10_000 - k
+        grown.add(((f"f{k % 50}.py:1", "f"), (f"g{k}.py:1", "g")), amount, False)
+    tree = _bounded(grown)
+    assert 50 < len(tree) <= MAX_NODES
+    assert any(child.name == OTHERS for node in tree.children for child in node.children)
+    for node in (tree, *tree.children):
+        assert sum(child.host_ns for child in node.children) == node.host_ns
+
+
+def test_a_flat_tree_of_equal_nodes_is_bounded_too() -> None:
+    grown = _Grown()
+    for k in range(5000):
+        amount = np.zeros(len(COLUMNS))
+        amount[COLUMNS.index("host_ns")] = 7
+        grown.add(((f"g{k}.py:1", "g"),), amount, False)
+    assert len(_bounded(grown)) <= MAX_NODES
