@@ -92,10 +92,18 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str
     assert len(line) < 300
 
 
-@pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[]"), gzip.compress(b"{")[:12]])
-def test_a_damaged_file_is_a_warning(tmp_path: Path, content: bytes) -> None:
+DAMAGED = {
+    "empty": b"",
+    "no gzip": b"no gzip",
+    "no object": gzip.compress(b"[]"),
+    "cut off": gzip.compress(b"{")[:12],
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_file_is_a_warning(tmp_path: Path, what: str) -> None:
     r = a_rank()
-    (tmp_path / owners_file(0)).write_bytes(content)
+    (tmp_path / owners_file(0)).write_bytes(DAMAGED[what])
     run = built_run(tmp_path, [r])
     assert run.owners == ()
     assert len([line for line in run.warnings if owners_file(0) in line]) == 1
