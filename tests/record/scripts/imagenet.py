@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 FOLDER = Path(tempfile.mkdtemp())
 
 
-class Images(Dataset):  # type: ignore[type-arg]
+class Images(Dataset):
     """Random images, made in the workers."""
 
     def __init__(self, count: int) -> None:

@@ -17,7 +17,7 @@ def fail(here: str) -> None:
         raise ValueError(f"in {here}")
 
 
-class Ones(Dataset):  # type: ignore[type-arg]
+class Ones(Dataset):
     """A hundred samples."""
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Model(torch.nn.Module):
 class Optimizer(torch.optim.SGD):
     """Fails in its step."""
 
-    def step(self, closure: object = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:
         fail("optimizer")
         super().step()
 
@@ -64,7 +64,7 @@ class Optimizer(torch.optim.SGD):
 class Saved:
     """Fails while it is saved."""
 
-    def __reduce__(self) -> object:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         fail("save")
         return int, ()
 

@@ -13,7 +13,7 @@ logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
 
 
-class Blocks(torch.utils.data.Dataset):  # type: ignore[type-arg]
+class Blocks(torch.utils.data.Dataset):
     """Token ids in blocks of one length, as `group_texts` makes them."""
 
     def __init__(self, count: int) -> None:
@@ -26,10 +26,10 @@ class Blocks(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return {"input_ids": self._ids[index], "labels": self._ids[index]}
 
 
-class Losses(TrainerCallback):  # type: ignore[misc]
+class Losses(TrainerCallback):
     """Prints what is logged."""
 
-    def on_log(self, args, state, control, logs=None, **_):  # type: ignore[no-untyped-def]
+    def on_log(self, args, state, control, logs=None, **_):
         if state.is_world_process_zero:
             print(state.global_step, *[f"{k}={logs[k]!r}" for k in ("loss", "eval_loss", "grad_norm") if k in logs])
 

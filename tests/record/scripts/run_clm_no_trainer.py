@@ -18,8 +18,8 @@ if __name__ == "__main__":
     set_seed(0)
     ids = torch.randint(64, (40, 16), generator=torch.Generator().manual_seed(1))
     blocks = [{"input_ids": row, "labels": row} for row in ids]
-    train = DataLoader(blocks[:32], shuffle=True, collate_fn=default_data_collator, batch_size=2)  # type: ignore[arg-type]
-    held_out = DataLoader(blocks[32:], collate_fn=default_data_collator, batch_size=2)  # type: ignore[arg-type]
+    train = DataLoader(blocks[:32], shuffle=True, collate_fn=default_data_collator, batch_size=2)
+    held_out = DataLoader(blocks[32:], collate_fn=default_data_collator, batch_size=2)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = get_scheduler("linear", optimizer, num_warmup_steps=0, num_training_steps=24)
