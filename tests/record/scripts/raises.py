@@ -64,7 +64,7 @@ class Optimizer(torch.optim.SGD):
 class Saved:
     """Fails while it is saved."""
 
-    def __reduce__(self) -> tuple[type[int], tuple[()]]:
+    def __reduce__(self) -> tuple[type, tuple[()]]:
         fail("save")
         return int, ()
 

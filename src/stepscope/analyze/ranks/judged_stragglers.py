@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.log_stragglers import WAITING, LateRank, lateness
-from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, Straggler, own_times
+from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, Straggler, common_steps, own_times
 from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import Aligned
@@ -96,12 +96,33 @@ def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog])
     if own is None:
         return judged
     by_rank = {r.rank: float(row.mean()) for r, row in zip(shared.run.ranks, own, strict=True)}
-    return [] if any(_waits_elsewhere(s, judged, by_rank) for s in traced) else judged
+    logged = _logged_own_ns(shared, logs) or {j.rank: j.own_ms * NS_PER_MS for j in judged}
+    return [] if any(_waits_elsewhere(s, logged, by_rank) for s in traced) else judged
 
 
-def _waits_elsewhere(s: Straggler, judged: Sequence[LateRank], traced_ns: dict[int, float]) -> bool:
+def _logged_own_ns(shared: Aligned, logs: Sequence[StepLog]) -> dict[int, float]:
+    """Return the mean own time of each rank by the log in the steps of the trace, none where it lacks one of them.
+
+    The same steps had the same load: where the machine was busier outside the window, all own times there are longer.
+    """
+    numbers = common_steps(shared.run.ranks)
+    found = {}
+    for log in logs:
+        inside = np.isin(log.step, numbers)
+        own = (log.dur_ns - log.column(WAITING))[inside]
+        if len(own) < len(numbers) or np.isnan(own).any():
+            return {}
+        found[log.rank] = float(own.mean())
+    return found
+
+
+def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
     """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
+<<<<<<< HEAD
     others = [(j.own_ns, traced_ns[j.rank]) for j in judged if j.rank != s.rank]
+=======
+    others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
+>>>>>>> rec15
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
     return bool(beyond) and float(np.median(beyond)) > _HIDDEN_WAIT * s.late_ns_per_step
 

@@ -1,0 +1,66 @@
+"""Five profiled steps name a rank; the steps without the profiler clear it, however busy the machine then was."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepscope.analyze.ranks.judged_stragglers as judged_module
+from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
+from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.run.step_log import StepLog, step_log_of
+
+STEPS, WINDOW = 60, range(20, 25)
+TRACED_LATE_MS = 28.0
+
+
+def log(rank: int, own_ms: np.ndarray, step_ms: np.ndarray) -> StepLog:
+    ends = 10**9 + np.cumsum(step_ms) * 1e6
+    return step_log_of(
+        [
+            {
+                "step": k,
+                "start_ns": int(ends[k] - step_ms[k] * 1e6),
+                "end_ns": int(ends[k]),
+                "dur_ns": int(step_ms[k] * 1e6),
+                "profiled": k in WINDOW,
+                "phase": "window" if k in WINDOW else "before",
+                "regions": {"gradient_sync": {"ns": int((step_ms[k] - own_ms[k]) * 1e6), "n": 1}},
+            }
+            for k in range(STEPS)
+        ],
+        rank=rank,
+    )
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, logged_ms: np.ndarray, traced_ms: np.ndarray) -> Any:
+    """Return the judgement on rank 1, late in the trace; own times by rank and step."""
+    ranks = [SimpleNamespace(rank=rank) for rank in range(2)]
+    monkeypatch.setattr(judged_module, "own_times", lambda _: traced_ms * 1e6)
+    monkeypatch.setattr(judged_module, "common_steps", lambda _: np.array(WINDOW))
+    late = Straggler(1, "host", TRACED_LATE_MS * 1e6, 2, 5, 5.7, 1.1, {})
+    step_ms = logged_ms.max(axis=0) + 5
+    logs = [log(rank, own, step_ms) for rank, own in enumerate(logged_ms)]
+    shared: Any = SimpleNamespace(run=SimpleNamespace(ranks=ranks))
+    return judged_stragglers(shared, [late], logs=logs, training=None)
+
+
+def test_a_busier_machine_outside_the_window_does_not_keep_the_log_from_clearing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(0)
+    logged = 300 + 20 * rng.standard_normal((2, STEPS))
+    traced = np.array([[200.0] * 5, [200.0 + TRACED_LATE_MS] * 5])
+    logged[:, list(WINDOW)] = traced
+    found = judged(monkeypatch, logged, traced)
+    assert found.stragglers == ()
+    assert "it is no straggler" in found.notes[0]
+
+
+def test_a_log_whose_own_times_hold_waits_does_not_clear(monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = np.array([[200.0] * 5, [200.0 + TRACED_LATE_MS] * 5])
+    logged = np.full((2, STEPS), 200.0 + TRACED_LATE_MS)  # rank 0 waits for rank 1 where the log does not see it
+    found = judged(monkeypatch, logged, traced)
+    assert [s.rank for s in found.stragglers] == [1]
+    assert found.stragglers[0].late_ns_per_step == TRACED_LATE_MS * 1e6
