@@ -118,11 +118,7 @@ def _logged_own_ns(shared: Aligned, logs: Sequence[StepLog]) -> dict[int, float]
 
 def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[int, float]) -> bool:
     """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
-<<<<<<< HEAD
-    others = [(j.own_ns, traced_ns[j.rank]) for j in judged if j.rank != s.rank]
-=======
     others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
->>>>>>> rec15
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
     return bool(beyond) and float(np.median(beyond)) > _HIDDEN_WAIT * s.late_ns_per_step
 
