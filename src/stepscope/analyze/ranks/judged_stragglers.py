@@ -96,7 +96,7 @@ def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog])
     if own is None:
         return judged
     by_rank = {r.rank: float(row.mean()) for r, row in zip(shared.run.ranks, own, strict=True)}
-    logged = _logged_own_ns(shared, logs) or {j.rank: j.own_ms * NS_PER_MS for j in judged}
+    logged = _logged_own_ns(shared, logs) or {j.rank: j.own_ns for j in judged}
     return [] if any(_waits_elsewhere(s, logged, by_rank) for s in traced) else judged
 
 
