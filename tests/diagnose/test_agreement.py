@@ -100,7 +100,7 @@ def test_constructed_run_agrees_with_itself(
 def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
     agreement: ModuleType, tmp_path: Path, name: str
 ) -> None:
-    pair = []
+    pair: list[Account] = []
     for which in ("faulty", "fixed"):
         job = simulate(*getattr(FAULTS[name], which))
         (tmp_path / which).mkdir()
@@ -111,7 +111,7 @@ def test_a_fixed_fault_is_told_the_same_by_comparison_and_investigation(
 
 @pytest.mark.parametrize("left_us", [0, 300, 900, 1100, 2000, 5000])
 def test_a_fault_that_is_partly_left_is_told_the_same(agreement: ModuleType, tmp_path: Path, left_us: float) -> None:
-    pair = []
+    pair: list[Account] = []
     for late_us in (2000, left_us):
         (tmp_path / f"{len(pair)}").mkdir()
         pair.append(account_of(late_run(tmp_path / f"{len(pair)}", late_us=late_us, loading=True)))
