@@ -42,6 +42,8 @@ print(json.dumps({"window": of["total_time"], "compute": of["computation_time"],
 def main() -> int:
     arguments = parsed()
     rows = [row_of(Path(trace), arguments.peers) for trace in arguments.traces]
+    if arguments.write and not arguments.peers:
+        rows = _with_peers_as_written(rows, Path(arguments.write))
     table = "\n".join([_line(HEAD), _line(["---"] * len(HEAD)), *map(_line, rows)])
     if arguments.write:
         page = Path(arguments.write)
@@ -52,10 +54,19 @@ def main() -> int:
     return 0
 
 
+def _with_peers_as_written(rows: list[list[str]], page: Path) -> list[list[str]]:
+    """Return our columns with what the page says of the peers, whose answers do not change with our code."""
+    lines = [line.strip("| ").split(" | ") for line in page.read_text(encoding="utf-8").splitlines() if "/" in line]
+    said = {cells[0]: cells[-2:] for cells in lines if len(cells) == len(HEAD)}
+    return [[*row[:-2], *said.get(row[0], row[-2:])] for row in rows]
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("traces", nargs="+", help="traces, or folders with one trace per rank")
-    parser.add_argument("--peers", metavar="PYTHON", help="interpreter with HTA and TraceLens")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="interpreter with HTA and TraceLens; without one their columns stay"
+    )
     parser.add_argument("--write", metavar="PAGE", help="page whose table is replaced")
     return parser.parse_args()
 
