@@ -12,8 +12,8 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
 
+from stepscope.cli.arguments.sizes import MAX_BYTES, size_bytes
 from stepscope.cli.main import COMMANDS, main
-from stepscope.cli.sizes import MAX_BYTES, size_bytes
 from stepscope.output_path import why_no_file
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]

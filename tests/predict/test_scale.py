@@ -80,7 +80,7 @@ def test_compute_that_shares_its_cores_takes_longer(even: Account) -> None:
 
 
 def test_nonsense_is_refused(even: Account, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="world sizes from 2"):
+    with pytest.raises(UsageError, match="a world size has to be from 2"):
         scaled(even, [0])
     with pytest.raises(UsageError, match="compute factor"):
         scaled(even, [8], compute_factor=0)

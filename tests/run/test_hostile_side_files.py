@@ -191,7 +191,7 @@ def test_input_dims_that_are_none_leave_the_rest(folder: Path, dims: str) -> Non
 def test_files_too_many_for_their_size_are_refused(tmp_path: Path) -> None:
     for i in range(4200):
         (tmp_path / f"worker{i}.json").write_text('{"traceEvents":[]}')
-    with pytest.raises(InputError, match="4,200 files too small"):
+    with pytest.raises(InputError, match="4,200 files are too small"):
         load(tmp_path)
 
 

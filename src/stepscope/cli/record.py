@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.arguments.sizes import whole_number
 from stepscope.cli.messages import print_stderr
-from stepscope.cli.sizes import whole_number
 from stepscope.errors import UsageError
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.hooks.loop.step_unit import unit_from

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import rank_of
+from stepscope.records import ArrayRecord
 from stepscope.run.nccl_log import NcclLog, nccl_log
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
 from stepscope.run.telemetry import Telemetry, read_telemetry
@@ -62,8 +63,8 @@ class MemoryEdge:
     """allocated, reserved, parameters, gradients, ...; names without `_bytes`"""
 
 
-@dataclass(frozen=True)
-class SideFiles:
+@dataclass(frozen=True, eq=False, repr=False)
+class SideFiles(ArrayRecord):
     """Everything beside the traces, by rank."""
 
     telemetry: tuple[Telemetry, ...] = ()

@@ -87,8 +87,8 @@ def test_summary_counts_only_steps_without_profiler_and_warm_up(recorded: tuple[
     assert found is not None
     assert set(found["summary"]) >= B3
     assert (found["steps_taken"], found["strategy"]) == (12, "single")
-    # without the warm-up of the rate, the profiler's warm-up and window, and the step after it that counts FLOPs
-    assert found["summary"]["num_steps"] == 12 - 3 - 3 - 1
+    # without the warm-up of the rate, the profiler's warm-up and window, and the two steps after it: FLOPs and frames
+    assert found["summary"]["num_steps"] == 12 - 3 - 3 - 2
 
 
 def test_log_lines_say_the_kind_of_step_its_rate_and_its_loss(recorded: tuple[TrainingResult, list[str]]) -> None:

@@ -23,6 +23,7 @@ from stepscope.analyze.owners.match import operators_and_ranges
 from stepscope.analyze.owners.ownership import NOBODY, Ids, Mask, Owned, Ownership
 from stepscope.analyze.step.regions import Marks, marks_of
 from stepscope.contract.owners import FUNCTIONS
+from stepscope.records import ArrayRecord
 from stepscope.run.device_work import lookup
 from stepscope.run.owners import Frame
 from stepscope.run.rank import Rank
@@ -44,8 +45,8 @@ _PACKAGES = {
 _INSTALLED = ("site-packages/", "dist-packages/", "<frozen", "<string>", "<__array")
 
 
-@dataclass(frozen=True)
-class _Kinds:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Kinds(ArrayRecord):
     """What each distinct name of a Python event is."""
 
     frames: tuple[Frame, ...]

@@ -15,6 +15,7 @@ from stepscope.analyze.owners.ownership import HostTime, Mask, Owned
 from stepscope.analyze.owners.spans import Spans, thread_spans
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
+from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -23,8 +24,8 @@ MIN_SHARED_GAP_NS = 5_000
 """a shorter gap goes to whoever had most of it"""
 
 
-@dataclass(frozen=True)
-class GapShares:
+@dataclass(frozen=True, eq=False, repr=False)
+class GapShares(ArrayRecord):
     """Stacks that ran in the gaps before calls, with their shares: gap g has the entries `first[g]:first[g + 1]`."""
 
     gap_of_call: Int64s
@@ -73,8 +74,8 @@ def host_time(
     return _joined(parts)
 
 
-@dataclass(frozen=True)
-class _Asked:
+@dataclass(frozen=True, eq=False, repr=False)
+class _Asked(ArrayRecord):
     """When the engine's threads began operators, and where each had been called from on the training thread."""
 
     when_ns: Int64s

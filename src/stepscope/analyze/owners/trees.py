@@ -14,6 +14,7 @@ import numpy as np
 
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import COLUMNS, Floats, OwnerSums
+from stepscope.records import ArrayRecord
 
 MAX_NODES = 400
 _MAX_DEPTH = 60
@@ -80,8 +81,8 @@ def _module_path(path: str) -> tuple[tuple[str, str], ...]:
     return tuple((".".join(parts[: i + 1]), part) for i, part in enumerate(parts))[:_MAX_DEPTH]
 
 
-@dataclass
-class _Grown:
+@dataclass(eq=False, repr=False)
+class _Grown(ArrayRecord):
     """A tree while it grows: all that is inside a node, and of that in backward."""
 
     label: str = ""

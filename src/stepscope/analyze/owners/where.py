@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.owners.cost import CodeCosts
 from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.records import ArrayRecord
 
 MOSTLY = 0.5
 MIN_SHARE = 0.1
@@ -42,8 +43,8 @@ class Where:
         return f"{self.file}:{self.line}"
 
 
-@dataclass(frozen=True)
-class Weighted:
+@dataclass(frozen=True, eq=False, repr=False)
+class Weighted(ArrayRecord):
     """Things of one rank with how much of the time each is."""
 
     owned: Ownership

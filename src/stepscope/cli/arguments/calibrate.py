@@ -12,7 +12,7 @@ A CSV has the columns op, world_size, bytes (the full buffer of the operation) a
 
 import argparse
 
-from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cli.arguments.sizes import above_zero, at_least_one, size_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

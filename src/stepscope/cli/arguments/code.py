@@ -11,7 +11,7 @@ A line's cost includes what it called: lines do not add up. `saves` is the step 
 import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
-from stepscope.cli.sizes import at_least_zero
+from stepscope.cli.arguments.sizes import at_least_zero
 
 SORTS = ("device", "host", "exposed", "saving")
 

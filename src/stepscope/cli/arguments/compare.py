@@ -13,7 +13,7 @@ Several runs per side are better than one long one: runs differ from each other 
 import argparse
 from pathlib import Path
 
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import above_zero, at_least_one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

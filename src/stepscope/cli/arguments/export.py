@@ -14,7 +14,7 @@ nanoseconds; docs/tables.md has every column.
 import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
-from stepscope.cli.sizes import above_zero, at_least_zero, whole_number
+from stepscope.cli.arguments.sizes import above_zero, at_least_zero, whole_number
 from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.tables.schema import TABLES
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import above_zero, at_least_one
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, needed: bool = True) -> None:

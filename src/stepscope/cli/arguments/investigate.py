@@ -13,7 +13,7 @@ import argparse
 
 from stepscope.cli.arguments.given_command import take_command
 from stepscope.cli.arguments.given_run import add_run_arguments
-from stepscope.cli.sizes import above_zero
+from stepscope.cli.arguments.sizes import above_zero
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

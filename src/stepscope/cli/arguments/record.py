@@ -12,7 +12,7 @@ output, exit code and results stay as they are.
 
 import argparse
 
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.arguments.sizes import at_least_one
 from stepscope.record.samplers.nccl_log import SWITCHES
 
 

@@ -12,7 +12,7 @@ examples:
 import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
-from stepscope.cli.sizes import whole_number
+from stepscope.cli.arguments.sizes import whole_number
 
 DEFAULT_PORT = 8750
 

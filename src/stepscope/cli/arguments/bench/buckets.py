@@ -12,7 +12,7 @@ then the neighbours of the best. --exhaustive tries all.
 import argparse
 
 from stepscope.cli.arguments.bench.shared import add_shared_arguments
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.arguments.sizes import at_least_one
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:

@@ -9,7 +9,7 @@ Bytes are the full buffer of the operation. `stepscope calibrate` fits latency a
 
 import argparse
 
-from stepscope.cli.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cli.arguments.sizes import above_zero, at_least_one, size_bytes
 
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 

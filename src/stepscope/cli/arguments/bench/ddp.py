@@ -15,7 +15,7 @@ import argparse
 
 from stepscope.bench.data_parallel.strategies import NAMES
 from stepscope.cli.arguments.bench.shared import add_shared_arguments
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import above_zero, at_least_one
 
 _EPOCHS = 10
 

@@ -11,7 +11,7 @@ Efficiency is T1 / (N x TN) for strong and T1 / TN for weak scaling, against the
 import argparse
 
 from stepscope.cli.arguments.bench.shared import add_shared_arguments
-from stepscope.cli.sizes import above_zero
+from stepscope.cli.arguments.sizes import above_zero
 
 MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
 

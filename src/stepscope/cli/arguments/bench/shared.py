@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import above_zero, at_least_one
 from stepscope.contract.precisions import TRAINING_PRECISIONS
 from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 

@@ -14,7 +14,7 @@ import argparse
 
 from stepscope.bench.sweeps.choices.batch_size import START
 from stepscope.cli.arguments.bench.shared import add_shared_arguments
-from stepscope.cli.sizes import above_zero, at_least_one, at_least_zero, size_bytes
+from stepscope.cli.arguments.sizes import above_zero, at_least_one, at_least_zero, size_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:

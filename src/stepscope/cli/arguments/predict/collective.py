@@ -11,7 +11,7 @@ GB/s:microseconds per device and direction.
 import argparse
 
 from stepscope.cli.arguments.predict.fabric import add_fabric_arguments
-from stepscope.cli.sizes import at_least_one, size_bytes
+from stepscope.cli.arguments.sizes import at_least_one, size_bytes
 from stepscope.cost.collectives.points import OPERATIONS
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.arguments.sizes import at_least_one
 from stepscope.cost.collectives.closed_form import Link
 
 

@@ -10,7 +10,7 @@ examples:
 import argparse
 
 from stepscope.cli.arguments.predict.model import RECOMPUTE, add_model_arguments
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.arguments.sizes import at_least_one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

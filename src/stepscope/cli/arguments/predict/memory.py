@@ -12,7 +12,7 @@ examples:
 import argparse
 
 from stepscope.cli.arguments.predict.model import RECOMPUTE, add_device_arguments, add_model_arguments
-from stepscope.cli.sizes import at_least_one
+from stepscope.cli.arguments.sizes import at_least_one
 from stepscope.cost.models.layout import Optimizer, Precision, Sharding
 
 STRATEGIES = {**{s.value: s for s in Sharding}, "fsdp": Sharding.ZERO3}

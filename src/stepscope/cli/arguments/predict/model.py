@@ -2,7 +2,7 @@
 
 import argparse
 
-from stepscope.cli.sizes import above_zero, at_least_one, at_least_zero
+from stepscope.cli.arguments.sizes import above_zero, at_least_one, at_least_zero
 from stepscope.cost.models.flops import LatentAttention, Recompute
 
 RECOMPUTE = {

@@ -13,7 +13,7 @@ import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.arguments.predict.fabric import add_fabric_arguments
-from stepscope.cli.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import above_zero, at_least_one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
