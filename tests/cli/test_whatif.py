@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from tests.analyze.build import RankTrace, built_run
+from tests.analyze.owners.simulated import owned_run
+from tests.analyze.simulate import kernel
 from tests.diagnose.late import OWN_US, late_run
 
 from stepscope.cli.main import main
@@ -74,3 +76,31 @@ def test_missing_ranks_are_said_though_the_answer_does_not(capsys: pytest.Captur
     said = capsys.readouterr()
     assert json.loads(said.out)["schema"] == 1
     assert said.err.startswith("warning: ranks missing: 1-3 of 4")
+
+
+def test_a_line_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    owned_run(tmp_path, [kernel(150, host_us=20) for _ in range(12)])
+    asked = ["whatif", str(tmp_path), "--without", "train.py:12", "train.py:13", "--scale", "train.py:14=0.5"]
+    assert main([*asked, "--ranks", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "with train.py:12 deleted train.py:13 deleted train.py:14 x0.5" in out
+    assert "deleted, not replaced" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--without", "train.py:999"], "lines of that file near it"),
+        (["--without", "train.py:12", "--ranks", "7"], "expected recorded ranks"),
+        (["--scale", "train.py:12"], "OWNER=FACTOR"),
+        (["--scale", "train.py:12=1e9"], "OWNER=FACTOR"),
+        (["--set", "data=instant", "--ranks", "0"], "--ranks says where"),
+    ],
+)
+def test_an_owner_that_is_none_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], said: str
+) -> None:
+    owned_run(tmp_path, [kernel(150, host_us=20) for _ in range(12)])
+    assert main(["whatif", str(tmp_path), *given]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1

@@ -9,8 +9,7 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.owners.planted import PlantedRank, write_owners
 
-from stepscope.contract.owners import OWNERS
-from stepscope.contract.run_folder import rank_file
+from stepscope.contract.run_folder import owners_file
 from stepscope.run.load import load
 from stepscope.run.owners import Frame, read_owners
 
@@ -39,7 +38,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert (thread.gap_before.tolist(), thread.gap_ns.tolist()) == ([0], [8000])
     assert owners.buckets == (("up.weight",),)
     assert owners.loader == (("data.py:7", 0.5),)
-    assert not [line for line in run.warnings if OWNERS in line]
+    assert not [line for line in run.warnings if owners_file(0) in line]
 
 
 def test_a_line_that_is_not_known_keeps_its_bounds(tmp_path: Path) -> None:
@@ -88,7 +87,7 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str
     r.write_owners(tmp_path, (0, 100), **change)
     run = built_run(tmp_path, [r])
     assert run.owners == ()
-    (line,) = [line for line in run.warnings if OWNERS in line]
+    (line,) = [line for line in run.warnings if owners_file(0) in line]
     assert field in line
     assert len(line) < 300
 
@@ -96,15 +95,15 @@ def test_a_file_that_does_not_hold_together_is_refused(tmp_path: Path, what: str
 @pytest.mark.parametrize("content", [b"", b"no gzip", gzip.compress(b"[]"), gzip.compress(b"{")[:12]])
 def test_a_damaged_file_is_a_warning(tmp_path: Path, content: bytes) -> None:
     r = a_rank()
-    (tmp_path / rank_file(0, OWNERS)).write_bytes(content)
+    (tmp_path / owners_file(0)).write_bytes(content)
     run = built_run(tmp_path, [r])
     assert run.owners == ()
-    assert len([line for line in run.warnings if OWNERS in line]) == 1
+    assert len([line for line in run.warnings if owners_file(0) in line]) == 1
 
 
 def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
     a_rank().write(tmp_path)
-    (tmp_path / rank_file(0, OWNERS)).write_bytes(gzip.compress(b" " * (40 << 20)))
+    (tmp_path / owners_file(0)).write_bytes(gzip.compress(b" " * (40 << 20)))
     run = load(tmp_path, cache=False)
     assert run.owners == ()
     assert any("unpacked" in line for line in run.warnings)
@@ -112,11 +111,11 @@ def test_a_file_that_unpacks_without_end_is_refused(tmp_path: Path) -> None:
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     a_rank().write(tmp_path)
-    os.mkfifo(tmp_path / rank_file(0, OWNERS))
+    os.mkfifo(tmp_path / owners_file(0))
     assert load(tmp_path, cache=False).owners == ()
 
 
 def test_ranks_without_a_file_have_no_owners(tmp_path: Path) -> None:
     run = built_run(tmp_path, [a_rank()])
     assert run.owners == ()
-    assert not [line for line in run.warnings if OWNERS in line]
+    assert not [line for line in run.warnings if owners_file(0) in line]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER
+from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
+from stepscope.contract.run_folder import SOURCE_FOLDER
 from stepscope.run.source_text import SourceText
 
 

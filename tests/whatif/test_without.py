@@ -8,6 +8,7 @@ from tests.analyze.owners.simulated import line_of, owned_run
 from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 
 from stepscope.analysis import Analysis
+from stepscope.analyze.account import account_of
 from stepscope.errors import InputError, UsageError
 from stepscope.whatif.settings import Answer
 
@@ -121,3 +122,27 @@ def test_a_run_without_owners_says_how_to_get_them(tmp_path: Path) -> None:
     run = Analysis(simulate(HOST_BOUND).aligned(tmp_path).run)
     with pytest.raises(InputError, match="record again"):
         run.without("train.py:13")
+
+
+def test_python_is_not_shortened_by_what_the_profiler_cost_the_operators(tmp_path: Path) -> None:
+    python = Op("stall", host_us=300)
+
+    def program(host_us: float) -> list[Op]:
+        return [*[kernel(5, host_us=host_us) for _ in range(12)], python]
+
+    true, without_it = true_us(program(60)), true_us(program(60)[:-1])
+    run = owned_run(tmp_path, program(90))  # the profiler stretched the operators by half, and not the Python
+    analysis = Analysis(run, lambda run: account_of(run, unprofiled_ms=true / 1000))
+    answer = analysis.without(f"train.py:{line_of(12)}")
+    assert answer.prediction.baseline_ns / 1000 == pytest.approx(true, rel=0.03)
+    assert predicted_us(answer) == pytest.approx(without_it, rel=0.03)
+    operator = analysis.without(f"train.py:{line_of(3)}")
+    assert true - predicted_us(operator) == pytest.approx(62, rel=0.15)
+
+
+def test_a_module_is_taken_out_with_those_inside_it(tmp_path: Path) -> None:
+    program = [kernel(150, host_us=20) for _ in range(12)]
+    run = owned_run(tmp_path, program, modules=["layers.0.bn", "layers.1.bn.scale", "layers.1.mlp"])
+    answer = Analysis(run).without("module:layers.*.bn")
+    # Module k % 3 holds thing k: two of three are gone.
+    assert predicted_us(answer) == pytest.approx(true_us(program[:4]), rel=0.03)

@@ -43,6 +43,8 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         light=args.light,
         record_shapes=args.shapes,
         with_stack=args.stacks,
+        owners=not args.no_owners,
+        source=not args.no_source,
         profile_memory=args.memory,
         memory=args.memory,
         memory_history=args.memory,

@@ -13,14 +13,15 @@ Standard library only: both sides import it.
 
 from typing import Literal, TypedDict
 
-OWNERS = "owners.json.gz"
 OWNERS_SCHEMA = 1
-SOURCE_FOLDER = "source"
 MAX_SOURCE_FILE_BYTES = 256_000
 MAX_SOURCE_BYTES = 4_000_000
 
-EXECUTING, FUNCTIONS = "executing", "functions"
-TRAINING, AUTOGRAD, OTHER = "training", "autograd", "other"
+EXECUTING: Literal["executing"] = "executing"
+FUNCTIONS: Literal["functions"] = "functions"
+TRAINING: Literal["training"] = "training"
+AUTOGRAD: Literal["autograd"] = "autograd"
+OTHER: Literal["other"] = "other"
 NONE = -1
 """in a column of numbers: there is none"""
 

@@ -3,6 +3,8 @@
     run.json                    written last by rank 0
     rank00000.pt.trace.json.gz  Kineto trace of the profiled window
     rank00000.steps.jsonl       every step, profiled or not
+    rank00000.owners.json.gz    whose line each operator is, from one step with Python frames
+    source/                     the text of the user's files in those frames
     rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
 
 Standard library only: the job side imports it.
@@ -22,6 +24,7 @@ from stepscope.side_file import parsed_json, read_side_file
 SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
+SOURCE_FOLDER = "source"
 
 _MAX_NAME_KEPT = 40
 """characters of a file's name in that of its temporary file, which must not grow past what a name may have"""
@@ -41,6 +44,11 @@ def trace_file(rank: int) -> str:
 def steps_file(rank: int) -> str:
     """Return the name of one rank's step log."""
     return rank_file(rank, "steps.jsonl")
+
+
+def owners_file(rank: int) -> str:
+    """Return the name of one rank's owners: the lines of one step's operators."""
+    return rank_file(rank, "owners.json.gz")
 
 
 def rank_of(name: str) -> int | None:

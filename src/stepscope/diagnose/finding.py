@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from stepscope.analyze.owners.where import Where
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
 
@@ -72,3 +73,5 @@ class Finding:
     evidence: tuple[Evidence, ...] = field(default_factory=tuple)
     cause: str = ""
     remedy: str = ""
+    where: tuple[Where, ...] = ()
+    """lines of the user's code that the fix is about, the one that holds most first; none where owners are unknown"""

@@ -15,6 +15,7 @@ from stepscope.diagnose.finding import Candidate, Finding
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.where import where_of_fix
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -165,6 +166,7 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         evidence=candidate.evidence,
         cause=candidate.cause,
         remedy=candidate.remedy,
+        where=where_of_fix(account, candidate.fix),
     )
 
 

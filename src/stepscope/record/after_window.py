@@ -1,7 +1,7 @@
 """The steps after the last window that a profiler of their own watches: one to count operators, one with frames.
 
-    step     14      15      16      17        18
-             window  census  frames  settling  unprofiled
+    step     14      15                    16      17        18
+             window  census, calls counted  frames  settling  unprofiled
 
 Which ones is a function of the settings, hence equal on all ranks. A step in which evaluation began is tried again. A
 job that ends before has neither, and `run.json` says so.
@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.owners import OWNERS, SOURCE_FOLDER
-from stepscope.contract.run_folder import rank_file
+from stepscope.contract.run_folder import SOURCE_FOLDER, owners_file
+from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.helper.handover import JobFacts
 from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep, owners_of, write_owners
 from stepscope.record.window.budget import TypicalStep, max_window_events
 from stepscope.record.window.profiler_guard import ProfilerGuard
@@ -50,6 +51,7 @@ class AfterWindow:
         self._known = known
         self._set_marker = set_marker
         self._watched: StepCensus | FrameStep | None = None
+        self._calls: CallCount | None = None
         self._tries = _TRIES
         self._census_step = census_step(config)
         self._frame_step = frame_step(config)
@@ -61,27 +63,30 @@ class AfterWindow:
     @property
     def is_watching(self) -> bool:
         """Whether the current step is one of them."""
-        return self._watched is not None
+        return self._watched is not None or self._calls is not None
 
     def next_step(self, step: int) -> int | None:
         """Return the first step after `step` before which something is to be done, None where there is none."""
-        if self._watched is not None:
+        if self.is_watching:
             return step + 1
         planned = [s for s in (self._census_step, self._frame_step) if s is not None and s > step]
+        planned += [self._frame_step - 1] if self._frame_step is not None and self._frame_step - 1 > step else []
         return min(planned, default=None)
 
     def begin(self, step: int, usual: TypicalStep) -> bool:
         """Begin to watch a step where it is one of them; return whether it is."""
         if step == self._census_step:
             self._watched = StepCensus(self._guard, self._config, usual)
+            self._watched.begin()
         elif step == self._frame_step:
             self._watched = FrameStep(self._guard, self._config, usual, step=step)
-        else:
-            return False
-        self._watched.begin()
-        if isinstance(self._watched, FrameStep):
+            self._watched.begin()
             self._set_marker(self._watched.is_on)
-        return True
+        if self._frame_step is not None and step == self._frame_step - 1:
+            limit = max_window_events(self._config, group_timeout_s=group_timeout_s())
+            self._calls = CallCount(limit)
+            self._calls.begin()  # last: what we do ourselves is not counted
+        return self.is_watching
 
     def look_at_budget(self) -> None:
         """Stop where a limit was met; called when a region ends."""
@@ -92,27 +97,44 @@ class AfterWindow:
         """Stop: what follows is no training step."""
         if self._watched is not None:
             self._watched.stop("evaluation began inside the step that was to be watched")
+        if self._calls is not None and self._frame_step is not None:
+            self._frame_step += 1  # counted again: evaluation is no training step
 
     def step_over(self) -> None:
-        """End the step's mark."""
+        """End what watches the step from inside."""
+        if self._calls is not None:
+            self._calls.end()
         if isinstance(self._watched, FrameStep):
             self._watched.end_mark()
 
     def end(self, step: int) -> bool:
         """End watching before `step`, and hand on what was seen; return whether anything was watched."""
+        was_watching = self.is_watching
         watched, self._watched = self._watched, None
+        self._end_calls()
         if isinstance(watched, StepCensus):
             self._end_census(watched, step)
         elif watched is not None:
             self._set_marker(False)
             self._end_frames(watched, step)
-        return watched is not None
+        return was_watching
 
     def abandon(self) -> None:
         """End whatever runs; nothing can be written anyway."""
         watched, self._watched = self._watched, None
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.end()
         if watched is not None:
             watched.end()
+
+    def _end_calls(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.end()
+            if calls.why_not is not None:
+                self._frame_step = None
+                self._known.because(_OWNERS, calls.why_not)
 
     def _end_census(self, census: StepCensus, step: int) -> None:
         found = census.counts()
@@ -150,11 +172,11 @@ class AfterWindow:
             step=step,
             rank=rank,
             model=model if isinstance(model, torch.nn.Module) else None,
-            max_events=max_window_events(self._config, group_timeout_s=None),
+            max_events=2 * self._config.max_events,  # operators are not among the calls that were counted
         )
         folder = Path(tempfile.mkdtemp(prefix="owners-", dir=self._run.scratch))
         plain, source = write_owners(owners, user_files, folder, with_source=self._config.source and rank == 0)
-        name = rank_file(rank, OWNERS)
+        name = owners_file(rank)
         self._run.outbox.put({"do": "trace", "plain": str(plain), "name": name, "about": {"kind": "owners"}})
         for file, path in source.items():
             self._run.outbox.put(

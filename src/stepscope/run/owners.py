@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS, OWNERS_SCHEMA, TRAINING
-from stepscope.contract.run_folder import rank_file
+from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS_SCHEMA, TRAINING
+from stepscope.contract.run_folder import owners_file
 from stepscope.records import ArrayRecord
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s
@@ -103,7 +103,7 @@ def read_owners(folder: Path, ranks: Iterable[int]) -> tuple[tuple[RankOwners, .
     """Return the owners of these ranks where a run folder has them, and one line for each file that was refused."""
     found, refused = [], []
     for rank in ranks:
-        path = folder / rank_file(rank, OWNERS)
+        path = folder / owners_file(rank)
         try:
             found.append(_owners(_document(path), rank))
         except FileNotFoundError:

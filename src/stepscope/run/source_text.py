@@ -7,7 +7,8 @@ file of the size that the recorder keeps, or no text, has no lines.
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES, SOURCE_FOLDER
+from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
+from stepscope.contract.run_folder import SOURCE_FOLDER
 from stepscope.side_file import read_side_file
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.analyze.build import AUTOGRAD, built_run
 from tests.analyze.owners.planted import PlantedRank
 
-from stepscope.contract.owners import SOURCE_FOLDER
+from stepscope.contract.run_folder import SOURCE_FOLDER
 from stepscope.run.load import Run
 
 STEP = 1000.0

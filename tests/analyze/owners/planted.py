@@ -16,8 +16,7 @@ from typing import Any
 
 from tests.analyze.build import AUTOGRAD, MAIN, RankTrace
 
-from stepscope.contract.owners import OWNERS
-from stepscope.contract.run_folder import rank_file
+from stepscope.contract.run_folder import owners_file
 
 Python = tuple[float, float, tuple[str, ...]]
 
@@ -94,7 +93,7 @@ class PlantedRank(RankTrace):
 
 def write_owners(folder: Path, rank: int, document: dict[str, Any]) -> Path:
     """Write a file of owners."""
-    path = folder / rank_file(rank, OWNERS)
+    path = folder / owners_file(rank)
     path.write_bytes(gzip.compress(json.dumps(document).encode()))
     return path
 

@@ -1,6 +1,5 @@
 """Simulated jobs (`tests/analyze/simulate.py`) with the owners of what they do: a line for each thing."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from tests.analyze.build import MAIN, RankTrace
 from tests.analyze.owners.planted import write_owners
 from tests.analyze.simulate import Op, Simulated, simulate
 
-from stepscope.contract.run_folder import RUN_JSON
 from stepscope.run.load import Run, load
 
 
@@ -18,19 +16,17 @@ def line_of(index: int) -> int:
     return 10 + index
 
 
-def owned_run(folder: Path, *programs: Sequence[Op], unprofiled_ms: float | None = None, **given: Any) -> Run:
-    """Return the run of these programs; thing k of each is called at `train.py:{10 + k}`."""
+def owned_run(folder: Path, *programs: Sequence[Op], modules: Sequence[str] = (), **given: Any) -> Run:
+    """Return the run of these programs; thing k of each is called at `train.py:{10 + k}`, in the modules in turn."""
     folder.mkdir(exist_ok=True)
     found: Simulated = simulate(*programs, **given)
     for trace, program in zip(found.traces, programs, strict=True):
         trace.write(folder)
-        write_owners(folder, trace.rank, owners_of(trace, program))
-    if unprofiled_ms is not None:
-        (folder / RUN_JSON).write_text(json.dumps({"schema": 1, "unprofiled_step_ms": unprofiled_ms}))
+        write_owners(folder, trace.rank, owners_of(trace, program, modules))
     return load(folder, cache=False)
 
 
-def owners_of(trace: RankTrace, program: Sequence[Op]) -> dict[str, Any]:
+def owners_of(trace: RankTrace, program: Sequence[Op], modules: Sequence[str]) -> dict[str, Any]:
     """Return the file of owners of the first step: each thing begins with the host's work for it."""
     own = [e for e in trace.events if e["cat"] in ("cpu_op", "user_annotation") and e["tid"] == MAIN]
     step = next(e for e in own if e["name"] == "ProfilerStep#0")
@@ -50,11 +46,11 @@ def owners_of(trace: RankTrace, program: Sequence[Op]) -> dict[str, Any]:
         stack.append(current)
     python += [[len(entries), k, 1000] for k in range(current + 1, len(program))]
     thread = {"role": "training", "name": [names.index(e["name"]) for e in entries], "depth": depths(entries),
-              "stack": stack, "module": [-1] * len(entries), "sequence": [-1] * len(entries),
-              "step": [0] * len(entries), "python": python}  # fmt: skip
+              "stack": stack, "module": [k % len(modules) if modules else -1 for k in stack],
+              "sequence": [-1] * len(entries), "step": [0] * len(entries), "python": python}  # fmt: skip
     return {"schema": 1, "rank": trace.rank, "torch": "2.13.0", "steps": [0], "lines": "executing", "root": "/p",
             "files": ["train.py"], "frames": [[0, line_of(k), "train", 1] for k in range(len(program))],
-            "stacks": [[k] for k in range(len(program))], "modules": [], "names": names, "threads": [thread],
+            "stacks": [[k] for k in range(len(program))], "modules": list(modules), "names": names, "threads": [thread],
             "source_files": [], "buckets": None, "loader": None, "reasons": {}}  # fmt: skip
 
 

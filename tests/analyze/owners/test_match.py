@@ -11,6 +11,7 @@ from stepscope.analyze.owners.from_frames import ownership_by_frames
 from stepscope.analyze.owners.ownership import Ownership
 
 STEP = 10_000.0
+Line = tuple[int, tuple[str, ...]]
 LAYERS = 12
 
 
@@ -22,14 +23,14 @@ def a_line(r: PlantedRank, at: float, line: int, names: tuple[str, ...]) -> floa
     return at + 2 * len(names) + 1
 
 
-def lines_of_a_model(rng: random.Random) -> list[tuple[int, tuple[str, ...]]]:
+def lines_of_a_model(rng: random.Random) -> list[Line]:
     """Return what a step runs: layers that look all the same, each with a few lines."""
     names = ("aten::linear", "aten::add", "aten::view", "aten::mm")
     layer = [tuple(rng.choice(names) for _ in range(rng.randrange(1, 4))) for _ in range(6)]
     return [(100 * number + k, names) for number in range(LAYERS) for k, names in enumerate(layer)]
 
 
-def run_of(folder: Path, steps: list[list[tuple[int, tuple[str, ...]]]]) -> Ownership:
+def run_of(folder: Path, steps: list[list[Line]]) -> Ownership:
     """Return the owners of a run whose last step has frames."""
     r = PlantedRank()
     for n, program in enumerate(steps):
@@ -45,7 +46,7 @@ def run_of(folder: Path, steps: list[list[tuple[int, tuple[str, ...]]]]) -> Owne
     return ownership_by_frames(run.ranks[0], run.owners[0])
 
 
-def planted_and_found(owned: Ownership, steps: list[list[tuple[int, tuple[str, ...]]]]) -> list[tuple[int, int]]:
+def planted_and_found(owned: Ownership, steps: list[list[Line]]) -> list[tuple[int, int]]:
     """Return for each operator its true line, and the one it got; -1 for none."""
     true = [line for program in steps for line, names in program for _ in names]
     found = [owned.frames[owned.stacks[s][-1]].line if s >= 0 else -1 for s in owned.by_call.stack.tolist()]
@@ -86,6 +87,6 @@ def test_a_whole_pass_more_in_the_step_with_frames_moves_nothing(tmp_path: Path)
 
 
 def test_names_with_step_numbers_are_the_same_range(tmp_path: Path) -> None:
-    steps = [[(1, (f"iteration {n}", "aten::mm"))] for n in range(3)]
+    steps: list[list[Line]] = [[(1, (f"iteration {n}", "aten::mm"))] for n in range(3)]
     owned = run_of(tmp_path, [*steps, [(1, ("iteration 3", "aten::mm"))]])
     assert owned.matched_share == 1.0

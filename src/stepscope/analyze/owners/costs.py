@@ -7,15 +7,22 @@ they call and lines do not add up. `backward` is the part of `inclusive` that ra
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.kernels.call_costs import CallCosts
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
-from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import COLUMNS, FLOPS, MEMORY, Floats, OwnerSums, owner_sums
 from stepscope.contract.owners import EXECUTING
+
+Line = tuple[str, int]
+Key = TypeVar("Key", Line, str, tuple[Line, str])
+Mask = npt.NDArray[np.bool_]
+_OWN, _INCLUSIVE, _BACKWARD = range(3)
 
 
 def code_costs(owned: Sequence[Ownership], calls: Sequence[CallCosts]) -> CodeCosts | None:
@@ -26,107 +33,123 @@ def code_costs(owned: Sequence[Ownership], calls: Sequence[CallCosts]) -> CodeCo
     if not owned:
         return None
     sums = [owner_sums(one, flops) for one, flops in zip(owned, calls, strict=True)]
-    lines, modules = _Gathered(len(owned)), _Gathered(len(owned))
-    frame_of, module_of = {}, _Gathered(len(owned))
-    for i, (one, found) in enumerate(zip(owned, sums, strict=True)):
-        for frame in one.frames:
-            frame_of.setdefault((frame.file, frame.line), frame)
-        _add_lines(lines, module_of, i, one, found)
-        _add_modules(modules, i, one, found)
-    ranks = tuple(one.rank.rank for one in owned)
-    favourite = _favourites(module_of)
     known = np.any([s.known for s in sums], axis=0)
-    total = _cost(np.mean([s.amount.sum(axis=0) for s in sums], axis=0), known)
-    unowned = _cost(np.mean([s.amount[s.owner.stack < 0].sum(axis=0) for s in sums], axis=0), known)
+    ranks = [one.rank.rank for one in owned]
+    lines, modules = _Gathered[Line](ranks, known), _Gathered[str](ranks, known)
+    modules_of_lines = _Gathered[tuple[Line, str]](ranks, known)
+    for i, (one, found) in enumerate(zip(owned, sums, strict=True)):
+        _add_lines(lines, modules_of_lines, i, one, found)
+        _add_modules(modules, i, one, found)
     return CodeCosts(
-        lines=tuple(
-            LineCost(
-                *key,
-                line_to=frame_of[key].line_to,
-                function=frame_of[key].function,
-                is_user=frame_of[key].is_user,
-                **lines.costs(key, ranks, known),
-                module=favourite.get(key),
+        lines=_line_costs(lines, modules_of_lines, owned),
+        modules=tuple(
+            ModuleCost(
+                path=path,
+                own=modules.cost(path, _OWN),
+                inclusive=modules.cost(path, _INCLUSIVE),
+                backward=modules.cost(path, _BACKWARD),
+                by_rank=modules.by_rank(path),
             )
-            for key in lines.largest_first(known)
+            for path in modules.largest_first()
         ),
-        modules=tuple(ModuleCost(key, **modules.costs(key, ranks, known)) for key in modules.largest_first(known)),
-        total=total,
-        unowned=unowned,
+        total=_cost(np.mean([s.amount.sum(axis=0) for s in sums], axis=0), known),
+        unowned=_cost(np.mean([s.amount[s.owner.stack < 0].sum(axis=0) for s in sums], axis=0), known),
         exact_lines=all(one.lines == EXECUTING for one in owned),
-        ranks=ranks,
+        ranks=tuple(ranks),
     )
 
 
-class _Gathered:
-    """Costs by key, one array per rank: own, inclusive and of that in backward."""
+def _line_costs(
+    lines: "_Gathered[Line]", modules: "_Gathered[tuple[Line, str]]", owned: Sequence[Ownership]
+) -> tuple[LineCost, ...]:
+    frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
+    favourite = _favourites(modules)
+    return tuple(
+        LineCost(
+            file=key[0],
+            line=key[1],
+            line_to=frames[key].line_to,
+            function=frames[key].function,
+            is_user=frames[key].is_user,
+            own=lines.cost(key, _OWN),
+            inclusive=lines.cost(key, _INCLUSIVE),
+            backward=lines.cost(key, _BACKWARD),
+            by_rank=lines.by_rank(key),
+            module=favourite.get(key),
+        )
+        for key in lines.largest_first()
+    )
 
-    def __init__(self, num_ranks: int) -> None:
-        self.amounts: dict[object, Floats] = {}
-        self._shape = (num_ranks, 3, len(COLUMNS))
 
-    def add(self, key: object, rank: int, which: int, amount: Floats) -> None:
+class _Gathered(Generic[Key]):
+    """Costs by key: own, inclusive and of that in backward, of each rank."""
+
+    def __init__(self, ranks: Sequence[int], known: Mask) -> None:
+        self.amounts: dict[Key, Floats] = {}
+        self._ranks, self._known = ranks, known
+
+    def add(self, key: Key, rank: int, which: int, amount: Floats) -> None:
         if key not in self.amounts:
-            self.amounts[key] = np.zeros(self._shape)
+            self.amounts[key] = np.zeros((len(self._ranks), 3, len(COLUMNS)))
         self.amounts[key][rank, which] += amount
 
-    def largest_first(self, known: npt.NDArray[np.bool_]) -> list:  # type: ignore[type-arg]
-        return sorted(
-            self.amounts, key=lambda k: (-_cost(self.amounts[k][:, 1].mean(axis=0), known).largest_ns, str(k))
-        )
+    def cost(self, key: Key, which: int) -> Cost:
+        return _cost(self.amounts[key][:, which].mean(axis=0), self._known)
 
-    def costs(self, key: object, ranks: tuple[int, ...], known: npt.NDArray[np.bool_]) -> dict:  # type: ignore[type-arg]
-        each = self.amounts[key]
-        own, inclusive, backward = (_cost(each[:, part].mean(axis=0), known) for part in range(3))
-        by_rank = {rank: _cost(each[i, 1], known) for i, rank in enumerate(ranks)}
-        return {"own": own, "inclusive": inclusive, "backward": backward, "by_rank": by_rank}
+    def by_rank(self, key: Key) -> dict[int, Cost]:
+        return {rank: _cost(self.amounts[key][i, _INCLUSIVE], self._known) for i, rank in enumerate(self._ranks)}
+
+    def largest_first(self) -> list[Key]:
+        return sorted(self.amounts, key=lambda key: (-self.cost(key, _INCLUSIVE).largest_ns, str(key)))
 
 
-def _cost(amount: Floats, known: npt.NDArray[np.bool_]) -> Cost:
-    values: list[float | None] = [float(value) for value in amount]
-    for column in (FLOPS, MEMORY):
-        if not known[column]:
-            values[column] = None
-    return Cost(*values)  # type: ignore[arg-type]
+def _cost(amount: Floats, known: Mask) -> Cost:
+    values = {name: float(value) for name, value in zip(COLUMNS, amount, strict=True)}
+    return replace(
+        Cost(**values),
+        flops=values["flops"] if known[FLOPS] else None,
+        memory_bytes=values["memory_bytes"] if known[MEMORY] else None,
+    )
 
 
-def _add_lines(lines: _Gathered, modules: _Gathered, rank: int, owned: Ownership, sums: OwnerSums) -> None:
+def _add_lines(
+    lines: _Gathered[Line], modules: _Gathered[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
+) -> None:
     """Add each owner's cost to the lines of its stack, and to those of where it was called."""
     place = [(f.file, f.line) for f in owned.frames]
     is_user = [f.is_user for f in owned.frames]
     stacks = [tuple(dict.fromkeys(place[f] for f in stack)) for stack in owned.stacks]
     innermost = [_innermost(stack, place, is_user) for stack in owned.stacks]
-    rows = zip(*(column.tolist() for column in _columns(sums.owner)), sums.amount, strict=True)
-    for stack, caller, module, backward, amount in rows:
-        if stack >= 0 and innermost[stack] is not None:
-            lines.add(innermost[stack], rank, 0, amount)
+    for stack, caller, module, backward, amount in _rows(sums):
+        own = innermost[stack] if stack >= 0 else None
+        if own is not None:
+            lines.add(own, rank, _OWN, amount)
             if module >= 0 and owned.modules[module]:
-                modules.add((innermost[stack], owned.modules[module]), rank, 0, amount)
+                modules.add((own, owned.modules[module]), rank, _OWN, amount)
         held = [*(stacks[stack] if stack >= 0 else ()), *(stacks[caller] if caller >= 0 else ())]
         for key in dict.fromkeys(held):
-            lines.add(key, rank, 1, amount)
+            lines.add(key, rank, _INCLUSIVE, amount)
             if backward:
-                lines.add(key, rank, 2, amount)
+                lines.add(key, rank, _BACKWARD, amount)
 
 
-def _innermost(stack: Iterable[int], place: list[tuple[str, int]], is_user: list[bool]) -> tuple[str, int] | None:
+def _innermost(stack: Iterable[int], place: list[Line], is_user: list[bool]) -> Line | None:
     """Return the innermost line of the user's, of a library's where there is none."""
     frames = list(stack)
     users = [f for f in frames if is_user[f]]
     return place[(users or frames)[-1]] if frames else None
 
 
-def _add_modules(modules: _Gathered, rank: int, owned: Ownership, sums: OwnerSums) -> None:
-    inside = [_around(path) for path in owned.modules]
-    rows = zip(*(column.tolist() for column in _columns(sums.owner)), sums.amount, strict=True)
-    for _, _, module, backward, amount in rows:
+def _add_modules(modules: _Gathered[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
+    around = [_around(path) for path in owned.modules]
+    for _, _, module, backward, amount in _rows(sums):
         if module < 0 or not owned.modules[module]:
             continue
-        modules.add(owned.modules[module], rank, 0, amount)
-        for path in inside[module]:
-            modules.add(path, rank, 1, amount)
+        modules.add(owned.modules[module], rank, _OWN, amount)
+        for path in around[module]:
+            modules.add(path, rank, _INCLUSIVE, amount)
             if backward:
-                modules.add(path, rank, 2, amount)
+                modules.add(path, rank, _BACKWARD, amount)
 
 
 def _around(path: str) -> list[str]:
@@ -139,14 +162,16 @@ def _around(path: str) -> list[str]:
     return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
-def _columns(owner: Owned) -> tuple[npt.NDArray[np.generic], ...]:
-    return owner.stack, owner.caller, owner.module, owner.backward
+def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
+    owner = sums.owner
+    columns = (owner.stack.tolist(), owner.caller.tolist(), owner.module.tolist(), owner.backward.tolist())
+    return zip(*columns, sums.amount, strict=True)
 
 
-def _favourites(found: _Gathered) -> dict[object, str]:
+def _favourites(found: _Gathered[tuple[Line, str]]) -> dict[Line, str]:
     """Return for each line the module that holds most of its time."""
-    best: dict[object, tuple[float, str]] = {}
-    for (line, module), amount in found.amounts.items():  # type: ignore[misc]
-        took = float(amount[:, 0, : COLUMNS.index("exposed_ns")].sum())
-        best[line] = max(best.get(line, (0.0, "")), (took, module))
+    best: dict[Line, tuple[float, str]] = {}
+    times = slice(0, COLUMNS.index("exposed_ns"))
+    for (line, module), amount in found.amounts.items():
+        best[line] = max(best.get(line, (0.0, "")), (float(amount[:, _OWN, times].sum()), module))
     return {line: module for line, (_, module) in best.items() if module}

@@ -1,13 +1,15 @@
 """Owners of a rank's recorded steps by its file of owners: matched, inherited, or between two lines."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.host.calls import HostCalls
+from stepscope.analyze.owners.align import NOTHING
 from stepscope.analyze.owners.host_time import GapShares, host_time
 from stepscope.analyze.owners.linked import LinkedThread, Stacks, linked_threads
-from stepscope.analyze.owners.match import NOTHING, Matched, matched
+from stepscope.analyze.owners.match import Matched, matched
 from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, Owned, Ownership, nobody
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import TRAINING
@@ -72,13 +74,14 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
 def _of_matched(found: Matched, threads: list[LinkedThread]) -> Owned:
     """Return the owners of the calls that have a counterpart."""
     out = nobody(len(found.calls))
-    columns = [out.stack.copy(), out.stack.copy(), out.stack.copy(), out.backward.copy()]
+    stack, caller, module = out.stack.copy(), out.caller.copy(), out.module.copy()
+    backward = out.backward.copy()
     for index, known in enumerate(threads):
         mine = np.flatnonzero(found.thread == index)
         at = found.position[mine]
-        for column, values in zip(columns, (known.stack, known.caller, known.module, known.backward), strict=True):
-            column[mine] = values[at]
-    return Owned(*columns)  # type: ignore[arg-type]
+        stack[mine], caller[mine] = known.stack[at], known.caller[at]
+        module[mine], backward[mine] = known.module[at], known.backward[at]
+    return Owned(stack, caller, module, backward)
 
 
 def _inherited(calls: HostCalls, owned: Owned) -> Owned:
@@ -94,8 +97,8 @@ def _between_lines(calls: HostCalls, owned: Owned, rank: Rank, stacks: Stacks, m
         return owned
     known = np.flatnonzero(owned.stack >= 0)
     after = np.searchsorted(known, missing)
-    previous = np.where(after > 0, known[after - 1] if len(known) else -1, -1)
-    following = np.where(after < len(known), known[np.minimum(after, len(known) - 1)] if len(known) else -1, -1)
+    bounded = np.concatenate(([-1], known, [-1]))
+    previous, following = bounded[after], bounded[after + 1]
     for side in (previous, following):
         side[calls.thread[side] != calls.thread[missing]] = -1
     both = (previous >= 0) & (following >= 0)
@@ -106,12 +109,13 @@ def _between_lines(calls: HostCalls, owned: Owned, rank: Rank, stacks: Stacks, m
     return Owned(stack, caller, module, owned.backward)
 
 
-def _paired(ids: Ids, one: Int64s, other: Int64s, common: object) -> Ids:
+def _paired(ids: Ids, one: Int64s, other: Int64s, common: Callable[[int, int], int]) -> Ids:
     """Return `common(id of one, id of other)` for each pair, asked once per distinct pair."""
-    a, b = (np.where(side >= 0, ids[side], NOBODY) if len(ids) else np.full(len(side), NOBODY) for side in (one, other))
-    pairs, at = np.unique(np.stack((a, b), axis=1), axis=0, return_inverse=True)
-    found = np.array([common(x, y) for x, y in pairs.tolist()], np.int32)  # type: ignore[operator]
-    return found[at.reshape(-1)] if len(found) else np.empty(0, np.int32)
+    base = int(ids.max(initial=0)) + 2
+    a, b = (np.append(ids, NOBODY).astype(np.int64)[np.where(side >= 0, side, -1)] for side in (one, other))
+    pairs, at = np.unique((a + 1) * base + b + 1, return_inverse=True)
+    found = np.array([common(pair // base - 1, pair % base - 1) for pair in pairs.tolist()], np.int32)
+    return found[at.reshape(-1)]
 
 
 def python_between(

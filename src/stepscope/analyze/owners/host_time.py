@@ -216,12 +216,19 @@ def _without_engine(part: HostTime, engine: Intervals) -> HostTime:
 
 
 def _joined(parts: list[HostTime]) -> HostTime:
-    def column(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-        return np.concatenate([np.empty(0, dtype), *(getattr(p, name) for p in parts)]).astype(dtype)
-
-    def owners(name: str, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-        return np.concatenate([np.empty(0, dtype), *(getattr(p.owner, name) for p in parts)]).astype(dtype)
-
-    owner = Owned(*(owners(n, np.int32) for n in ("stack", "caller", "module")), owners("backward", bool))  # type: ignore[arg-type]
-    times = [column(n, np.int64) for n in ("thread", "start_ns", "end_ns")]
-    return HostTime(*times, owner, column("is_python", bool), column("runs", bool))  # type: ignore[arg-type]
+    """Return the times of several threads as one."""
+    owners = [part.owner for part in parts]
+    no_ids, no_time, no_mask = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, bool)
+    return HostTime(
+        thread=np.concatenate([no_time, *(p.thread for p in parts)]),
+        start_ns=np.concatenate([no_time, *(p.start_ns for p in parts)]),
+        end_ns=np.concatenate([no_time, *(p.end_ns for p in parts)]),
+        owner=Owned(
+            stack=np.concatenate([no_ids, *(o.stack for o in owners)]),
+            caller=np.concatenate([no_ids, *(o.caller for o in owners)]),
+            module=np.concatenate([no_ids, *(o.module for o in owners)]),
+            backward=np.concatenate([no_mask, *(o.backward for o in owners)]),
+        ),
+        is_python=np.concatenate([no_mask, *(p.is_python for p in parts)]),
+        runs=np.concatenate([no_mask, *(p.runs for p in parts)]),
+    )

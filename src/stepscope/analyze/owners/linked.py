@@ -152,9 +152,15 @@ class _Tree:
                 stack[i] = _below(stacks, stack[node], raw[node], raw[i])
                 owner_module[i] = owner_module[node]
         at = self.at
-        columns = [np.array(values, np.int32)[at] for values in (stack, raw, owner_module)]
-        inside = np.array([node != NOBODY for node in self.node], bool)[at]
-        return LinkedThread(self.thread, at, self.depth[at], *columns, backward=inside)
+        return LinkedThread(
+            thread=self.thread,
+            at=at,
+            depth=self.depth[at],
+            stack=np.array(stack, np.int32)[at],
+            caller=np.array(raw, np.int32)[at],
+            module=np.array(owner_module, np.int32)[at],
+            backward=np.array([node != NOBODY for node in self.node], bool)[at],
+        )
 
 
 def _without_steps(depth: Ids, steps: Int64s) -> Ids:

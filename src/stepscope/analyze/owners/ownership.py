@@ -46,8 +46,11 @@ class Owned(ArrayRecord):
         if not len(self):
             return nobody(len(index))
         known = index >= 0
-        parts = [np.where(known, ids[index], NOBODY).astype(np.int32) for ids in (self.stack, self.caller, self.module)]
-        return Owned(*parts, backward=known & self.backward[index])
+
+        def at_index(ids: Ids) -> Ids:
+            return np.where(known, ids[index], NOBODY).astype(np.int32)
+
+        return Owned(at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index])
 
     def where(self, mask: Mask, other: "Owned") -> "Owned":
         """Return these owners where the mask holds, the others elsewhere."""
@@ -119,7 +122,8 @@ class Ownership(ArrayRecord):
         """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
         trace = self.rank.trace
         own = self.by_call.at(self.calls.at_rows(rows))
-        moment = self.host.owner.at(self.host.at(trace["tid"][rows], trace["ts_ns"][rows]))
+        middle = trace["ts_ns"][rows] + np.maximum(trace["dur_ns"][rows], 0) // 2  # of those that cross others too
+        moment = self.host.owner.at(self.host.at(trace["tid"][rows], middle))
         on_device = self.by_work.at(self._work_of_row[rows])
         found = own.where(own.stack >= 0, moment)
         return on_device.where(self._work_of_row[rows] >= 0, found)

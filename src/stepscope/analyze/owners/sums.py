@@ -1,6 +1,7 @@
 """What did each distinct owner of a rank take per step: of the host, the device, communication, FLOPs and memory?"""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,11 @@ from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Pieces = list[tuple[Owned, dict[str, npt.NDArray[Any]]]]
+"""things with their owners, and what they take by column"""
+
+_MAX_PACKED = 1 << 62
 COLUMNS = tuple(f.name for f in fields(Cost))
 FLOPS, MEMORY = COLUMNS.index("flops"), COLUMNS.index("memory_bytes")
 
@@ -26,7 +32,7 @@ class OwnerSums(ArrayRecord):
 
     owner: Owned
     amount: Floats
-    known: npt.NDArray[np.bool_]
+    known: Mask
     """per column: whether it was recorded at all"""
 
 
@@ -40,7 +46,7 @@ def owner_sums(owned: Ownership, calls: CallCosts) -> OwnerSums:
     launched = work.step >= 0
     is_comm = work.kind == EventKind.COMM_KERNEL
     duration = (work.end_ns - work.start_ns) * launched
-    pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
+    pieces: Pieces = [(host.owner, {"host_ns": took - waited, "blocked_ns": waited})]
     pieces.append((owned.by_work, {"device_ns": duration * ~is_comm}))
     asked = c.step >= 0
     exposed = covered_ns(exposed_comm(rank), c.start_ns, c.end_ns)
@@ -80,7 +86,7 @@ def _allocations(rank: Rank) -> tuple[npt.NDArray[np.int64], Floats]:
     return rows[keep], size[keep].astype(float)
 
 
-def _summed(pieces: list[tuple[Owned, dict[str, npt.NDArray[np.generic]]]], steps: int, known: object) -> OwnerSums:
+def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
     """Return pieces with owners as one row per distinct owner."""
     key = np.concatenate(
         [np.stack((o.stack, o.caller, o.module, o.backward.astype(np.int32)), axis=1) for o, _ in pieces]
@@ -96,14 +102,16 @@ def _summed(pieces: list[tuple[Owned, dict[str, npt.NDArray[np.generic]]]], step
             amount[:, COLUMNS.index(name)] += np.bincount(where, np.asarray(values, float), minlength=len(first))
     distinct = key[first]
     owner = Owned(distinct[:, 0], distinct[:, 1], distinct[:, 2], distinct[:, 3].astype(bool))
-    return OwnerSums(owner, amount / steps, known)  # type: ignore[arg-type]
+    return OwnerSums(owner, amount / steps, known)
 
 
 def _packed(key: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Return one number for each row of a few small columns."""
-    out = np.zeros(len(key), np.int64)
+    """Return one number for each row of a few columns of small numbers from -1 on."""
+    out, size = np.zeros(len(key), np.int64), 1
     for column in key.T.astype(np.int64):
-        out = out * (int(column.max(initial=0)) + 2) + column + 1
-        _, out = np.unique(out, return_inverse=True)
-        out = out.reshape(-1).astype(np.int64)
+        base = int(column.max(initial=0)) + 2
+        if size * base >= _MAX_PACKED:
+            _, out = np.unique(out, return_inverse=True)
+            out, size = out.reshape(-1).astype(np.int64), len(key)
+        out, size = out * base + column + 1, size * base
     return out

@@ -9,7 +9,7 @@ from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.taken_out import Part, with_plain_python
-from stepscope.intervals import EMPTY, Intervals, union
+from stepscope.intervals import EMPTY, Intervals, intersect, union
 from stepscope.trace.classify import EventKind
 
 MIN_PYTHON_NS = 20_000
@@ -22,8 +22,10 @@ def part_of(owned: Ownership, name: OwnerName) -> Part:
     """Return what a rank did for an owner."""
     rank = owned.rank
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    host = owned.running(name.chosen(owned, owned.host.owner))
     return Part(
-        host=owned.running(name.chosen(owned, owned.host.owner)),
+        host=host,
+        python=intersect(host, long_python(owned)),
         work=name.chosen(owned, owned.by_work),
         collectives=name.chosen(owned, owned.by_collective),
         calls=calls[name.chosen(owned, owned.of_rows(calls))],
@@ -37,10 +39,11 @@ def claimed_ns(owned: Ownership, sums: OwnerSums, name: OwnerName) -> float:
 
 def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Replay:
     """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
-    return with_plain_python(replay, [_long_python(one) for one in ownership])
+    return with_plain_python(replay, [long_python(one) for one in ownership])
 
 
-def _long_python(owned: Ownership | None) -> Intervals:
+def long_python(owned: Ownership | None) -> Intervals:
+    """Return when a rank's host ran Python for so long that the profiler did not stretch it."""
     if owned is None:
         return EMPTY
     host = owned.host

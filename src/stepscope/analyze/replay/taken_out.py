@@ -17,7 +17,7 @@ from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.host_program import host_activities, issue_edges, step_edges
 from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, releases
 from stepscope.analyze.replay.replay import Replay, rebuilt
-from stepscope.intervals import Intervals, union
+from stepscope.intervals import EMPTY, Intervals
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
@@ -35,6 +35,8 @@ class Part(ArrayRecord):
 
     host: Intervals
     """when its host worked for it"""
+    python: Intervals
+    """of that: Python which the profiler does not stretch"""
     work: Mask
     """over the rows of its DeviceWork"""
     collectives: Mask
@@ -43,7 +45,7 @@ class Part(ArrayRecord):
     """event rows of calls into the device's runtime"""
 
 
-NO_PART = Part(union([], []), np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
+NO_PART = Part(EMPTY, EMPTY, np.empty(0, bool), np.empty(0, bool), np.empty(0, np.int64))
 
 
 def taken_out(replay: Replay, parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Replay:
@@ -119,13 +121,20 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
     return kept
 
 
+def recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
+    """Return the moments between which the host's time before each item of a program lies."""
+    if rank.has_device:
+        return launch_edges(rank, program.device_index, numbers)
+    if (program.device_index >= 0).all():
+        return issue_edges(rank, program.device_index, numbers)
+    return step_edges(rank, numbers)
+
+
 def _recorded(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
     """Return the moments between which the host's time before each item lies, and what it did."""
-    if rank.has_device:
-        return launch_edges(rank, program.device_index, numbers), activities(rank)
-    if (program.device_index >= 0).all():
-        return issue_edges(rank, program.device_index, numbers), host_activities(rank)
-    return step_edges(rank, numbers), host_activities(rank, alone=True)
+    alone = not (program.device_index >= 0).all()
+    did = activities(rank) if rank.has_device else host_activities(rank, alone=alone)
+    return recorded_edges(rank, program, numbers), did
 
 
 def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, factor: float) -> Program:
@@ -149,7 +158,9 @@ def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, fac
     if len(edges) - 1 > count:
         tail = HostParts(**{n: _times(getattr(tail, n), kept[n][count:]) for n in kept})
     if python is not None:
-        python = _times(python, np.append(kept["own_ns"], 1.0)[: count + 1])
+        gone = did.parts_within(part.python, edges[:-1], edges[1:]).own_ns
+        gone = np.append(gone, np.zeros(len(python) - len(gone), np.int64))
+        python = np.maximum(python - np.rint((1 - factor) * gone).astype(np.int64), 0)
     return replace(program, host=host, tail=tail, python_ns=python)
 
 

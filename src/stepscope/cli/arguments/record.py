@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--light", action="store_true", help="time steps and regions only, no profiler")
     parser.add_argument("--shapes", action="store_true", help="record operator shapes")
     parser.add_argument("--stacks", action="store_true", help="record Python stacks")
+    parser.add_argument("--no-owners", action="store_true", help="no step with Python frames after the profiled ones")
+    parser.add_argument("--no-source", action="store_true", help="keep no text of your files in the run folder")
     parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
     parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
     parser.add_argument("--debug", metavar="SWITCH,...", help=f"debug output of torch: {', '.join(SWITCHES)}")

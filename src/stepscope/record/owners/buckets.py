@@ -28,7 +28,7 @@ def buckets_of(ddp: Any) -> tuple[list[list[str]] | None, str | None]:
 
 def parameter_names(ddp: Any) -> list[str]:
     """Return the parameters that DDP reduces, in its own order."""
-    ignored = getattr(ddp, "parameters_to_ignore", set())
+    ignored: set[str] = set(getattr(ddp, "parameters_to_ignore", ()))
     names = []
     for name, parameter in ddp.module.named_parameters():
         if parameter.requires_grad and name not in ignored:

@@ -12,6 +12,7 @@ import torch
 from stepscope.contract.owners import EXECUTING, NONE, OWNERS_SCHEMA, Owners
 from stepscope.record.config import RecordConfig
 from stepscope.record.owners.buckets import buckets_of, ddp_in
+from stepscope.record.owners.call_count import why_not_traced
 from stepscope.record.owners.event_tree import Event, walked
 from stepscope.record.owners.module_paths import paths_of_modules
 from stepscope.record.owners.places import Places
@@ -36,6 +37,9 @@ class FrameStep(WatchedStep):
 
     def begin(self) -> None:
         """Start watching, and mark the step as those of the window are."""
+        self.why_not = why_not_traced()
+        if self.why_not is not None:
+            return
         super().begin()
         if self.is_on:
             self._mark = torch.profiler.record_function(f"{_MARK}{self.step}")
@@ -61,7 +65,7 @@ def owners_of(
         step=step,
         training_thread=_training_thread(events, step),
         stack_number=lambda stack: used.of(stack) if stack != EMPTY else NONE,
-        module_number=lambda module: modules.of(paths[module]) if module in paths else NONE,  # type: ignore[index]
+        module_number=lambda module: modules.of(paths[module]) if module in paths else NONE,
         name_number=names.of,
     )
     table = stacks.table(used.values())

@@ -15,9 +15,23 @@ from pathlib import Path
 
 import torch
 
-USER, LIBRARY, OURS = "user", "library", "ours"
+USER, LIBRARY, OURS, PLUMBING = "user", "library", "ours", "plumbing"
 _OWN_ROOMS = tuple(str(Path(__file__).parents[2] / room) + os.sep for room in ("record", "integrations"))
 _TYPED_BY_HAND = ("<ipython-input", "<stdin>", "<cell")
+# Between a line and what it calls: a frame of theirs says nothing of the work.
+_PLUMBING = (
+    "torch/nn/modules/module.py",
+    "torch/_compile.py",
+    "torch/_dynamo/eval_frame.py",
+    "torch/utils/_contextlib.py",
+    "torch/autograd/grad_mode.py",
+    "torch/optim/optimizer.py",
+    "torch/autograd/profiler.py",
+    "torch/_tensor.py",
+    "torch/_ops.py",
+    "contextlib.py",
+    "functools.py",
+)
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
 
@@ -66,7 +80,7 @@ class Places:
         if not Path(path).is_absolute():
             return USER if path.startswith(_TYPED_BY_HAND) else LIBRARY
         if path.startswith(self._installed) or any(folder in path for folder in _INSTALLED):
-            return LIBRARY
+            return PLUMBING if path.endswith(_PLUMBING) else LIBRARY
         return USER
 
 

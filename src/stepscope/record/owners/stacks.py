@@ -3,7 +3,8 @@
     calls     train.py:40 step -> torch/nn/modules/module.py:1778 -> ... -> model.py:12 forward -> functional.py:88 gelu
     kept      train.py:40 step, model.py:12 forward, functional.py:88 gelu
 
-Of libraries only the first frame below the user's innermost one is kept.
+Of libraries only the first frame below the user's innermost one is kept; a module's call and decorators
+say nothing of the work and are passed over.
 """
 
 import os
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.record.owners.places import LIBRARY, OURS, USER, Places
+from stepscope.record.owners.places import LIBRARY, OURS, PLUMBING, USER, Places
 
 EMPTY = 0
 
@@ -48,7 +49,7 @@ class Stacks:
     def _with_frame(self, stack: int, file: str, function: str, line: int, line_to: int) -> int:
         path, kind = self.places.of(file)
         users, library = self._contents[stack]
-        if kind == OURS or (kind == LIBRARY and (library != -1 or not users)):
+        if kind in (OURS, PLUMBING) or (kind == LIBRARY and (library != -1 or not users)):
             return stack
         exact = line if kind == LIBRARY else line_to
         frame = self._frames.setdefault((path, line, function, int(kind == USER), exact), len(self._frames))
@@ -107,4 +108,4 @@ def _is_project(main: str, folders: list[str]) -> bool:
 
 
 def _is_narrow(folder: str) -> bool:
-    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)
+    return len(Path(folder).parts) > 2 and not str(Path.home()).startswith(folder)  # more than / and one name

@@ -9,6 +9,7 @@ operators end it.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from stepscope.contract.owners import AUTOGRAD, OTHER, TRAINING, OwnersThread
 from stepscope.contract.regions import EVALUATE
@@ -51,7 +52,7 @@ def threads_of(
     return out
 
 
-def _role(is_training: bool, operators: list[Event]) -> str:  # type: ignore[return]
+def _role(is_training: bool, operators: list[Event]) -> Literal["training", "autograd", "other"]:
     if is_training:
         return TRAINING
     return AUTOGRAD if any(str(event.name).startswith(EVALUATE) for event in operators) else OTHER

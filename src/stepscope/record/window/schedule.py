@@ -37,11 +37,13 @@ def census_step(config: RecordConfig) -> int | None:
 
 
 def frame_step(config: RecordConfig) -> int | None:
-    """Return the step that is watched with Python frames, the first after the census; None where none is asked for."""
+    """Return the step that is watched with Python frames, the second after the last window; None where none is wanted.
+
+    In the first one calls are counted: only where they are not too many is the next one watched.
+    """
     if config.light or not config.owners or config.tool != "torch":
         return None
-    census = census_step(config)
-    return (config.wait + config.warmup + config.active) * config.repeat if census is None else census + 1
+    return (config.wait + config.warmup + config.active) * config.repeat + 1
 
 
 def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
