@@ -8,8 +8,8 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.messages import print_line
-from stepscope.cli.run_arguments import account_from, calibration_for
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
 from stepscope.report.timeline.perfetto import perfetto_trace

@@ -52,6 +52,7 @@ def worth_replaying(code: CodeCosts, of: Iterable[LineCost | ModuleCost]) -> lis
 
 def is_around_step(code: CodeCosts, one: LineCost | ModuleCost) -> bool:
     """Return whether a line or module holds nearly all that ranks did: without it there is no step."""
+
     def held(cost: Cost) -> tuple[float, float]:
         return cost.host_ns + cost.blocked_ns, cost.device_ns + cost.comm_ns
 
