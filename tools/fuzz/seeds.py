@@ -27,6 +27,8 @@ _COMMANDS = (
     (6, ("investigate", "RUN")),
     (4, ("whatif", "RUN", "--set", "straggler=off", "network=2x", "--json", "-")),
     (2, ("whatif", "RUN", "--set", "overlap=perfect", "bucket_mb=25", "data=instant", "kernels=fused")),
+    (3, ("code", "RUN", "--json", "-")),
+    (2, ("code", "RUN", "--modules")),
     (3, ("export", "RUN", "--perfetto", "out.pftrace")),
     (2, ("export", "RUN", "--perfetto", "out.json")),
     (3, ("export", "RUN", "--csv", "tables")),
