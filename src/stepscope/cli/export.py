@@ -18,6 +18,7 @@ from stepscope.errors import UsageError
 from stepscope.report.tensorboard.folder import tensorboard_files
 from stepscope.report.timeline.chrome import chrome_trace
 from stepscope.report.timeline.filter import Filter
+from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
@@ -84,7 +85,9 @@ def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form
 
 def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
     with work_progress("laying out slices", unit="slices") as progress:
-        timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None, progress=progress)
+        shared = aligned(recorded)
+        timeline = timeline_of(shared, given=chosen, most=args.max_slices or None, progress=progress)
+        timeline = with_owner_tracks(timeline, shared, given=chosen)
     with work_progress("writing the timeline", unit="slices") as progress:
         size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto, progress), force=args.force)
     return {
