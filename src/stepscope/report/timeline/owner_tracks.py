@@ -37,11 +37,11 @@ def with_owner_tracks(timeline: Timeline, shared: Aligned, *, given: Filter | No
     for rank in timeline.ranks:
         if rank.rank in index and len(rank):
             i, owned = index[rank.rank]
-            for track, texts in ((LINES, _line_of_stack(owned)), (MODULES, _module_names(owned))):
-                ids = owned.host.owner.stack if track == LINES else owned.host.owner.module
-                rank = _with_track(
-                    rank, track, _spans(shared, i, owned, ids, texts), timeline, chosen, names, categories
-                )
+            owner = owned.host.owner
+            of_track = {LINES: (owner.stack, _line_of_stack(owned)), MODULES: (owner.module, list(owned.modules))}
+            for track, (ids, texts) in of_track.items():
+                spans = _spans(shared, i, owned, ids, texts)
+                rank = _with_track(rank, track, spans, timeline, chosen, names, categories)
         ranks.append(rank)
     return replace(timeline, ranks=tuple(ranks), names=tuple(names), categories=tuple(categories))
 
