@@ -34,6 +34,7 @@ from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
 from stepscope.report.timeline.filter import Filter
+from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
 from stepscope.run.load import Progress, Run
@@ -173,7 +174,8 @@ class Analysis:
 
     def to_perfetto(self, path: PathLike, *, force: bool = False) -> int:
         """Write all ranks on one clock as a Perfetto trace; return its size in bytes."""
-        timeline = timeline_of(self.account.shared, given=Filter())
+        shared = self.account.shared
+        timeline = with_owner_tracks(timeline_of(shared, given=Filter()), shared)
         return _write(path, perfetto_trace(timeline), force=force)
 
     def __dir__(self) -> list[str]:

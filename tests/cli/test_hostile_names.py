@@ -27,6 +27,7 @@ COMMANDS = {
     "health": ["health", "RUN"],
     "compare": ["compare", "RUN", "RUN"],
     "whatif": ["whatif", "RUN", "--set", "straggler=off"],
+    "no such owners": ["code", "RUN"],
     "investigate": ["investigate", "RUN"],
     "export": ["export", "RUN", "--perfetto", "OUT", "--csv", "FOLDER", "--tables", "steps"],
     "sql": ["sql", "RUN", "select name, 'a\x1b[31m[red]' from events limit 3"],

@@ -9,6 +9,7 @@ from stepscope.cli.main import main
 COMMANDS = {
     "report": ["no-such-run"],
     "whatif": ["no-such-run", "--set", "straggler=off"],
+    "code": ["no-such-run"],
     "compare": ["no-such-run", "no-other-run"],
     "health": ["no-such-run"],
     "investigate": ["no-such-run"],

@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.analysis import Analysis, load
 from stepscope.analyze.owners.selection import owner_name
-from stepscope.analyze.replay.owner_part import owned_replay, part_of
+from stepscope.analyze.replay.owner_part import part_of
 from stepscope.whatif.without import owner_setting, without_owner
 
 pytestmark = pytest.mark.job
@@ -64,8 +64,8 @@ def test_the_collectives_of_a_line_go_with_it_on_all_ranks(recorded: Analysis) -
     for one, part in zip(known, parts, strict=True):
         in_steps = one.rank.collectives.step >= 0
         assert int((part.collectives & in_steps).sum()) == PARAMETERS * len(STEPS)
-    assert account.replay is not None
-    before = owned_replay(account.replay, account.ownership)
+    before = account.owned_replay
+    assert before is not None
     after = owner_setting(account, without_owner(line_of("reduces"))).change(before)
     for one, part, old, new in zip(known, parts, before.programs, after.programs, strict=True):
         gone = part.collectives[old.device_index]
@@ -79,8 +79,8 @@ def test_the_collectives_of_a_line_go_with_it_on_all_ranks(recorded: Analysis) -
 
 def test_a_statistic_takes_its_host_time_with_it_and_no_collective(recorded: Analysis) -> None:
     account = recorded.account
-    assert account.replay is not None
-    before = owned_replay(account.replay, account.ownership)
+    before = account.owned_replay
+    assert before is not None
     after = owner_setting(account, without_owner(line_of("call"))).change(before)
     for old, new in zip(before.programs, after.programs, strict=True):
         assert np.array_equal(old.duration_ns, new.duration_ns)

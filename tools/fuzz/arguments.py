@@ -21,6 +21,7 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("compare",): (_RUN, _RUN),
     ("investigate",): (_RUN,),
     ("whatif",): (_RUN, "--set", "network=2x"),
+    ("code",): (_RUN,),
     ("export",): (_RUN, "--csv", "tables"),
     ("sql",): (_RUN, "SELECT count(*) FROM events"),
     ("view",): (_RUN, "--no-browser", "--port", "0"),
@@ -95,7 +96,7 @@ def odd_outputs(rng: Random) -> Iterator[Case]:
         yield Case(case.argv, case.files | files, "outputs", case.what, outputs=(*case.outputs, *may), stdout=stdout)
 
 
-_READERS = ("report", "health", "compare", "whatif", "sql")
+_READERS = ("report", "health", "compare", "whatif", "code", "sql")
 
 
 def _with_options(rng: Random, needed: list[str], options: list[str]) -> list[str]:

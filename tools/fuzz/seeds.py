@@ -28,6 +28,8 @@ _COMMANDS = (
     (2, ("investigate", "RUN", "--fixed", "RUN", "--json", "-")),
     (4, ("whatif", "RUN", "--set", "straggler=off", "network=2x", "--json", "-")),
     (2, ("whatif", "RUN", "--set", "overlap=perfect", "bucket_mb=25", "data=instant", "kernels=fused")),
+    (3, ("code", "RUN", "--json", "-")),
+    (2, ("code", "RUN", "--modules")),
     (3, ("export", "RUN", "--perfetto", "out.pftrace")),
     (1, ("export", "RUN", "--perfetto", "out.json")),
     (1, ("export", "RUN", "--perfetto", "out.json.gz", "--steps", "0:99", "--ranks", "0")),

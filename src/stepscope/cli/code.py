@@ -3,8 +3,8 @@
 import argparse
 import sys
 
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.document.code import code_document, code_view
 from stepscope.errors import InputError
 from stepscope.report.text.code import print_code

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.cli.given.run_arguments import account_with, run_from
 from stepscope.cli.messages import print_line, warn
 from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_pieces
 from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
-from stepscope.cli.run_arguments import account_with, run_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
 from stepscope.report.tensorboard.folder import tensorboard_files
 from stepscope.report.timeline.chrome import chrome_trace
 from stepscope.report.timeline.filter import Filter
+from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
@@ -84,7 +85,9 @@ def _write_tables(recorded: Run, made: RunTables, args: argparse.Namespace, form
 
 def _write_timeline(recorded: Run, args: argparse.Namespace, chosen: Filter) -> dict[str, Any]:
     with work_progress("laying out slices", unit="slices") as progress:
-        timeline = timeline_of(aligned(recorded), given=chosen, most=args.max_slices or None, progress=progress)
+        shared = aligned(recorded)
+        timeline = timeline_of(shared, given=chosen, most=args.max_slices or None, progress=progress)
+        timeline = with_owner_tracks(timeline, shared, given=chosen)
     with work_progress("writing the timeline", unit="slices") as progress:
         size = write_pieces(args.perfetto, _pieces(timeline, args.perfetto, progress), force=args.force)
     return {

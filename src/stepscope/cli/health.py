@@ -4,10 +4,10 @@ import argparse
 import sys
 from typing import Any
 
+from stepscope.cli.given.recorded_command import check_one_of_both, record_command
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.cli.record import steps_from
-from stepscope.cli.recorded_command import check_one_of_both, record_command
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.compare.conditions import GateResult, judge, parse_gate
 from stepscope.diagnose.checks import checks_of
 from stepscope.diagnose.findings import diagnose

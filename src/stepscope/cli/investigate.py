@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.cli.given.recorded_command import check_one_of_both, record_command
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.recorded_command import check_one_of_both, record_command
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.contract.run_folder import SCHEMA, atomic_write
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose

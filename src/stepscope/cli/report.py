@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cli.run_arguments import account_from, calibration_for
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.errors import InputError

@@ -4,8 +4,8 @@ import argparse
 import sys
 from functools import partial
 
+from stepscope.cli.given.run_arguments import account_with, run_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cli.run_arguments import account_with, run_from, warn_incomplete
 from stepscope.errors import UsageError
 from stepscope.report.text.tables import answer_json, print_answer
 from stepscope.report.text.terminal import console

@@ -8,10 +8,11 @@ from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.messages import print_line
-from stepscope.cli.run_arguments import account_from, calibration_for
 from stepscope.diagnose.findings import diagnose
 from stepscope.report.html import render_html
+from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             name=account.run.name,
             report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
             tables=RunTables(account.run, account=account),
-            timeline=lambda: b"".join(perfetto_trace(timeline_of(account.shared))),
+            timeline=lambda: b"".join(perfetto_trace(with_owner_tracks(timeline_of(account.shared), account.shared))),
             perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
         )
         server = _serve(open_servers, local_server(site, port=args.port))

@@ -3,8 +3,8 @@
 import argparse
 import sys
 
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import check_outputs, write_json
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.errors import UsageError
 from stepscope.report.text.terminal import console
 from stepscope.report.text.whatif import print_whatif, whatif_json

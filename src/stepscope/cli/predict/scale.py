@@ -4,9 +4,9 @@ import argparse
 import sys
 from typing import Any
 
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.output import write_json
 from stepscope.cli.predict.collective import fabric
-from stepscope.cli.run_arguments import account_from, warn_incomplete
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric
