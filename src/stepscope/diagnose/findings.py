@@ -11,10 +11,11 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
-from stepscope.diagnose.finding import Candidate, Finding
+from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.where import where_of
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -165,7 +166,16 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         evidence=candidate.evidence,
         cause=candidate.cause,
         remedy=candidate.remedy,
+        where=candidate.where or _places(account, candidate, replays),
     )
+
+
+def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[Where, ...]:
+    """Return the lines of what a fix takes out of the recorded run."""
+    recorded = replays.recorded
+    if recorded is None or candidate.change is None or not any(account.ownership):
+        return ()
+    return where_of(account, recorded, replays.applied(recorded, candidate))
 
 
 def _confidence(account: Account, candidate: Candidate) -> float:

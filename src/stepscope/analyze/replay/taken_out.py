@@ -78,7 +78,7 @@ def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
         if not len(program):
             programs.append(program)
             continue
-        edges, did = _recorded(rank, program, replay.steps)
+        edges, did = recorded_host(rank, program, replay.steps)
         python_ns = did.parts_within(spans, edges[:-1], edges[1:]).own_ns
         # Where the last item is the end of the last step nothing comes after it.
         after = np.zeros(len(program) + 1 - len(python_ns), np.int64)
@@ -119,7 +119,7 @@ def _with_partners(meetings: Sequence[Meeting], chosen: list[Mask], *, gone: boo
     return kept
 
 
-def _recorded(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
+def recorded_host(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
     """Return the moments between which the host's time before each item lies, and what it did."""
     if rank.has_device:
         return launch_edges(rank, program.device_index, numbers), activities(rank)
@@ -135,7 +135,7 @@ def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, fac
     """
     if not len(program) or not len(part.host):
         return program
-    edges, did = _recorded(rank, program, numbers)
+    edges, did = recorded_host(rank, program, numbers)
     whole = did.parts(edges[:-1], edges[1:])
     mine = did.parts_within(part.host, edges[:-1], edges[1:])
     python = program.python_ns

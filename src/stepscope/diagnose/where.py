@@ -1,0 +1,132 @@
+"""Which lines hold the time that a fix takes out?
+
+The run before and after the fix is compared item by item: what device operations and the host before them no longer
+take goes to their owners. A finding is thus placed by what its saving is made of, whatever rule made it.
+
+    where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113"
+    others     the lines at work (innermost of the user's) with most of it
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.host.time import Activities, HostParts
+from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.replay.program import Program
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.taken_out import recorded_host
+from stepscope.diagnose.finding import MIN_MOSTLY, Where
+from stepscope.intervals import covered_ns
+
+Floats = npt.NDArray[np.float64]
+MAX_PLACES = 3
+_MIN_SHARE = 0.05
+_PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
+
+Costs = dict[tuple[int, int, int], float]
+"""ns by stack, caller and module of one rank"""
+
+
+def where_of(account: Account, before: Replay, after: Replay) -> tuple[Where, ...]:
+    """Return the lines that hold what a fix takes out; nothing where no owner is known or no item changed."""
+    costs = []
+    for owned, old, new in zip(account.ownership, before.programs, after.programs, strict=False):
+        if owned is not None and len(old) and len(old) == len(new):
+            costs.append((owned, _lost(owned, old, new, before)))
+    return places(costs)
+
+
+def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
+    """Return the lines that hold most of some cost, the innermost that holds half of it first."""
+    total = sum(sum(cost.values()) for _, cost in costs)
+    if total <= 0:
+        return ()
+    held: dict[tuple[str, int], float] = defaultdict(float)
+    at_work: dict[tuple[str, int], float] = defaultdict(float)
+    depth: dict[tuple[str, int], int] = {}
+    modules: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for owned, cost in costs:
+        for (stack, caller, module), ns in cost.items():
+            lines = user_lines(owned, stack)
+            for level, line in enumerate(lines):
+                depth[line] = max(depth.get(line, 0), level)
+            for line in dict.fromkeys([*lines, *user_lines(owned, caller)]):
+                held[line] += ns
+                if module >= 0 and owned.modules[module]:
+                    modules[line][owned.modules[module]] += ns
+            if lines:
+                at_work[lines[-1]] += ns
+    mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
+    first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
+    rest = sorted((line for line in at_work if line != first), key=lambda line: -at_work[line])
+    found = [] if first is None else [(first, held[first])]
+    found += [(line, at_work[line]) for line in rest[: MAX_PLACES - len(found)] if at_work[line] >= _MIN_SHARE * total]
+    return tuple(
+        Where(*line, module=_one_module(modules[line], held[line]), share=min(1.0, ns / total)) for line, ns in found
+    )
+
+
+def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
+    """Return the user's lines of a stack, outermost first."""
+    if stack < 0:
+        return []
+    frames = [owned.frames[f] for f in owned.stacks[stack]]
+    return [(f.file, f.line) for f in frames if f.is_user]
+
+
+def _one_module(of_line: dict[str, float], held: float) -> str | None:
+    """Return the module that holds most of a line's cost, None where several share it or most is in none."""
+    path, ns = max(of_line.items(), key=lambda item: item[1], default=("", 0.0))
+    return path if path and ns >= MIN_MOSTLY * held else None
+
+
+def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:
+    """Return what a rank no longer takes, by owner."""
+    rank = owned.rank
+    found: Costs = defaultdict(float)
+    by_item = owned.by_work if rank.has_device else owned.by_collective
+    index = np.where(old.device_index < len(by_item), old.device_index, -1)
+    _add(found, by_item.at(index), np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
+    edges, did = recorded_host(rank, old, replay.steps)
+    count = len(edges) - 1
+    host = owned.host
+    middle = (host.start_ns + host.end_ns) // 2
+    item = np.searchsorted(edges, middle, side="right") - 1
+    inside = np.flatnonzero(host.runs & (item >= 0) & (item < count))
+    item = item[inside]
+    lost = _host_lost(old, new, count)
+    mine = _span_parts(did, host.start_ns[inside], host.end_ns[inside])
+    ns = np.zeros(len(inside))
+    for name in (*_PARTS, "blocked_ns"):
+        whole = np.bincount(item, mine[name], minlength=count)
+        ns += (lost[name] / np.maximum(whole, 1) * (whole > 0))[item] * mine[name]
+    released = np.append(old.released_by != new.released_by, old.tail_released_by != new.tail_released_by)[:count]
+    ns += np.where(released[item], mine["blocked_ns"], 0.0)
+    _add(found, host.owner.at(inside), ns)
+    return found
+
+
+def _host_lost(old: Program, new: Program, count: int) -> dict[str, Floats]:
+    """Return what the host no longer takes before each item, by what it did."""
+    lost = {"blocked_ns": np.zeros(count)}
+    for name in _PARTS:
+        less = [getattr(o, name) - getattr(n, name) for o, n in ((old.host, new.host), (old.tail, new.tail))]
+        lost[name] = np.maximum(np.concatenate(less)[:count], 0).astype(float)
+    return lost
+
+
+def _span_parts(did: Activities, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Return what the host did in each span, waiting included."""
+    parts: HostParts = did.parts(start, end)
+    found = {name: getattr(parts, name).astype(float) for name in _PARTS}
+    found["blocked_ns"] = covered_ns(did.blocked, start, end).astype(float)
+    return found
+
+
+def _add(found: Costs, owner: Owned, ns: Floats) -> None:
+    for at in np.flatnonzero(ns > 0).tolist():
+        found[int(owner.stack[at]), int(owner.caller[at]), int(owner.module[at])] += float(ns[at])
