@@ -175,7 +175,7 @@ def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[
     recorded = replays.recorded
     if recorded is None or candidate.change is None or not any(account.ownership):
         return ()
-    return where_of(account, recorded, replays.applied(recorded, candidate))
+    return where_of(account, recorded, replays.applied(recorded, candidate), ranks=candidate.ranks)
 
 
 def _confidence(account: Account, candidate: Candidate) -> float:

@@ -4,11 +4,16 @@ The run before and after the fix is compared item by item: what device operation
 take goes to their owners. A finding is thus placed by what its saving is made of, whatever rule made it.
 
     where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113"
+    where[1]   where that line is called by another of the step: the outermost of those, below the lines that call the
+               step as a whole
     others     the lines at work (innermost of the user's) with most of it
+
+What recurs in some steps only is not in the replayed ones: `rare_lines` says where that is.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +25,7 @@ from stepscope.analyze.replay.program import Program
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.taken_out import recorded_host
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
+from stepscope.diagnose.rare_lines import rare_places, whole_step_lines
 from stepscope.intervals import covered_ns
 
 Floats = npt.NDArray[np.float64]
@@ -31,13 +37,33 @@ Costs = dict[tuple[int, int, int], float]
 """ns by stack, caller and module of one rank"""
 
 
-def where_of(account: Account, before: Replay, after: Replay) -> tuple[Where, ...]:
-    """Return the lines that hold what a fix takes out; nothing where no owner is known or no item changed."""
+def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
+    """Return the lines that hold what a fix takes out; nothing where no owner is known or no item changed.
+
+    `ranks` are those the finding is about, all where none is named.
+    """
+    rare_ns = before.recurring.total_ns - after.recurring.total_ns
     costs = []
     for owned, old, new in zip(account.ownership, before.programs, after.programs, strict=False):
         if owned is not None and len(old) and len(old) == len(new):
             costs.append((owned, _lost(owned, old, new, before)))
-    return places(costs)
+    found = places(costs)
+    if rare_ns <= 0:
+        return found
+    steady_ns = max((sum(cost.values()) for _, cost in costs), default=0.0) / max(len(before.steps), 1)
+    rare = rare_places(account, before, ranks=ranks)
+    return _joined(rare, rare_ns, found, steady_ns)
+
+
+def _joined(rare: tuple[Where, ...], rare_ns: float, steady: tuple[Where, ...], steady_ns: float) -> tuple[Where, ...]:
+    """Return the places of both, each with its share of both."""
+    part = rare_ns / (rare_ns + steady_ns)
+    merged: dict[tuple[str | None, int | None], Where] = {}
+    for one, weight in [*((w, part) for w in rare), *((w, 1 - part) for w in steady)]:
+        known = merged.get((one.file, one.line))
+        share = one.share * weight + (known.share if known else 0.0)
+        merged[one.file, one.line] = replace(known or one, share=min(1.0, share))
+    return tuple(sorted(merged.values(), key=lambda w: -w.share))[:MAX_PLACES]
 
 
 def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
@@ -62,8 +88,12 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
                 at_work[lines[-1]] += ns
     mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
-    rest = sorted((line for line in at_work if line != first), key=lambda line: -at_work[line])
+    whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
+    calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
     found = [] if first is None else [(first, held[first])]
+    found += [(line, held[line]) for line in sorted(calls_it, key=lambda line: depth[line])[:1]]
+    taken = {line for line, _ in found}
+    rest = sorted((line for line in at_work if line not in taken), key=lambda line: -at_work[line])
     found += [(line, at_work[line]) for line in rest[: MAX_PLACES - len(found)] if at_work[line] >= _MIN_SHARE * total]
     return tuple(
         Where(*line, module=_one_module(modules[line], held[line]), share=min(1.0, ns / total)) for line, ns in found
