@@ -12,7 +12,7 @@ from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
 from stepscope.diagnose.finding import Candidate, Finding, Where
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.where import where_of
@@ -52,7 +52,7 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     in_steps = account.num_steps > 0
     replays = _Replays(account.replay, step_ns)
     chosen = _Chosen(replays)
-    for rules in (SPECIFIC, GENERAL):
+    for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
         chosen.add([c for rule in usable for c in rule(account)])
     return _diagnosis(account, chosen.candidates, replays)

@@ -20,7 +20,7 @@ Choose = Callable[[Ownership, Owned], Mask]
 
 
 def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
-    """Return what a rank did for the chosen owners; without `device` its device work stays, and only the host's goes."""
+    """Return what a rank did for the chosen owners; without `device` kernels and copies stay."""
     rank = owned.rank
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
     work = choose(owned, owned.by_work)

@@ -30,12 +30,12 @@ def rare_places(account: Account, replay: Replay, *, ranks: Sequence[int] = ()) 
             for place, ns in _excess(owned, replay).items():
                 more[place] += ns
     total = sum(ns for ns in more.values() if ns > 0)
-    largest = sorted((item for item in more.items() if item[1] > 0), key=lambda item: -item[1])[:2]
-    return tuple(
-        Where(file, line, share=ns / total, after=after)
-        for (file, line, after), ns in largest
-        if ns >= _MIN_SHARE * total
-    )
+    found = [
+        Where(file, line, share=float(ns / total), after=after)
+        for (file, line, after), ns in more.items()
+        if ns > 0 and ns >= _MIN_SHARE * total
+    ]
+    return tuple(sorted(found, key=lambda place: -place.share))
 
 
 def _excess(owned: Ownership, replay: Replay) -> dict[Place, float]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
 from stepscope.analyze.owners.ownership import Owned, Ownership
-from stepscope.analyze.replay.program import Program
+from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.taken_out import recorded_host
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
@@ -120,7 +120,11 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
     found: Costs = defaultdict(float)
     by_item = owned.by_work if rank.has_device else owned.by_collective
     index = np.where(old.device_index < len(by_item), old.device_index, -1)
-    _add(found, by_item.at(index), np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
+    owner = by_item.at(index)
+    # What a wrapper sends in backward is of many modules: its place is the line that called backward.
+    sent = old.collective != NOTHING
+    owner = Owned(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
+    _add(found, owner, np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
     edges, did = recorded_host(rank, old, replay.steps)
     count = len(edges) - 1
     host = owned.host
@@ -138,6 +142,10 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
     ns += np.where(released[item], mine["blocked_ns"], 0.0)
     _add(found, host.owner.at(inside), ns)
     return found
+
+
+def _rest(owner: Owned) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    return owner.caller, owner.module, owner.backward
 
 
 def _host_lost(old: Program, new: Program, count: int) -> dict[str, Floats]:

@@ -35,7 +35,10 @@ def _times(rank: RankLines, work: LineWork) -> float:
     mine = np.isin(by.stack, work.stacks) & ~by.backward & (by.module == module)
     mine &= owned.rank.steps.of(calls.start_ns) >= 0
     _, count = np.unique(calls.name[mine], return_counts=True)
-    return float(np.median(count)) / max(len(owned.rank.steps), 1) if len(count) else 0.0
+    often = count[count >= _MIN_TIMES * max(len(owned.rank.steps), 1)]
+    if 2 * len(often) <= len(count):
+        return 0.0
+    return float(often.min()) / max(len(owned.rank.steps), 1)
 
 
 def _backward_between(rank: RankLines, work: LineWork) -> bool:
