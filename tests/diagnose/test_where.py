@@ -14,7 +14,7 @@ STALL = Op("stall", host_us=8000)
 
 def named(run: Analysis, finding: str) -> list[tuple[str, float]]:
     (found,) = [f for f in run.findings if f.id == finding]
-    return [(place.owner, place.share) for place in found.where]
+    return [(place.text, place.share) for place in found.where]
 
 
 def test_a_synchronisation_has_its_line(tmp_path: Path) -> None:
@@ -53,7 +53,6 @@ def test_the_document_has_the_places(tmp_path: Path) -> None:
     assert stall["where"][0] == {
         "file": "train.py",
         "line": line_of(12),
-        "function": "train",
         "module": None,
         "share": pytest.approx(1.0, abs=0.1),
     }

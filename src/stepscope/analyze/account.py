@@ -20,6 +20,7 @@ from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.owners.cost import CodeCosts
 from stepscope.analyze.owners.costs import code_costs
+from stepscope.analyze.owners.line_work import RankLines, rank_lines
 from stepscope.analyze.owners.of_run import ownership_of
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import OwnerSums, owner_sums
@@ -113,6 +114,11 @@ class Account(ArrayRecord):
     def ownership(self) -> tuple[Ownership | None, ...]:
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
         return ownership_of(self.run)
+
+    @cached_property
+    def line_work(self) -> tuple[RankLines | None, ...]:
+        """Return what the user's lines did on each rank, in the order of `run.ranks`; None as in `ownership`."""
+        return tuple(rank_lines(one) if one is not None else None for one in self.ownership)
 
     @cached_property
     def code(self) -> CodeCosts | None:

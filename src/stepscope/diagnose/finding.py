@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from stepscope.analyze.owners.where import Where
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
+
+MIN_MOSTLY = 0.5
+"""share of a finding's cost from which a line is what it is mostly about"""
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,26 @@ class Evidence:
     unit: str = ""
     where: str = ""
     """rank, step, kernel or operator it was seen at"""
+
+
+@dataclass(frozen=True)
+class Where:
+    """A line of the user's code, or a module, with its share of what a finding is about."""
+
+    file: str | None
+    line: int | None
+    module: str | None = None
+    share: float = 1.0
+    """of the time that the fix takes out, 0 to 1; what a line calls is its own"""
+    after: bool = False
+    """the line itself was not seen at work: it ran after this one, before the next that was"""
+
+    @property
+    def text(self) -> str:
+        """Return the place as reports show it: `train.py:42`, or the module where no line is known."""
+        if self.file is None:
+            return f"module {self.module}"
+        return f"{'after ' if self.after else ''}{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,8 @@ class Candidate:
     """the time per step that the fix claims to remove: it saves no more; None where only the step is a limit"""
     claim: str = ""
     """which time that is, by name; the finding's own where nothing is said"""
+    where: tuple[Where, ...] = ()
+    """the lines it is about, where the rule knows them; else those of the time that the fix takes out"""
 
     @property
     def fix(self) -> Fix:
@@ -76,4 +100,13 @@ class Finding:
     cause: str = ""
     remedy: str = ""
     where: tuple[Where, ...] = ()
-    """lines of the user's code that the fix is about, the one that holds most first; none where owners are unknown"""
+    """lines and modules that hold its cost, the largest share first; empty where no owner was recorded"""
+
+    @property
+    def mostly(self) -> str | None:
+        """Return where most of it is, in one phrase; None where that is not known or spread over many lines."""
+        if not self.where or self.where[0].share < MIN_MOSTLY:
+            return None
+        first = self.where[0]
+        inside = f" in {first.module}" if first.module and first.file is not None else ""
+        return f"mostly {first.text}{inside} ({100 * first.share:.0f} % of it)"

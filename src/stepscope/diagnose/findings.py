@@ -11,12 +11,12 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
-from stepscope.diagnose.finding import Candidate, Finding
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.finding import Candidate, Finding, Where
+from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.scope.without_steps import told_of_the_window
-from stepscope.diagnose.where import where_of_fix
+from stepscope.diagnose.where import where_of
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -53,7 +53,7 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     in_steps = account.num_steps > 0
     replays = _Replays(account.replay, step_ns)
     chosen = _Chosen(replays)
-    for rules in (SPECIFIC, GENERAL):
+    for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
         found = [c for rule in usable for c in rule(account)]
         chosen.add(found if in_steps else [told_of_the_window(c) for c in found])
@@ -168,8 +168,16 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         evidence=candidate.evidence,
         cause=candidate.cause,
         remedy=candidate.remedy,
-        where=where_of_fix(account, candidate.fix),
+        where=candidate.where or _places(account, candidate, replays),
     )
+
+
+def _places(account: Account, candidate: Candidate, replays: _Replays) -> tuple[Where, ...]:
+    """Return the lines of what a fix takes out of the recorded run."""
+    recorded = replays.recorded
+    if recorded is None or candidate.change is None or not any(account.ownership):
+        return ()
+    return where_of(account, recorded, replays.applied(recorded, candidate), ranks=candidate.ranks)
 
 
 def _confidence(account: Account, candidate: Candidate) -> float:

@@ -1,74 +1,170 @@
-"""Whose line is a finding? The time that its fix takes away, item by item, and who owns that.
+"""Which lines hold the time that a fix takes out?
 
-A rule knows its fix, not lines. What the fix changes in the replay tells what it is about: device work that gets
-shorter, host time that goes, waits that end. Each of these has an owner.
+The run before and after the fix is compared item by item: what device operations and the host before them no longer
+take goes to their owners. A finding is thus placed by what its saving is made of, whatever rule made it.
+
+    where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113"
+    where[1]   where that line is called by another of the step: the outermost of those, below the lines that call the
+               step as a whole
+    others     the lines at work (innermost of the user's) with most of it
+
+What recurs in some steps only is not in the replayed ones: `rare_lines` says where that is.
 """
 
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host.time import blocking_calls
-from stepscope.analyze.owners.ownership import Ownership
-from stepscope.analyze.owners.where import Weighted, Where, where_of
-from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.program import Program
+from stepscope.analyze.host.time import Activities, HostParts
+from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Fix
-from stepscope.analyze.replay.taken_out import recorded_edges
-from stepscope.trace.table import Int64s
+from stepscope.analyze.replay.taken_out import recorded_host
+from stepscope.diagnose.finding import MIN_MOSTLY, Where
+from stepscope.diagnose.rare_lines import rare_places, whole_step_lines
+from stepscope.intervals import covered_ns
+
+Floats = npt.NDArray[np.float64]
+MAX_PLACES = 3
+_MIN_SHARE = 0.05
+_PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
+
+Costs = dict[tuple[int, int, int], float]
+"""ns by stack, caller and module of one rank"""
 
 
-def where_of_fix(account: Account, fix: Fix) -> tuple[Where, ...]:
-    """Return the lines whose time a fix takes away; nothing where owners are unknown or no replay tells."""
-    replay = account.replay
-    if replay is None or fix.change is None or not any(account.ownership):
+def where_of(account: Account, before: Replay, after: Replay, *, ranks: Sequence[int] = ()) -> tuple[Where, ...]:
+    """Return the lines that hold what a fix takes out; nothing where no owner is known or no item changed.
+
+    `ranks` are those the finding is about, all where none is named.
+    """
+    rare_ns = before.recurring.total_ns - after.recurring.total_ns
+    costs = []
+    for owned, old, new in zip(account.ownership, before.programs, after.programs, strict=False):
+        if owned is not None and len(old) and len(old) == len(new):
+            costs.append((owned, _lost(owned, old, new, before)))
+    found = places(costs)
+    if rare_ns <= 0:
+        return found
+    steady_ns = max((sum(cost.values()) for _, cost in costs), default=0.0) / max(len(before.steps), 1)
+    rare = rare_places(account, before, ranks=ranks)
+    return _joined(rare, rare_ns, found, steady_ns)
+
+
+def _joined(rare: tuple[Where, ...], rare_ns: float, steady: tuple[Where, ...], steady_ns: float) -> tuple[Where, ...]:
+    """Return the places of both, each with its share of both."""
+    part = rare_ns / (rare_ns + steady_ns)
+    merged: dict[tuple[str | None, int | None], Where] = {}
+    for one, weight in [*((w, part) for w in rare), *((w, 1 - part) for w in steady)]:
+        known = merged.get((one.file, one.line))
+        share = one.share * weight + (known.share if known else 0.0)
+        merged[one.file, one.line] = replace(known or one, share=min(1.0, share))
+    return tuple(sorted(merged.values(), key=lambda w: -w.share))[:MAX_PLACES]
+
+
+def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
+    """Return the lines that hold most of some cost, the innermost that holds half of it first."""
+    total = sum(sum(cost.values()) for _, cost in costs)
+    if total <= 0:
         return ()
-    try:
-        fixed = fix.change(replay)
-    except CircularWaits:
-        return ()
-    found: list[Weighted] = []
-    for one, before, after in zip(account.ownership, replay.programs, fixed.programs, strict=True):
-        if one is not None and len(before) and len(before) == len(after):
-            found += _changed(one, before, after, replay)
-    return where_of(found, account.code)
+    held: dict[tuple[str, int], float] = defaultdict(float)
+    at_work: dict[tuple[str, int], float] = defaultdict(float)
+    depth: dict[tuple[str, int], int] = {}
+    modules: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for owned, cost in costs:
+        for (stack, caller, module), ns in cost.items():
+            lines = user_lines(owned, stack)
+            for level, line in enumerate(lines):
+                depth[line] = max(depth.get(line, 0), level)
+            for line in dict.fromkeys([*lines, *user_lines(owned, caller)]):
+                held[line] += ns
+                if module >= 0 and owned.modules[module]:
+                    modules[line][owned.modules[module]] += ns
+            if lines:
+                at_work[lines[-1]] += ns
+    mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
+    first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
+    whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
+    calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
+    found = [] if first is None else [(first, held[first])]
+    found += [(line, held[line]) for line in sorted(calls_it, key=lambda line: depth[line])[:1]]
+    taken = {line for line, _ in found}
+    rest = sorted((line for line in at_work if line not in taken), key=lambda line: -at_work[line])
+    found += [(line, at_work[line]) for line in rest[: MAX_PLACES - len(found)] if at_work[line] >= _MIN_SHARE * total]
+    return tuple(
+        Where(*line, module=_one_module(modules[line], held[line]), share=min(1.0, ns / total)) for line, ns in found
+    )
 
 
-def _changed(owned: Ownership, before: Program, after: Program, replay: Replay) -> list[Weighted]:
-    """Return what got shorter in one rank's program: device work, host time, and calls that wait no more."""
-    shorter = np.maximum(before.duration_ns - after.duration_ns, 0).astype(float)
-    by_item = owned.by_work if owned.rank.has_device else owned.by_collective
-    found = [Weighted(owned, by_item.at(before.device_index), shorter)]
-    edges = recorded_edges(owned.rank, before, replay.steps)
-    saved = np.maximum(_host_ns(before) - _host_ns(after), 0)[: len(edges) - 1]
-    found.append(_host(owned, edges, saved))
-    if owned.rank.has_device:
-        found.append(_waits(owned, edges, before, after))
+def user_lines(owned: Ownership, stack: int) -> list[tuple[str, int]]:
+    """Return the user's lines of a stack, outermost first."""
+    if stack < 0:
+        return []
+    frames = [owned.frames[f] for f in owned.stacks[stack]]
+    return [(f.file, f.line) for f in frames if f.is_user]
+
+
+def _one_module(of_line: dict[str, float], held: float) -> str | None:
+    """Return the module that holds most of a line's cost, None where several share it or most is in none."""
+    path, ns = max(of_line.items(), key=lambda item: item[1], default=("", 0.0))
+    return path if path and ns >= MIN_MOSTLY * held else None
+
+
+def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:
+    """Return what a rank no longer takes, by owner."""
+    rank = owned.rank
+    found: Costs = defaultdict(float)
+    by_item = owned.by_work if rank.has_device else owned.by_collective
+    index = np.where(old.device_index < len(by_item), old.device_index, -1)
+    owner = by_item.at(index)
+    # What a wrapper sends in backward is of many modules: its place is the line that called backward.
+    sent = old.collective != NOTHING
+    owner = Owned(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
+    _add(found, owner, np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
+    edges, did = recorded_host(rank, old, replay.steps)
+    count = len(edges) - 1
+    host = owned.host
+    middle = (host.start_ns + host.end_ns) // 2
+    item = np.searchsorted(edges, middle, side="right") - 1
+    inside = np.flatnonzero(host.runs & (item >= 0) & (item < count))
+    item = item[inside]
+    lost = _host_lost(old, new, count)
+    mine = _span_parts(did, host.start_ns[inside], host.end_ns[inside])
+    ns = np.zeros(len(inside))
+    for name in (*_PARTS, "blocked_ns"):
+        whole = np.bincount(item, mine[name], minlength=count)
+        ns += (lost[name] / np.maximum(whole, 1) * (whole > 0))[item] * mine[name]
+    released = np.append(old.released_by != new.released_by, old.tail_released_by != new.tail_released_by)[:count]
+    ns += np.where(released[item], mine["blocked_ns"], 0.0)
+    _add(found, host.owner.at(inside), ns)
     return found
 
 
-def _host_ns(program: Program) -> Int64s:
-    return np.append(program.host.total_ns, program.tail.total_ns)
+def _rest(owner: Owned) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    return owner.caller, owner.module, owner.backward
 
 
-def _host(owned: Ownership, edges: Int64s, saved_ns: Int64s) -> Weighted:
-    """Return the host's spans, each with its part of what was saved before the item that it lies before."""
-    host = owned.host
-    item = np.searchsorted(edges, host.start_ns, side="right") - 1
-    inside = (item >= 0) & (item < len(saved_ns)) & host.runs
-    item = np.where(inside, item, 0)
-    took = np.where(inside, host.end_ns - host.start_ns, 0).astype(float)
-    whole = np.bincount(item, took, minlength=len(saved_ns))
-    return Weighted(owned, host.owner, took * (saved_ns / np.maximum(whole, 1))[item])
+def _host_lost(old: Program, new: Program, count: int) -> dict[str, Floats]:
+    """Return what the host no longer takes before each item, by what it did."""
+    lost = {"blocked_ns": np.zeros(count)}
+    for name in _PARTS:
+        less = [getattr(o, name) - getattr(n, name) for o, n in ((old.host, new.host), (old.tail, new.tail))]
+        lost[name] = np.maximum(np.concatenate(less)[:count], 0).astype(float)
+    return lost
 
 
-def _waits(owned: Ownership, edges: Int64s, before: Program, after: Program) -> Weighted:
-    """Return the calls in which the host waited before items that no longer wait."""
-    start, end, rows = blocking_calls(owned.rank, synchronisations_only=True)
-    waited = np.append(before.released_by, before.tail_released_by)
-    waits = np.append(after.released_by, after.tail_released_by)
-    freed = (waited >= 0) & (waits != waited)
-    item = np.searchsorted(edges, end, side="left") - 1
-    use = (item >= 0) & (item < len(freed))
-    use[use] = freed[item[use]]
-    return Weighted(owned, owned.of_rows(rows), np.where(use, end - start, 0).astype(float))
+def _span_parts(did: Activities, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Return what the host did in each span, waiting included."""
+    parts: HostParts = did.parts(start, end)
+    found = {name: getattr(parts, name).astype(float) for name in _PARTS}
+    found["blocked_ns"] = covered_ns(did.blocked, start, end).astype(float)
+    return found
+
+
+def _add(found: Costs, owner: Owned, ns: Floats) -> None:
+    for at in np.flatnonzero(ns > 0).tolist():
+        found[int(owner.stack[at]), int(owner.caller[at]), int(owner.module[at])] += float(ns[at])

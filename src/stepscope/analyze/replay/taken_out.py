@@ -80,7 +80,7 @@ def with_plain_python(replay: Replay, python: Sequence[Intervals]) -> Replay:
         if not len(program):
             programs.append(program)
             continue
-        edges, did = _recorded(rank, program, replay.steps)
+        edges, did = recorded_host(rank, program, replay.steps)
         python_ns = did.parts_within(spans, edges[:-1], edges[1:]).own_ns
         # Where the last item is the end of the last step nothing comes after it.
         after = np.zeros(len(program) + 1 - len(python_ns), np.int64)
@@ -130,7 +130,7 @@ def recorded_edges(rank: Rank, program: Program, numbers: Int64s) -> Int64s:
     return step_edges(rank, numbers)
 
 
-def _recorded(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
+def recorded_host(rank: Rank, program: Program, numbers: Int64s) -> tuple[Int64s, Activities]:
     """Return the moments between which the host's time before each item lies, and what it did."""
     alone = not (program.device_index >= 0).all()
     did = activities(rank) if rank.has_device else host_activities(rank, alone=alone)
@@ -144,7 +144,7 @@ def _shorter_host(rank: Rank, program: Program, part: Part, numbers: Int64s, fac
     """
     if not len(program) or not len(part.host):
         return program
-    edges, did = _recorded(rank, program, numbers)
+    edges, did = recorded_host(rank, program, numbers)
     whole = did.parts(edges[:-1], edges[1:])
     mine = did.parts_within(part.host, edges[:-1], edges[1:])
     python = program.python_ns

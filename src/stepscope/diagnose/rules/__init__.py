@@ -9,25 +9,33 @@ from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
 from stepscope.diagnose.rules.half_the_bytes import half_the_bytes, needed_transfers_ns
 from stepscope.diagnose.rules.host_device_sync import host_device_sync
+from stepscope.diagnose.rules.host_statistics import host_statistics
 from stepscope.diagnose.rules.host_to_device_copy import host_to_device_copy
+from stepscope.diagnose.rules.late_lines import late_lines
 from stepscope.diagnose.rules.launch_overhead import launch_overhead
 from stepscope.diagnose.rules.limits import launching_ns, not_busy_ns, not_busy_or_copying_ns, not_computing_ns
 from stepscope.diagnose.rules.memory_bound_attention import memory_bound_attention
 from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
 from stepscope.diagnose.rules.memory_pressure import memory_pressure
 from stepscope.diagnose.rules.mixed_precision_overhead import mixed_precision_overhead
+from stepscope.diagnose.rules.module_communication import module_communication
 from stepscope.diagnose.rules.no_overlap import no_overlap
 from stepscope.diagnose.rules.optimizer import optimizer
+from stepscope.diagnose.rules.parameter_loop import parameter_loop
 from stepscope.diagnose.rules.pipeline_bubble import pipeline_bubble
 from stepscope.diagnose.rules.precision import precision
 from stepscope.diagnose.rules.profiler_overhead import profiler_overhead
 from stepscope.diagnose.rules.recomputation import recomputation
 from stepscope.diagnose.rules.redundant_communication import redundant_communication
+from stepscope.diagnose.rules.repeated_module import repeated_module
 from stepscope.diagnose.rules.slow_link import slow_link
 from stepscope.diagnose.rules.small_batch import small_batch
+from stepscope.diagnose.rules.stage_imbalance import stage_imbalance
 from stepscope.diagnose.rules.state_saves import host_stall_and_saves
 from stepscope.diagnose.rules.straggler import straggler
 from stepscope.diagnose.rules.too_many_small_collectives import too_many_small_collectives
+from stepscope.diagnose.rules.unused_forward import unused_forward
+from stepscope.diagnose.rules.user_communication import user_communication
 from stepscope.diagnose.scope.needs import Need, Scope
 
 _RANKS, _DEVICE = Scope.SEVERAL_RANKS, Scope.DEVICE
@@ -64,6 +72,18 @@ SPECIFIC: tuple[Rule, ...] = (
     Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),
 )
 """one cause, one change in the code"""
+
+BY_OWNER: tuple[Rule, ...] = (
+    Rule(unused_forward, ("recomputation",), training_only=True),
+    Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
+    Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
+    Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
+    Rule(module_communication, ("too-many-small-collectives",), _RANKS, training_only=True),
+    Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),
+    Rule(late_lines, ("straggler",), _RANKS),
+    Rule(stage_imbalance, ("load-imbalance",), _RANKS),
+)
+"""the same faults seen in what lines and modules of the user's code did; they need owners, and add to the rules above"""
 
 GENERAL: tuple[Rule, ...] = (
     Rule(half_the_bytes, ("communication-bound",), _RANKS, (Need.SIZES,), limit=needed_transfers_ns),

@@ -12,6 +12,9 @@ from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 
+_BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
+"""ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again"""
+
 
 def redundant_communication(account: Account) -> list[Candidate]:
     """Return the collectives of a step that the same step repeats later."""
@@ -78,7 +81,7 @@ def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
     """
     work, c = rank.work, rank.collectives
     marks = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
-    marks = rows_named(rank.trace, marks, lambda s: "reducer::" in s)
+    marks = rows_named(rank.trace, marks, lambda s: any(mark in s for mark in _BUCKETS))
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
     out = np.zeros(len(work), bool)
     if not len(marks) or not dropped.any():

@@ -114,7 +114,7 @@ def _finding(n: int, f: Finding, out: Console) -> None:
         style="not bold green",
     )
     print_indented(out, line, first=f"{n}. ", indent="   ")
-    for text in (f"{f.id}: {f.cause}", f.remedy.split(". ")[0]):
+    for text in (f"{f.id}: {f.cause}", *([f.mostly] if f.mostly else []), f.remedy.split(". ")[0]):
         print_indented(out, name_text(text, width=400), first="   ", indent="   ")
 
 

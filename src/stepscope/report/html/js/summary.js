@@ -120,11 +120,18 @@ function finding(f, open, most, grid, whole) {
       el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), gauge, el("span", { class: "saves" }, saves)),
     el("div", { class: "body" },
       el("p", {}, f.cause),
+      f.where.length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
       el("p", {}, el("b", {}, "Try: "), f.remedy),
       f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
       places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
       el("p", { class: "quiet" },
         `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per ${whole}${onTop} · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
+}
+
+// Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".
+function placeText(where) {
+  const name = (w) => (w.file === null ? `module ${w.module}` : `${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
+  return where.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
 }
 
 function evidenceRow(e) {

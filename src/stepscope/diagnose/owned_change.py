@@ -1,0 +1,82 @@
+"""The run without what lines or modules did: the change that stands for deleting or moving a line of the user's.
+
+Which lines a rule may accuse is the rule's own matter; here is what goes with them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
+from stepscope.analyze.replay.changes import Change
+from stepscope.analyze.replay.owner_part import long_python
+from stepscope.analyze.replay.replay import Replay
+from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out
+from stepscope.diagnose.finding import Where
+from stepscope.intervals import intersect
+from stepscope.trace.classify import EventKind
+
+Choose = Callable[[Ownership, Owned], Mask]
+
+
+def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
+    """Return what a rank did for the chosen owners; without `device` kernels and copies stay."""
+    rank = owned.rank
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    work = choose(owned, owned.by_work)
+    host = owned.running(choose(owned, owned.host.owner))
+    return Part(
+        host=host,
+        python=intersect(host, long_python(owned)),
+        work=work if device else work & (rank.work.kind == EventKind.COMM_KERNEL),
+        collectives=choose(owned, owned.by_collective),
+        calls=calls[choose(owned, owned.of_rows(calls))],
+    )
+
+
+def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:
+    """Return the change that takes parts out of all ranks."""
+
+    def changed(replay: Replay) -> Replay:
+        return taken_out(replay, parts, factor=factor, collectives=collectives)
+
+    return changed
+
+
+def without_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> Change:
+    """Return the change that deletes lines on all ranks, with everything they called."""
+
+    def of_lines(known: RankLines) -> Choose:
+        holds = np.zeros(len(known.owned.stacks) + 1, bool)
+        for line in lines:
+            if line in known.lines:
+                holds |= known.holding(line)
+        return lambda _, things: holds[things.stack]
+
+    return without_parts([
+        NO_PART if known is None else part_for(known.owned, of_lines(known), device=device)
+        for known in account.line_work
+    ])  # fmt: skip
+
+
+def host_only(part: Part) -> Part:
+    """Return the same part with its host time alone."""
+    return Part(part.host, part.python, np.zeros_like(part.work), np.zeros_like(part.collectives), part.calls[:0])
+
+
+def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]) -> list[Line]:
+    """Return the outermost lines that a condition holds of, on every rank that has the line and most ranks have it."""
+    known = [one for one in account.line_work if one is not None]
+    found: dict[Line, int] = {}
+    for one in known:
+        chosen = {line: work for line, work in one.lines.items() if work.top_calls and wanted(one, work)}
+        for line in one.outermost(chosen):
+            found[line] = found.get(line, 0) + 1
+    return [line for line, ranks in found.items() if 2 * ranks > len(known)]
+
+
+def at(line: Line, module: str | None = None, share: float = 1.0) -> Where:
+    """Return a line as the place of a finding."""
+    return Where(*line, module=module, share=share)

@@ -1,0 +1,59 @@
+"""`launch-overhead` by line: tensors changed one by one in a Python loop, where one call changes them all."""
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
+
+_MIN_CALLS = 32
+"""in place per step and line: fewer are no loop over parameters"""
+_MIN_SHARE = 0.3
+"""of the line's operators change a tensor in place"""
+FOREACH = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "add", "sub", "mul", "div", "lerp", "copy", "zero", "addcmul", "addcdiv", "sqrt", "neg", "abs", "clamp",
+        "clamp_min", "clamp_max", "pow", "sign", "exp", "log", "reciprocal", "maximum", "minimum",
+    )
+)  # fmt: skip
+"""operators with a torch._foreach_ form"""
+
+
+def parameter_loop(account: Account) -> list[Candidate]:
+    """Return lines that change many tensors one by one."""
+    if not any(rank.has_device for rank in account.run.ranks):
+        return []
+    return [_candidate(account, line) for line in lines_on_all(account, _is_loop)]
+
+
+def _is_loop(rank: RankLines, work: LineWork) -> bool:
+    if not work.apart or work.modules or work.collectives or work.to_host:
+        return False
+    looped = _looped(work)
+    steps = max(len(rank.owned.rank.steps), 1)
+    return looped >= _MIN_CALLS * steps and looped >= _MIN_SHARE * sum(work.top_calls.values())
+
+
+def _looped(work: LineWork) -> int:
+    return sum(n for name, n in work.top_calls.items() if name in FOREACH)
+
+
+def _candidate(account: Account, line: Line) -> Candidate:
+    place = f"{line[0]}:{line[1]}"
+    calls, steps, names = 0, 0, set()
+    for known in account.line_work:
+        if known is not None and line in known.lines:
+            calls += _looped(known.lines[line])
+            steps += max(len(known.owned.rank.steps), 1)
+            names |= set(known.lines[line].top_calls) & FOREACH
+    forms = ", ".join(f"torch._foreach_{name.removeprefix('aten::')}" for name in sorted(names))
+    return Candidate(
+        id="launch-overhead",
+        title=f"{place} changes tensors one by one",
+        cause=f"{place} launches {calls / steps:.0f} operators per step in a Python loop, each on one tensor",
+        remedy=f"Change all tensors at once ({forms}), or every N steps. The saving is of the step without this line's "
+        "host time.",
+        change=without_lines(account, [line], device=False),
+        evidence=(Evidence("operators in place per step", round(calls / steps), "calls", place),),
+        where=(at(line),),
+    )
