@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.owners.ownership import Mask, Ownership
+from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
@@ -20,8 +21,8 @@ _OPTIMIZER_FILES = ("torch/optim/", "torch/amp/grad_scaler")
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass
-class LineWork:
+@dataclass(eq=False, repr=False)
+class LineWork(ArrayRecord):
     """What one line did on one rank, in all recorded steps."""
 
     stacks: list[int]
@@ -54,8 +55,8 @@ class LineWork:
         return sum(n for name, n in self.top_calls.items() if name.endswith("_"))
 
 
-@dataclass(frozen=True)
-class RankLines:
+@dataclass(frozen=True, eq=False, repr=False)
+class RankLines(ArrayRecord):
     """The lines of one rank, with when its backward passes and optimizer ran."""
 
     owned: Ownership
