@@ -169,3 +169,12 @@ def test_a_parameter_changed_in_place_is_noticed_once_per_backward() -> None:
     assert not watch.changed()
     del model
     assert not watch.changed()
+
+
+def test_the_storage_of_a_watched_parameter_can_still_be_freed() -> None:
+    model, watch = torch.nn.Linear(2, 2), ParameterWatch()
+    watch.watch(model)
+    assert not watch.changed()
+    for parameter in model.parameters():
+        parameter.untyped_storage().resize_(0)  # as FSDP does after every pass
+    assert not watch.changed()

@@ -83,7 +83,7 @@ def _state(parameter: Any) -> State:
         return parameter._version, 0, None  # sharded or otherwise special: its version has to do
     values = None
     if parameter.device.type == "cpu":
-        sample = parameter.detach().reshape(-1)[:_SAMPLE].contiguous()
+        sample = parameter.detach().reshape(-1)[:_SAMPLE].clone()  # a storage that numpy saw can't be freed by FSDP
         values = sample.view(torch.uint8).numpy().tobytes()
     return parameter._version, parameter.data_ptr(), values
 
