@@ -54,5 +54,6 @@ def test_the_document_has_the_places(tmp_path: Path) -> None:
         "file": "train.py",
         "line": line_of(12),
         "module": None,
+        "after": False,
         "share": pytest.approx(1.0, abs=0.1),
     }

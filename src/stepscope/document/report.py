@@ -259,7 +259,7 @@ def _finding(f: Finding) -> dict[str, Any]:
         "saving_pct": round(f.saving_pct, 3),
         "saving_alone_ms": ms(f.alone_ns),
         "confidence": f.confidence,
-        "where": [{"file": w.file, "line": w.line, "module": w.module, "share": round(w.share, 4)} for w in f.where],
+        "where": [{**asdict(w), "share": round(w.share, 4)} for w in f.where],
         "evidence": [asdict(e) for e in f.evidence],
         "cause": f.cause,
         "remedy": f.remedy,

@@ -130,7 +130,9 @@ function finding(f, open, most, grid, whole) {
 
 // Lines and modules that hold a finding's cost: "wild.py:113 (92 %), module layers.3 (4 %)".
 function placeText(where) {
-  const name = (w) => (w.file === null ? `module ${w.module}` : `${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
+  const name = (w) => (w.file === null
+    ? `module ${w.module}`
+    : `${w.after ? "after " : ""}${w.file}:${w.line}${w.module ? ` in ${w.module}` : ""}`);
   return where.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
 }
 
