@@ -60,7 +60,7 @@ class Root:
         loop = self._loop
         grad = torch.is_grad_enabled()
         if loop.row and loop.in_row(grad=grad):
-            if grad:
+            if grad or loop.backwards_left:
                 self._rest()
             return False
         if self._watcher.search.wanted:
