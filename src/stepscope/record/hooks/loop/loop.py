@@ -538,11 +538,10 @@ class Loop:
         if self.steps <= FIRST_STEPS:
             for tell in self.on_first_steps:
                 tell(self)
-        self.forwards = self.backwards = 0
         self._stretches.taken()
-        last = self._repeats.pattern
         repeats = self._repeats.next_step()
-        self._plan_stretches(last, repeats=repeats)
+        self._plan_stretches(repeats=repeats)
+        self.forwards = self.backwards = 0
         if repeats and at_ns is None:
             self._begin_routine()
 
@@ -557,14 +556,14 @@ class Loop:
         if self.recorder is not None:
             self.recorder.step_begin()
 
-    def _plan_stretches(self, last: Pattern | None, *, repeats: bool) -> None:
+    def _plan_stretches(self, *, repeats: bool) -> None:
         """Plan them once a step goes like the last one; plan again where steps changed."""
         pattern = self._repeats.pattern
         if pattern is None:
             return
         if self._plan is None:
             self._plan = pattern.plan if repeats and self.optimizer_seen else None
-        elif not repeats and last is not None and last.stretches:
+        elif pattern.stretches and self.backwards != self._plan.step_backwards:
             self._plan = None
         self._stretches_wanted = (
             self._plan is not None

@@ -29,6 +29,8 @@ class StretchPlan:
     begins_after: frozenset[int]
     backwards: int
     units: int
+    step_backwards: int
+    """of the whole step: with another number of them it is another kind of step"""
 
 
 def plan_of(units: Sequence[Any]) -> StretchPlan | None:
@@ -46,7 +48,7 @@ def _plan(units: Sequence[Any], period: int) -> StretchPlan | None:
     if length < 1:
         return None
     begins = [begin + period * (_FIRST + i * (length + 1)) for i in range(MAX_STRETCHES)]
-    return StretchPlan(frozenset(begins), period * length, length)
+    return StretchPlan(frozenset(begins), period * length, length, len(units))
 
 
 def _longest_repetition(units: Sequence[Any], period: int) -> tuple[int, int]:
