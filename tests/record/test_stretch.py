@@ -75,7 +75,10 @@ def test_what_interrupts_a_stretch_or_a_sample_is_no_time_of_its_regions() -> No
     times = [0, 10, 12, 40, 40, 160, 162, 172, 174, 200, 200, 320, 321, 330, 331, 900]
     undisturbed = pattern.steps([*times, 900], [])
     later = [t + 1000 * (t >= 160) + 5000 * (t >= 172) for t in times]
-    collections = [Interruption("garbage_collection", 100, 1100, 1000), Interruption("garbage_collection", 1165, 6165, 5000)]
+    collections = [
+        Interruption("garbage_collection", 100, 1100, 1000),
+        Interruption("garbage_collection", 1165, 6165, 5000),
+    ]
     found = pattern.steps([*later, later[-1]], collections)
     assert found[0].pop("garbage_collection") == {"ns": 6000, "n": 2}
     assert found == undisturbed

@@ -1,7 +1,8 @@
 """Which micro-batches of a step need not be timed, and what the others say about them.
 
-A step of many micro-batches is the same few events over and over. Once two steps in a row had them alike, most are left
-alone: in six *stretches*, spread over the step, the hooks of loads and forwards are off and a backward only counts down.
+A step of many micro-batches is the same few events over and over. Once two steps in a row had them alike, most are
+left alone: in six *stretches*, spread over the step, loads and forwards are not told of and a backward only counts
+down.
 
     micro-batch   1 2 [3 ... 11] 12 [13 ... 21] 22 ... [53 ... 61] 62 63 64
                   timed  stretch  sample            stretch         timed
