@@ -23,9 +23,9 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
-SETTLING = 16
+SETTLING = 11  # steps: three of search, some that are found alike, two with stretches
 BLOCK_NS = 50_000_000
-MIN_PAIRS = 6
+MIN_PAIRS = 4
 CHOSEN = ("one", "cells", "modules", "parameters", "micro")
 
 
@@ -64,9 +64,10 @@ def cost_of_shapes(folder: str, names: list[str], seconds: float) -> dict[str, d
         light.turn(True, None)
         for _ in range(SETTLING):
             job.step()
-        calls = calls_of_ours(job, 20)
+        calls = calls_of_ours(job, 6)
         light.turn(False, None)
         found[name] = {**added(pairs), "calls_of_timed_step": min(calls), "calls_at_most": max(calls)}
+        print(f"{name}: {len(pairs)} pairs", file=sys.stderr, flush=True)
     light.recorder.on = True
     light.recorder.close()
     return found
@@ -75,7 +76,7 @@ def cost_of_shapes(folder: str, names: list[str], seconds: float) -> dict[str, d
 def block_us(light: Any, job: Any, *, on: bool) -> float:
     """Return the CPU time of a step in one block of them."""
     light.turn(on, None)
-    for _ in range(SETTLING):
+    for _ in range(SETTLING if on else 1):
         job.step()
     since, steps = time.thread_time_ns(), 0
     while steps < 4 or time.thread_time_ns() - since < BLOCK_NS:

@@ -132,13 +132,14 @@ class Job:
         self.by_hand.append(self.clock.spent)
 
 
-def recorded(steps: Callable[[Job], None], job: Job, out: Path) -> list[dict[str, Any]]:
-    """Return the step log of a job."""
+def recorded(counts: list[int], job: Job, out: Path) -> list[dict[str, Any]]:
+    """Return the log of steps with these numbers of micro-batches."""
     recorder = Recorder.start(RecordConfig(out=str(out), light=True, telemetry=False))
     hooks = install(lambda: recorder)
     hooks.loop.start()
     try:
-        steps(job)
+        for count in counts:
+            job.step(count)
         hooks.finish()
     finally:
         hooks.remove()
@@ -156,7 +157,7 @@ def test_sums_over_all_micro_batches_agree_with_hand_timers(
         monkeypatch.setattr(loop_module, "SHORT_STEP_NS", 0)
     torch.manual_seed(0)
     job = Job(Clock(monkeypatch))
-    found = recorded(lambda job: [job.step(micro_batches) for _ in range(30)] and None, job, tmp_path / "run")
+    found = recorded([micro_batches] * 30, job, tmp_path / "run")
     assert [line["step"] for line in found] == list(range(30))
     since = 3 if micro_batches <= MAX_IN_A_STEP else 13  # until then a forward lasts to whatever comes next
     for line, by_hand in zip(found[since:], job.by_hand[since:], strict=True):
@@ -168,7 +169,7 @@ def test_sums_over_all_micro_batches_agree_with_hand_timers(
 def test_micro_batches_that_differ_are_estimated_without_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     job = Job(Clock(monkeypatch), vary=lambda: draw.uniform(0.5, 1.5))
-    found = recorded(lambda job: [job.step(64) for _ in range(200)] and None, job, tmp_path / "run")
+    found = recorded([64] * 200, job, tmp_path / "run")
     assert len(found) == 200
     for name in (LOAD, FORWARD, BACKWARD):
         sums = sum(line["regions"][name]["ns"] for line in found), sum(step[name] for step in job.by_hand)
@@ -180,7 +181,7 @@ def test_another_number_of_micro_batches_keeps_the_steps_and_is_learned(
 ) -> None:
     counts = [*[64] * 20, 5, *[64] * 6, *[20] * 14, *[100] * 14]
     job = Job(Clock(monkeypatch))
-    found = recorded(lambda job: [job.step(count) for count in counts] and None, job, tmp_path / "run")
+    found = recorded(counts, job, tmp_path / "run")
     assert len(found) == len(counts)
     for line, by_hand in zip(found[3:], job.by_hand[3:], strict=True):
         assert sum(r["ns"] for r in line["regions"].values()) <= sum(by_hand.values())
@@ -199,7 +200,7 @@ def test_training_goes_as_without_us_and_hooks_are_back_afterwards(
     torch.manual_seed(0)
     job = Job(Clock(monkeypatch))
     backward = torch.autograd._engine_run_backward
-    recorded(lambda job: [job.step(40) for _ in range(20)] and None, job, tmp_path / "run")
+    recorded([40] * 20, job, tmp_path / "run")
     assert job.losses == plain.losses
     assert torch.autograd._engine_run_backward is backward
     assert "_compiled_call_impl" not in vars(job.model)
