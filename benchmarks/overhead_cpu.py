@@ -56,7 +56,8 @@ def cost_of_shapes(folder: str, names: list[str], seconds: float) -> dict[str, d
     light, found = Light(folder), {}
     for name in names:
         job: Any = SimpleNamespace(step=SHAPES[name](), model=None)
-        until, pairs = time.monotonic() + seconds, []
+        until = time.monotonic() + seconds
+        pairs: list[tuple[float, float]] = []
         while len(pairs) < MIN_PAIRS or time.monotonic() < until:
             order = (False, True) if len(pairs) % 2 == 0 else (True, False)
             times = {on: block_us(light, job, on=on) for on in order}
