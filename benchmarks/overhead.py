@@ -11,7 +11,7 @@ Two ranks train the same small DDP model (gloo; NCCL with `--backend nccl`). Six
     bottom-up   the time of every call of ours inside steps of the given length, call by call, without what the meter
                 takes itself; and the helper process beside them
     measured    step time with and without light mode, in alternating blocks, with a 95 % confidence interval
-    shapes      calls of ours and CPU time in loops that call very much in a step (`overhead_shapes.py`)
+    shapes      calls of ours and CPU time in loops that call very much in a step (`overhead_cpu.py`)
     window      the profiled steps against those before them, the pause for the export, and the steps after it
 """
 
@@ -160,8 +160,8 @@ def table(report: dict) -> str:
         f"the helper process beside it takes {bottom['helper_process_us']:.0f} us",
         *(f"  {name:<28}{us:8.2f} us" for name, us in bottom["calls_us"].items()),
         *(
-            f"light mode, {name}: {s['on_us'] - s['off_us']:+.0f} us of {s['off_us']:.0f}; "
-            f"{s['calls_per_step']:.0f} calls of ours"
+            f"light mode, {name}: {s['added_us']:+.0f} us [{s['low_us']:+.0f}, {s['high_us']:+.0f}] of "
+            f"{s['off_us']:.0f}; {s['calls_of_timed_step']} calls of ours, at most {s['calls_at_most']}"
             for name, s in report["shapes"].items()
         ),
         *(

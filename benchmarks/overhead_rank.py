@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=24)
     parser.add_argument("--block-steps", type=int, default=30)
     parser.add_argument("--backend", default="gloo", choices=("gloo", "nccl"))
-    parser.add_argument("--shapes", help="of overhead_shapes, default all")
-    parser.add_argument("--shape-rounds", type=int, default=3)
+    parser.add_argument("--shapes", help="of overhead_shapes, default those of overhead_cpu")
+    parser.add_argument("--shape-seconds", type=float, default=15.0)
     print(json.dumps(measured(parser.parse_args())))
 
 
@@ -232,29 +232,10 @@ def off_and_on(arguments: argparse.Namespace, job: Job) -> dict:
 
 def cost_of_shapes(arguments: argparse.Namespace) -> dict:
     """Per loop that calls very much: calls of ours per step, and CPU time of the training thread off and on."""
-    from types import SimpleNamespace
+    import overhead_cpu
 
-    from overhead_shapes import SHAPES
-
-    light, found = Light(arguments.folder), {}
-    for name in SHAPES if arguments.shapes is None else arguments.shapes.split(","):
-        job: Any = SimpleNamespace(step=SHAPES[name](), model=None)
-        times: dict[bool, list[float]] = {False: [], True: []}
-        for on in (False, True) * arguments.shape_rounds:
-            light.turn(on, None)
-            for _ in range(SETTLING if on else 2):
-                job.step()
-            times[on] += [thread_us(job, 1) for _ in range(8)]
-        calls = calls_of_ours(job, 4)
-        light.turn(False, None)
-        found[name] = {
-            "off_us": fast_round(times[False]),
-            "on_us": fast_round(times[True]),
-            "calls_per_step": calls,
-        }
-    light.recorder.on = True
-    light.recorder.close()
-    return found
+    names = arguments.shapes.split(",") if arguments.shapes else list(overhead_cpu.CHOSEN)
+    return overhead_cpu.cost_of_shapes(arguments.folder, names, arguments.shape_seconds)
 
 
 def thread_us(job: Job, steps: int) -> float:

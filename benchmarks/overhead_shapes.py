@@ -3,8 +3,11 @@
 one         one call of a model with 2,000 modules inside
 cells       98 calls of root modules: an LSTM cell for every token
 modules     2,000 modules called one by one by the loop itself
+parameters  one optimizer of 500 parameters
 optimizers  500 optimizers, one for each parameter
+micro8      8 micro-batches
 micro       64 micro-batches
+micro256    256 micro-batches
 hooked      one model whose 200 modules carry hooks of another library
 """
 
@@ -53,6 +56,18 @@ def modules() -> Step:
     return step
 
 
+def parameters() -> Step:
+    parts = [torch.nn.Parameter(torch.ones(2)) for _ in range(500)]
+    optimizer, model, x = torch.optim.SGD(parts, lr=1e-4), torch.nn.Linear(2, 2), torch.ones(1, 2)
+
+    def step() -> None:
+        (model(x).sum() + torch.stack(parts).sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def optimizers() -> Step:
     parts = [torch.nn.Parameter(torch.ones(2)) for _ in range(500)]
     steppers, model, x = [torch.optim.SGD([p], lr=1e-4) for p in parts], torch.nn.Linear(2, 2), torch.ones(1, 2)
@@ -66,12 +81,20 @@ def optimizers() -> Step:
     return step
 
 
-def micro() -> Step:
+def micro8() -> Step:
+    return micro(8)
+
+
+def micro256() -> Step:
+    return micro(256)
+
+
+def micro(count: int = 64) -> Step:
     model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
     optimizer = _optimizer(model)
 
     def step() -> None:
-        for _ in range(64):
+        for _ in range(count):
             model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -98,4 +121,4 @@ def _plain(model: torch.nn.Module) -> Step:
     return step
 
 
-SHAPES = {f.__name__: f for f in (one, cells, modules, optimizers, micro, hooked)}
+SHAPES = {f.__name__: f for f in (one, cells, modules, parameters, optimizers, micro8, micro, micro256, hooked)}

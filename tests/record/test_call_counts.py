@@ -16,12 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from overhead_shapes import SHAPES
 
+OF_8_MICRO_BATCHES = 1000
 MOST = {
     "one": 700,
     "cells": 900,
     "modules": 900,
     "optimizers": 900 + 2 * 500,  # torch still calls two hooks that do nothing for each of them
-    "micro": 64 * 100,  # these are 64 forwards and 64 backwards
+    "parameters": 700,
+    "micro8": OF_8_MICRO_BATCHES,
+    "micro": OF_8_MICRO_BATCHES + 1200,  # up to 14 are timed; of the others, each backward counts down
+    "micro256": OF_8_MICRO_BATCHES + 1200 + 2 * (256 - 64),
     "hooked": 700,
 }
 

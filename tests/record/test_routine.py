@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import stepscope.record.hooks.loop.routine as routine_module
-from stepscope.record.hooks.loop.routine import PERIOD_NS, Event, Pattern, Repeats, Routine
+from stepscope.record.hooks.loop.pattern import Event, Pattern
+from stepscope.record.hooks.loop.routine import PERIOD_NS, Repeats, Routine
 
 LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 

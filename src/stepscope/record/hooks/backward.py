@@ -1,5 +1,6 @@
 """Backward passes: every one of them, also `torch.autograd.grad` and pipelines, goes through one function."""
 
+from threading import get_ident
 from typing import Any
 
 import torch.autograd
@@ -16,7 +17,12 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
 
     def watched(run_backward: Any) -> Any:
         def _engine_run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-            counts, handle = loop.backward_begins(), None
+            left, handle = loop.backwards_left, None
+            if left > 0 and get_ident() == loop.thread:
+                loop.backwards_left = -left  # one of a stretch: those inside it are part of it
+            else:
+                left = 0
+            counts = not loop.backwards_left and loop.backward_begins()
             if counts and not loop.routine.on:
                 handle = loop.safely(gradient_sync.watch, t_outputs)
             if counts and not loop.optimizer_seen:
@@ -31,6 +37,10 @@ def install(loop: Loop, patches: Patches, gradient_sync: GradientSync) -> None:
                     handle.remove()
                 if counts:
                     loop.backward_ends()
+                elif left and loop.backwards_left == -left:
+                    loop.backwards_left = left - 1
+                    if left == 1:
+                        loop.stretch_ends()
 
         return _engine_run_backward
 

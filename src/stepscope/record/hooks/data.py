@@ -15,7 +15,7 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
-            counts, got_batch = loop.data_begins(), False
+            counts, got_batch = not loop.backwards_left and loop.data_begins(), False
             try:
                 batch = next_batch(self)
                 got_batch = True

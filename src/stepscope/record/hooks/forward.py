@@ -32,7 +32,7 @@ class Root:
         self._module = weakref.ref(module)
         self._counts = any(True for _ in module.parameters())
         self._was_called_with_grad = False
-        self._rests = 0  # in a row, without a call that was timed by itself
+        self._rests = 0  # inside rows, without a call that was timed by itself or began a row
         self._compiled_call: Any = None
         self.hook()
 
@@ -60,7 +60,8 @@ class Root:
         loop = self._loop
         grad = torch.is_grad_enabled()
         if loop.row and loop.in_row(grad=grad):
-            if grad:
+            if grad or loop.backwards_left:
+                self._rests += 1
                 self._rest()
             return False
         if self._watcher.search.wanted:
@@ -72,6 +73,7 @@ class Root:
             self._rests = 0
             self._was_called_with_grad = self._was_called_with_grad or grad
         elif loop.row and grad:
+            self._rests = 0
             self._rest()
         return counted
 
@@ -84,9 +86,11 @@ class Root:
             self._watcher.search.resume()
 
     def _rest(self) -> None:
-        """Be off until the row of calls is over; for good where the module was never timed by itself in three rows."""
+        """Be off until the row of calls is over; for good where the module was only called inside rows, three times.
+
+        The one that begins a row is not one of those: without it the row would not be seen.
+        """
         self.unhook()
-        self._rests += 1
         if self._rests < _ROWS_UNTIL_OFF:
             self._loop.wake_after_row(self.hook)
 

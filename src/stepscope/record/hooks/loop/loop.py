@@ -16,7 +16,8 @@ Each hook's method asks the `routine` first: where a step goes like the last one
 What is called very often is not timed call by call. After `MAX_IN_A_ROW` forwards, or optimizer steps, with nothing
 else between, the following ones are a *row*: one region from the next call on to whatever comes after the last, during
 which their hooks are off. So a loop that calls a cell for every token, or an optimizer for every parameter, pays for
-some calls per step and no more.
+some calls per step and no more. Of many micro-batches that go alike, most are in a *stretch* (see `stretch`), in which
+neither loads, forwards nor backwards are told of.
 """
 
 import functools
@@ -41,14 +42,17 @@ from stepscope.record.hooks.loop.parts import (
     SAVING,
     WORK,
 )
-from stepscope.record.hooks.loop.routine import SHORT_STEP_NS, Event, Pattern, Repeats, Routine
+from stepscope.record.hooks.loop.pattern import Event, Pattern
+from stepscope.record.hooks.loop.routine import SHORT_STEP_NS, Repeats, Routine
 from stepscope.record.hooks.loop.step_unit import StepUnit
 from stepscope.record.hooks.loop.steps import StepFinder
+from stepscope.record.hooks.loop.stretch import MAX_STRETCHES, StretchPlan, StretchTimes
 from stepscope.record.hooks.loop.threads import is_of_autograd, is_over, is_waiting
 from stepscope.record.steps import regions
 from stepscope.record.window.interruptions import Interruptions
 
 _QUIET = 64  # a row of forwards without gradients
+_STRETCH = 128  # micro-batches that are not timed
 MAX_IN_A_ROW = 4
 MAX_IN_A_STEP = 64
 """forwards that are timed by themselves: beyond it, every forward begins a row"""
@@ -59,6 +63,8 @@ FIRST_STEPS = 8  # in which those who learn about the job are told of each
 _DATA_BEGINS, _DATA_ENDS, _NO_BATCH, _BACKWARD_BEGINS, _BACKWARD_ENDS, _SYNC_BEGINS, _SCHEDULE_BEGINS = range(1, 8)
 _FORWARD_ENDS, _FORWARD_BEGINS = 8, 9  # up to 12: with gradients or without, of a trained model or another one
 _LOADER_BEGINS, _LOADER_ENDS, _ROW_BEGINS, _QUIET_ROW_BEGINS, _ROW_ENDS, _STEPS_ROW_ENDS = range(13, 19)
+_STRETCH_ENDS, _STRETCH_BEGINS = 19, 1000  # and its number of micro-batches added
+_ANY_LENGTH_NS = 1 << 62
 _STEPS_ROW = 1  # added to an optimizer's token where it begins a row
 
 
@@ -91,7 +97,11 @@ class Loop:
         self.watcher: Any = None  # told `part_begins(part)` and `part_ends(part)`, while it is needed
         self.on_unused_batch: Callable[[], None] | None = None  # a batch is asked for and the last met nothing
         self.interruptions = Interruptions()
-        self.row = 0  # FORWARD, _QUIET or OPTIMIZER while a row of them lasts
+        self.row = 0  # FORWARD, _QUIET or OPTIMIZER while a row of them lasts, or _STRETCH
+        self.backwards_left = 0  # in the stretch that lasts; negative inside one of them
+        self._plan: StretchPlan | None = None
+        self._stretches = StretchTimes()
+        self._stretches_wanted = False  # in this step
         self.rest_optimizers: Callable[[bool], None] | None = None  # turns the optimizers' hooks off and on
         self._in_a_row = 0  # forwards, or optimizer steps, with nothing else between
         self._row_of = 0
@@ -102,7 +112,7 @@ class Loop:
         self._start_recorder = start_recorder
         self._inside = 0
         self._lock = threading.RLock()
-        self._thread = threading.main_thread().ident
+        self.thread = threading.main_thread().ident
         self._optimizer: Any = None  # the one that is stepping
         self._stepper: Any = None  # who steps it: itself, or a scaler
         self.optimizer_seen = False
@@ -136,6 +146,7 @@ class Loop:
     def stop(self) -> None:
         """See nothing more."""
         self._on = False
+        self.row = self.backwards_left = 0
         self.routine.forget()
 
     def step_unit(self) -> str | None:
@@ -144,10 +155,12 @@ class Loop:
 
     def is_training_thread(self, thread: int) -> bool:
         """Return whether this is the thread whose steps are followed."""
-        return thread == self._thread and self._on and self.recorder is not None
+        return thread == self.thread and self._on and self.recorder is not None
 
     def is_inside(self, part: int) -> bool:
         """Return whether the loop is inside a part now."""
+        if self.row == _STRETCH:
+            return part == BACKWARD and self.backwards_left < 0
         return bool((self.routine.inside() if self.routine.on else self._inside) & part)
 
     def in_forked_child(self) -> None:
@@ -165,8 +178,8 @@ class Loop:
         """End the last step: training is over, or its process groups are about to go."""
         self._end_row()
         here = threading.get_ident()
-        if self.routine.on and self._thread != here and is_over(self._thread):
-            self._thread = self.recorder.regions.training_thread = here  # what it left open is followed from here
+        if self.routine.on and self.thread != here and is_over(self.thread):
+            self.thread = self.recorder.regions.training_thread = here  # what it left open is followed from here
         self.routine.end()
         if self._on and not self._inside:
             self._finder.finish()
@@ -225,7 +238,7 @@ class Loop:
     @training_first
     def saving_begins(self) -> bool:
         """Return whether this checkpoint counts; if so `saving_ends` must follow."""
-        if self.recorder is None or not self._on or threading.get_ident() != self._thread:
+        if self.recorder is None or not self._on or threading.get_ident() != self.thread:
             return False
         self._end_row()
         self._something_else()
@@ -239,12 +252,14 @@ class Loop:
 
     def in_row(self, *, grad: bool) -> bool:
         """Return whether a forward belongs to the row that lasts; one of another kind ends it."""
+        if self.row == _STRETCH:
+            return True
         if self.row == (FORWARD if grad else _QUIET) or (self.row == FORWARD and not grad):
             self._quiet_calls += not grad
             if self._quiet_calls == MAX_QUIET_CALLS:
                 self._evaluation_goes_on()
             return True
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
             self._end_row()
         return False
 
@@ -311,7 +326,13 @@ class Loop:
         wake, self._wake = self._wake, []
         for act in wake:
             act()
-        if kind == OPTIMIZER:
+        if kind == _STRETCH:
+            if self.backwards_left:  # it was to go on: learn again how many micro-batches there are
+                self._plan = None
+            self.backwards_left = 0
+            if not self.routine.takes(_STRETCH_ENDS):
+                self._stretch_ends()
+        elif kind == OPTIMIZER:
             self._rest_optimizers(False)
             if not self.routine.takes(_STEPS_ROW_ENDS):
                 self._steps_row_ends()
@@ -379,7 +400,7 @@ class Loop:
         self._sync_begins(of_every_step)
 
     def _sync_begins(self, of_every_step: bool = True, at_ns: int | None = None) -> None:
-        if self._inside & BACKWARD and threading.get_ident() == self._thread and self.recorder is not None:
+        if self._inside & BACKWARD and threading.get_ident() == self.thread and self.recorder is not None:
             self.recorder.enter(regions.GRADIENT_SYNC, at_ns)
             if of_every_step:
                 self._repeats.add(self._events[_SYNC_BEGINS])
@@ -390,12 +411,51 @@ class Loop:
             self._end_row()
         if not self.routine.takes(_BACKWARD_ENDS):
             self._backward_ends()
+        if self._plan is not None:
+            self._stretch_may_begin(self._plan)
 
     @training_first
     def _backward_ends(self, at_ns: int | None = None) -> None:
         self._end(BACKWARD, _BACKWARD_ENDS, at_ns)
         if not self.optimizer_seen:
             self.parameters.remember()
+
+    @training_first
+    def _stretch_may_begin(self, plan: StretchPlan) -> None:
+        """A backward ended: leave the coming ones alone if the plan says so."""
+        if self.routine.on:
+            token = _STRETCH_BEGINS + plan.units
+            if not self.routine.expects(token) or not self.routine.takes(token):
+                return
+        elif not self._stretches_wanted or self._inside or self.backwards not in plan.begins_after or not self._on:
+            return
+        else:
+            self._stretch_begins(plan)
+        self.row = _STRETCH
+        self.backwards_left = plan.backwards
+
+    def _stretch_begins(self, plan: StretchPlan, at_ns: int | None = None) -> None:
+        now_ns = perf_counter_ns() if at_ns is None else at_ns
+        self.backwards += plan.backwards
+        follow = partial(self._stretch_begins, plan)
+        self._repeats.add(Event(_STRETCH_BEGINS + plan.units, None, follow, stretch_units=plan.units))
+        self._stretches.begins(now_ns, self.recorder.regions.so_far(now_ns), plan.units)
+
+    def stretch_ends(self) -> None:
+        """The last backward of a stretch returned."""
+        self._end_row()
+
+    def _stretch_ends(self, at_ns: int | None = None) -> None:
+        now_ns = perf_counter_ns() if at_ns is None else at_ns
+        self._repeats.add(self._events[_STRETCH_ENDS])
+        if self._stretches.ends(now_ns, self.recorder.regions.so_far(now_ns)) == MAX_STRETCHES:
+            self._add_stretches()
+
+    def _add_stretches(self) -> None:
+        """Give the stretches of this step to its regions."""
+        times = self._stretches.taken()
+        if times and self.recorder is not None:
+            self.recorder.regions.add(times)
 
     def schedule_begins(self) -> None:
         """A pipeline schedule begins its step."""
@@ -439,6 +499,7 @@ class Loop:
             self._repeats.break_off()
             self._end(OPTIMIZER, None, None)  # it raised last time and so never ended
         self.start()
+        self._add_stretches()
         self.optimizer_seen = True
         self._happening = None
         self._finder.optimizer_begins(id(optimizer), type(optimizer).__name__)
@@ -477,8 +538,11 @@ class Loop:
         if self.steps <= FIRST_STEPS:
             for tell in self.on_first_steps:
                 tell(self)
+        self._stretches.taken()
+        repeats = self._repeats.next_step()
+        self._plan_stretches(repeats=repeats)
         self.forwards = self.backwards = 0
-        if self._repeats.next_step() and at_ns is None:
+        if repeats and at_ns is None:
             self._begin_routine()
 
     def step_may_end(self) -> int:
@@ -492,9 +556,27 @@ class Loop:
         if self.recorder is not None:
             self.recorder.step_begin()
 
+    def _plan_stretches(self, *, repeats: bool) -> None:
+        """Plan them once a step goes like the last one; plan again where steps changed."""
+        pattern = self._repeats.pattern
+        if pattern is None:
+            return
+        if self._plan is None:
+            self._plan = pattern.plan if repeats and self.optimizer_seen else None
+        elif pattern.stretches and self.backwards != self._plan.step_backwards:
+            self._plan = None
+        self._stretches_wanted = (
+            self._plan is not None
+            and self.watcher is None
+            and self.recorder is not None
+            and self.recorder.steps_to_time(_ANY_LENGTH_NS) > 0
+        )
+
     def _begin_routine(self) -> None:
         """Only time the coming steps, where this event begins one as it began the last and nobody wants more."""
         pattern = self._repeats.pattern
+        if self._stretches_wanted and pattern is not None and not pattern.stretches:
+            return  # the next step has some
         if self.watcher is None and not self._inside and self.optimizer_seen and self.recorder is not None and pattern:
             steps = self.recorder.steps_to_time(SHORT_STEP_NS) if pattern.tokens[0] == self._happening else 0
             if steps > 0:
@@ -507,11 +589,8 @@ class Loop:
         """Tell the recorder of steps that went like the last one."""
         count = len(pattern.tokens)
         self.steps += len(ends)
-        passed = [pattern.region_times(times, first) for first in range(0, len(times) - 1, count)]
-        for interruption in self.interruptions.taken(before_ns=times[-1]):
-            if interruption.begin_ns >= times[0]:
-                pattern.interrupt(passed, times, interruption)
-        steps = zip(times[count::count], passed, ends, strict=True)
+        interruptions = [i for i in self.interruptions.taken(before_ns=times[-1]) if i.begin_ns >= times[0]]
+        steps = zip(times[count::count], pattern.steps(times, interruptions), ends, strict=True)
         self.recorder.steps_passed(list(steps))
 
     @training_first
@@ -523,28 +602,30 @@ class Loop:
 
     def _something_else(self) -> None:
         """The script marks a region of its own, or saves: no routine in a step that has some."""
-        if threading.get_ident() == self._thread:
+        if threading.get_ident() == self.thread:
+            if self.row == _STRETCH:
+                self._end_row()
             self.routine.end()
             self._repeats.break_off()
 
     def _enters(self, part: int) -> bool:
-        return self._on and not self._inside & HIDDEN_INSIDE[part] and threading.get_ident() == self._thread
+        return self._on and not self._inside & HIDDEN_INSIDE[part] and threading.get_ident() == self.thread
 
     def _speaks(self) -> bool:
         """Return whether this is the training thread, or one that works for it in a backward."""
         here = threading.get_ident()
-        return here == self._thread or bool(self._inside & BACKWARD and is_of_autograd(here))
+        return here == self.thread or bool(self._inside & BACKWARD and is_of_autograd(here))
 
     def _adopt_thread(self) -> None:
         """Follow training to this thread where the one that it was on has ended or waits for others."""
         here = threading.get_ident()
-        if here == self._thread:
+        if here == self.thread:
             return
         with self._lock:
-            if not is_over(self._thread) and (self._inside or not is_waiting(self._thread)):
+            if not is_over(self.thread) and (self._inside or not is_waiting(self.thread)):
                 return
-            self._thread = here
-            self.row = 0
+            self.thread = here
+            self.row = self.backwards_left = 0
             self.routine.end()
             self._inside = 0
             self._repeats.break_off()
@@ -588,6 +669,7 @@ class Loop:
             _QUIET_ROW_BEGINS: (("begin", regions.FORWARD), partial(self._row_again, False)),
             _ROW_ENDS: (("end", regions.FORWARD), self._row_ends),
             _STEPS_ROW_ENDS: (("end", regions.OPTIMIZER), self._steps_row_ends),
+            _STRETCH_ENDS: (None, self._stretch_ends),
         }
         for grad in (False, True):
             for own in (False, True):

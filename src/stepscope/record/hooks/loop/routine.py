@@ -13,82 +13,19 @@ leave. An event that was not expected (evaluation, a batch that did not come, a 
 routine at once: the events of the open step are then followed after all, with the times they had.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 from stepscope.record.hooks.loop.parts import BACKWARD, PART
+from stepscope.record.hooks.loop.pattern import Event, Pattern
 from stepscope.record.hooks.loop.threads import is_of_autograd
-from stepscope.record.steps.regions import RegionTimes
-from stepscope.record.window.interruptions import Interruption
 
 PERIOD_NS = 250_000_000
 SHORT_STEP_NS = 100_000_000
 """longer ones are all followed: what that takes is nothing to them"""
 _MAX_EVENTS = 4096  # of a step
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something the training loop did: `token` is what it is recognised by, `edge` the region's edge that it is.
-
-    `follow(at_ns)` follows it, as having happened then; it holds no tensor alive.
-    """
-
-    token: int
-    edge: tuple[str, str] | None  # ("begin" or "end", name of the region)
-    follow: Callable[[int], Any]
-
-
-class Pattern:
-    """The events of one step, and which times make which region: `{name: (number, [(begin, end), ...])}`."""
-
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = tuple(events)
-        self.tokens = tuple(event.token for event in events)
-        edges = [event.edge for event in events]
-        self.regions = _own_time(edges)
-        self.open_after = _open_after(edges)  # the regions open after each event, outermost first
-
-    def ranges(self, nvtx: Any) -> tuple[Callable[[], None], ...]:
-        """Return what each event does to NVTX's stack of ranges."""
-        acts: list[Callable[[], None]] = []
-        open_regions: list[str] = []
-        for edge in (event.edge for event in self.events):
-            if edge is None:
-                acts.append(_nothing)
-            elif edge[0] == "begin":
-                open_regions.append(edge[1])
-                acts.append(partial(nvtx.range_push, edge[1]))
-            elif edge[1] not in open_regions:
-                acts.append(_nothing)
-            else:
-                closed = len(open_regions) - _last_index(open_regions, edge[1])
-                del open_regions[-closed:]
-                acts.append(nvtx.range_pop if closed == 1 else partial(_several, nvtx.range_pop, closed))
-        return tuple(acts)
-
-    def region_times(self, times: Sequence[int], first: int) -> RegionTimes:
-        """Return the regions of the step whose events begin at `times[first]`."""
-        return {
-            name: {"ns": sum([times[first + end] - times[first + begin] for begin, end in spans]), "n": number}
-            for name, (number, spans) in self.regions.items()
-        }
-
-    def interrupt(self, steps: Sequence[RegionTimes], times: Sequence[int], by: Interruption) -> None:
-        """Give an interruption's time, in one of the steps that `times` are of, to a region of its own."""
-        at = min(max(bisect_right(times, by.begin_ns) - 1, 0), len(times) - 2)
-        step, event = divmod(at, len(self.tokens))
-        inner = self.open_after[event]
-        if inner:
-            steps[step][inner[-1]]["ns"] = max(0, steps[step][inner[-1]]["ns"] - by.own_ns)
-        own = steps[step].setdefault(by.name, {"ns": 0, "n": 0})
-        own["ns"] += by.own_ns
-        own["n"] += 1
 
 
 class Routine:
@@ -216,52 +153,6 @@ class Routine:
 
 def _nothing() -> None:
     pass
-
-
-def _several(act: Callable[[], Any], times: int) -> None:
-    for _ in range(times):
-        act()
-
-
-def _last_index(names: list[str], name: str) -> int:
-    return len(names) - 1 - names[::-1].index(name)
-
-
-def _open_after(edges: Sequence[tuple[str, str] | None]) -> tuple[tuple[str, ...], ...]:
-    """Return the regions open after each event, outermost first."""
-    out: list[tuple[str, ...]] = []
-    now: tuple[str, ...] = ()
-    for edge in edges:
-        if edge is not None:
-            what, name = edge
-            if what == "begin":
-                now = (*now, name)
-            elif name in now:  # else it was closed together with one around it
-                now = now[: _last_index(list(now), name)]
-        out.append(now)
-    return tuple(out)
-
-
-def _own_time(edges: Sequence[tuple[str, str] | None]) -> dict[str, tuple[int, list[tuple[int, int]]]]:
-    """Return per region how often it begins and the spans between events in which it is the innermost one."""
-    found: dict[str, tuple[int, list[tuple[int, int]]]] = {}
-    open_regions: list[str] = []
-    since = 0
-    for at, edge in enumerate(edges):
-        if edge is None:
-            continue
-        what, name = edge
-        if open_regions:
-            found[open_regions[-1]][1].append((since, at))
-        since = at
-        if what == "begin":
-            open_regions.append(name)
-            number, spans = found.get(name, (0, []))
-            found[name] = (number + 1, spans)
-        elif name in open_regions:  # else it was closed together with one around it: two threads that train at once
-            while open_regions.pop() != name:
-                pass
-    return found
 
 
 class Repeats:
