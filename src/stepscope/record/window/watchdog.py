@@ -4,6 +4,9 @@ Only the thread that started the profiler may stop it. So a thread of ours asks 
 to call us on the main thread between two bytecodes (`Py_AddPendingCall`): no signal is used, and whoever trains on
 another thread has the hooks alone. The call does nothing where it would interrupt the recorder itself, a backward or
 a compilation; it comes again.
+
+At most one call is asked for at a time: CPython 3.11 hangs where another one comes while the first calls a function
+and a trace or profile function is set. Where a debugger traces the script, nothing is asked: it may ask too.
 """
 
 import ctypes
@@ -27,12 +30,15 @@ class Watchdog:
 
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
+        self._is_asked = False
         self._stopped: threading.Event | None = None
         self._called = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._call)  # kept: C holds no reference
 
     def start(self) -> None:
-        """Begin, where this is the main thread."""
-        if threading.get_ident() == threading.main_thread().ident and self._stopped is None:
+        """Begin, where this is the main thread and nobody traces it."""
+        if threading.get_ident() != threading.main_thread().ident or sys.gettrace() is not None:
+            return
+        if self._stopped is None:
             self._stopped = threading.Event()
             threading.Thread(target=self._ask, args=(self._stopped,), name="stepscope watchdog", daemon=True).start()
 
@@ -44,11 +50,15 @@ class Watchdog:
 
     def _ask(self, stopped: threading.Event) -> None:
         while not stopped.wait(PERIOD_S):
-            ctypes.pythonapi.Py_AddPendingCall(self._called, None)
+            if not self._is_asked:
+                self._is_asked = True
+                if ctypes.pythonapi.Py_AddPendingCall(self._called, None) != 0:  # others ask for too many
+                    self._is_asked = False
 
     def _call(self, _: object) -> int:
         if self._stopped is not None and may_interrupt(sys._getframe().f_back):
             self._look()
+        self._is_asked = False  # last: no function is called after it
         return 0
 
 
