@@ -15,6 +15,8 @@ WHOLE = Path(__file__).parent.parent / "data" / "h200-fsdp2" / "rank0.json.gz"
 
 
 def work_by_step(rank: Rank) -> dict[int, int]:
+    if rank.steps.is_window:  # without a whole step, what was read is looked at as one stretch
+        return {}
     counts = Counter(rank.work.step.tolist())
     return {int(number): counts[i] for i, number in enumerate(rank.steps.number)}
 

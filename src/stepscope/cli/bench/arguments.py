@@ -44,4 +44,8 @@ def results_folder(args: argparse.Namespace) -> Path:
         raise UsageError(f"{folder / RESULTS} already exists; use --force or another --out")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"--out {folder} is a file, not a folder; give another name")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UsageError(f"--out {folder} cannot be made ({e.strerror}); give another folder") from e
     return folder
