@@ -36,7 +36,7 @@ def parameter_names(ddp: Any) -> list[str]:
     return names
 
 
-def ddp_in(model: torch.nn.Module | None) -> Any:
+def ddp_in(model: "torch.nn.Module | None") -> Any:
     """Return the DDP module in a model, or None."""
     kind = torch.nn.parallel.DistributedDataParallel
     return next((m for m in model.modules() if isinstance(m, kind)), None) if model is not None else None

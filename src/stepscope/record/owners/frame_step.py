@@ -80,7 +80,7 @@ class FrameStep(WatchedStep):
 
 
 def owners_of(
-    results: Any, *, step: int, rank: int, model: torch.nn.Module | None, max_events: int
+    results: Any, *, step: int, rank: int, model: "torch.nn.Module | None", max_events: int
 ) -> tuple[Owners, list[str]]:
     """Return what the frames of a step say, and the user's files in it."""
     collects = gc.isenabled()
@@ -93,7 +93,7 @@ def owners_of(
 
 
 def _owners(
-    results: Any, *, step: int, rank: int, model: torch.nn.Module | None, max_events: int
+    results: Any, *, step: int, rank: int, model: "torch.nn.Module | None", max_events: int
 ) -> tuple[Owners, list[str]]:
     stacks, lines, events = _read(results, max_events=max_events)
     paths = paths_of_modules({e.module for e in events if e.module is not None}, model=model)

@@ -21,7 +21,7 @@ _WRAPS = (
 )
 
 
-def paths_of_modules(called: Iterable[int], *, model: torch.nn.Module | None) -> dict[int, str]:
+def paths_of_modules(called: Iterable[int], *, model: "torch.nn.Module | None") -> dict[int, str]:
     """Return the path of every module that was called, by its `id`; those that are gone have none."""
     wanted = set(called)
     alive = {id(module): module for module in modules_alive()}
