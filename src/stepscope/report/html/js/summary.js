@@ -120,7 +120,7 @@ function finding(f, open, most, grid, whole) {
       el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), gauge, el("span", { class: "saves" }, saves)),
     el("div", { class: "body" },
       el("p", {}, f.cause),
-      f.where.length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
+      (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
       el("p", {}, el("b", {}, "Try: "), f.remedy),
       f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
       places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
