@@ -140,8 +140,11 @@ class Account(ArrayRecord):
 
     @cached_property
     def owned_replay(self) -> Replay | None:
-        """Return the replay that owners are taken out of, None where the run cannot be replayed."""
-        return owned_replay(self.replay, self.ownership) if self.replay else None
+        """Return the replay that fixes are tried on: plain Python is not stretched by the profiler where it is known.
+
+        None where the run cannot be replayed.
+        """
+        return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
     @cached_property
     def line_savings(self) -> dict[str, float]:

@@ -70,6 +70,8 @@ class Candidate:
     """which time that is, by name; the finding's own where nothing is said"""
     where: tuple[Where, ...] = ()
     """the lines it is about, where the rule knows them; else those of the time that the fix takes out"""
+    what_if: tuple[str, ...] | None = None
+    """options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting"""
 
     @property
     def fix(self) -> Fix:
@@ -99,6 +101,8 @@ class Finding:
     evidence: tuple[Evidence, ...] = field(default_factory=tuple)
     cause: str = ""
     remedy: str = ""
+    what_if: tuple[str, ...] | None = None
+    """as the candidate's"""
     where: tuple[Where, ...] = ()
     """lines and modules that hold its cost, the largest share first; empty where no owner was recorded"""
 

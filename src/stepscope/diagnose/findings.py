@@ -51,7 +51,7 @@ def diagnose(account: Account) -> Diagnosis:
 
 def _found(account: Account, step_ns: float) -> Diagnosis:
     in_steps = account.num_steps > 0
-    replays = _Replays(account.replay, step_ns)
+    replays = _Replays(account.owned_replay, step_ns)
     chosen = _Chosen(replays)
     for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
@@ -168,6 +168,7 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         evidence=candidate.evidence,
         cause=candidate.cause,
         remedy=candidate.remedy,
+        what_if=candidate.what_if,
         where=candidate.where or _places(account, candidate, replays),
     )
 

@@ -17,12 +17,20 @@ def next_commands(diagnosis: Diagnosis, given: Sequence[str]) -> list[tuple[str,
         (f"stepscope view {run}", "report, tables and timeline in the browser"),
         (f"stepscope report {run} --html report.html", "the whole report as one file"),
     ]
-    setting = _setting(diagnosis.worth[0]) if diagnosis.worth else None
-    if setting is not None:
-        lines.insert(0, (f"stepscope whatif {run} --set {setting}", "the first fix, alone or with others"))
+    first = diagnosis.worth[0] if diagnosis.worth else None
+    options = () if first is None else _what_if(first)
+    if options:
+        words = " ".join(shlex.quote(printable(word)) for word in options)
+        lines.insert(0, (f"stepscope whatif {run} {words}", "the first fix, alone or with others"))
+    elif first is not None and first.where:
+        lines.insert(0, (f"stepscope code {run}", "source lines with what they cost"))
     return lines
 
 
-def _setting(finding: Finding) -> str | None:
+def _what_if(finding: Finding) -> tuple[str, ...]:
+    """Return the options of a what-if that gives the finding's saving; none where there is none."""
+    if finding.what_if is not None:
+        return finding.what_if
     known = [e.value for e in finding.evidence if e.what == MICROBATCHES and isinstance(e.value, int)]
-    return setting_of_finding(finding.id, microbatches=known[0] if known else None)
+    setting = setting_of_finding(finding.id, microbatches=known[0] if known else None)
+    return () if setting is None else ("--set", setting)

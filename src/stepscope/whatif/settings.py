@@ -95,7 +95,7 @@ def what_if(
         )
     step_ns = account.step.step_ns if account.step else None
     changes = [(name, m.fix) for name, m in zip(names, made, strict=True)]
-    replay = (account.owned_replay if owners else None) or account.replay
+    replay = account.owned_replay or account.replay
     try:
         found = predict(replay, changes, step_ns=step_ns)
     except CircularWaits as error:

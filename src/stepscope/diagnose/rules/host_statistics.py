@@ -38,4 +38,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
             Evidence("device time of the line per step", host_ms(took / steps), "ms", place),
         ),
         where=(at(line),),
+        what_if=("--without", place),
     )

@@ -109,4 +109,5 @@ def _candidate(account: Account, late: LateLine) -> Candidate:
             for rank in late.ranks
         ),
         where=(at(late.line),),
+        what_if=("--scale", f"{place}={factor:.4f}", "--ranks", ",".join(map(str, late.ranks))),
     )

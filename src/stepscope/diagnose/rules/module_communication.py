@@ -49,6 +49,7 @@ def module_communication(account: Account) -> list[Candidate]:
                 Evidence("communication of these modules per step", host_ms(calls[0][1]), "ms"),
             ),
             where=_where(known),
+            what_if=(),
             doubt=0.25,
         )
     ]

@@ -56,4 +56,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
         change=without_lines(account, [line], device=False),
         evidence=(Evidence("operators in place per step", round(calls / steps), "calls", place),),
         where=(at(line),),
+        what_if=(),
     )

@@ -76,5 +76,6 @@ def _candidate(account: Account, line: Line) -> Candidate:
         change=without_parts(parts),
         evidence=(Evidence("calls of the same module per step", round(times), "calls", place),),
         where=(at(line, module),),
+        what_if=(),
         doubt=0.3,
     )

@@ -50,6 +50,7 @@ def stage_imbalance(account: Account) -> list[Candidate]:
                 for r, ns in zip(account.run.ranks, took, strict=True)
             ),
             where=_where(owned) if owned is not None else (),
+            what_if=(),
             doubt=0.3,
         )
     ]

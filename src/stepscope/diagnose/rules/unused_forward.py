@@ -46,4 +46,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
             Evidence("device work of the second forward pass per step", host_ms(float(np.mean(took))), "ms", place),
         ),
         where=(at(line),),
+        what_if=("--without", place),
     )

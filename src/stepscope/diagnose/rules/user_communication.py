@@ -57,4 +57,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
             Evidence("bytes sent per step", round(size / steps), "bytes", place),
         ),
         where=(at(line),),
+        what_if=("--without", place),
     )
