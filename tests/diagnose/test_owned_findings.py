@@ -11,6 +11,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
+from stepscope.whatif.settings import what_if
 
 STEPS = 4
 DEVICE = 2 * 250 + 2 * 350 + 280.0
@@ -146,6 +147,15 @@ def test_a_line_that_takes_longer_on_some_ranks_makes_them_late(tmp_path: Path) 
     late = [f for f in diagnose(found).findings if f.id == "straggler"]
     assert [f.ranks for f in late] == [(1, 3)]
     assert (late[0].where[0].file, late[0].where[0].line) == ("train.py", 9)
+
+
+@pytest.mark.parametrize("plant", [second_forward, statistic])
+def test_the_proposed_what_if_gives_the_saving_that_was_said(tmp_path: Path, plant: Plant) -> None:
+    found = account(tmp_path, plant)
+    first = next(f for f in diagnose(found).findings if f.what_if)
+    assert first.what_if == ("--without", "train.py:13")
+    answer = what_if(found, without=["train.py:13"]).prediction
+    assert answer.baseline_ns - answer.step_ns == pytest.approx(first.alone_ns, rel=0.001)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -123,8 +123,8 @@ class Account(ArrayRecord):
     @cached_property
     def code(self) -> CodeCosts | None:
         """Return what lines and modules cost, None where no rank recorded owners."""
-        known = [(one, view.costs.calls) for one, view in zip(self.ownership, self.ranks, strict=True) if one]
-        return code_costs([one for one, _ in known], [calls for _, calls in known])
+        known = [one for one in self.ownership if one is not None]
+        return code_costs(known, [one for one in self.owner_sums if one is not None])
 
     @cached_property
     def owner_sums(self) -> tuple[OwnerSums | None, ...]:
@@ -135,8 +135,8 @@ class Account(ArrayRecord):
     @cached_property
     def code_trees(self) -> CodeTrees | None:
         """Return what lines and modules took as trees, None where no rank recorded owners."""
-        known = [(o, s) for o, s in zip(self.ownership, self.owner_sums, strict=True) if o is not None and s]
-        return code_trees([o for o, _ in known], [s for _, s in known]) if known else None
+        known = [one for one in self.ownership if one is not None]
+        return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
 
     @cached_property
     def owned_replay(self) -> Replay | None:

@@ -9,31 +9,11 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.owner_part import long_python
+from stepscope.analyze.replay.owner_part import Choose, part_for
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out
 from stepscope.diagnose.finding import Where
-from stepscope.intervals import intersect
-from stepscope.trace.classify import EventKind
-
-Choose = Callable[[Ownership, Owned], Mask]
-
-
-def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
-    """Return what a rank did for the chosen owners; without `device` kernels and copies stay."""
-    rank = owned.rank
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    work = choose(owned, owned.by_work)
-    host = owned.running(choose(owned, owned.host.owner))
-    return Part(
-        host=host,
-        python=intersect(host, long_python(owned)),
-        work=work if device else work & (rank.work.kind == EventKind.COMM_KERNEL),
-        collectives=choose(owned, owned.by_collective),
-        calls=calls[choose(owned, owned.of_rows(calls))],
-    )
 
 
 def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bool = True) -> Change:

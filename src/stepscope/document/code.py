@@ -157,9 +157,9 @@ def _cost_json(row: CodeRow) -> dict[str, Any]:
 
 
 def _of_rank(account: Account, rank: int) -> CodeCosts | None:
-    for one, view in zip(account.ownership, account.ranks, strict=True):
-        if one is not None and one.rank.rank == rank:
-            return code_costs([one], [view.costs.calls])
+    for one, sums in zip(account.ownership, account.owner_sums, strict=True):
+        if one is not None and sums is not None and one.rank.rank == rank:
+            return code_costs([one], [sums])
     known = rank_ranges([one.rank.rank for one in account.ownership if one is not None])
     raise UsageError(f"--rank {rank}: expected a rank that recorded owners ({known})")
 

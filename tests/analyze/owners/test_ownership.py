@@ -10,6 +10,7 @@ from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.owners.costs import code_costs
 from stepscope.analyze.owners.from_frames import ownership_by_frames
 from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.sums import owner_sums
 
 STEP = 1000.0
 
@@ -113,7 +114,7 @@ def test_a_step_with_more_operators_keeps_all_its_owners(owned: Ownership) -> No
 
 
 def test_host_time_is_owned_once(owned: Ownership) -> None:
-    found = code_costs([owned], [call_costs(owned.rank)])
+    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
     assert found is not None
     assert found.total.host_ns == pytest.approx(STEP * 1000)
     own = sum(line.own.host_ns for line in found.lines)
@@ -123,7 +124,7 @@ def test_host_time_is_owned_once(owned: Ownership) -> None:
 
 
 def test_costs_by_line_and_module(owned: Ownership) -> None:
-    found = code_costs([owned], [call_costs(owned.rank)])
+    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
     assert found is not None
     lines = {line.owner: line for line in found.lines}
     assert lines["model.py:5"].inclusive.device_ns == 150_000

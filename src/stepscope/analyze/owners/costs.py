@@ -13,10 +13,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.kernels.call_costs import CallCosts
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
 from stepscope.analyze.owners.ownership import Ownership
-from stepscope.analyze.owners.sums import COLUMNS, FLOPS, MEMORY, Floats, OwnerSums, owner_sums
+from stepscope.analyze.owners.sums import COLUMNS, FLOPS, MEMORY, Floats, OwnerSums
 from stepscope.contract.owners import EXECUTING
 
 Line = tuple[str, int]
@@ -25,14 +24,13 @@ Mask = npt.NDArray[np.bool_]
 _OWN, _INCLUSIVE, _BACKWARD = range(3)
 
 
-def code_costs(owned: Sequence[Ownership], calls: Sequence[CallCosts]) -> CodeCosts | None:
+def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCosts | None:
     """Return the cost of lines and modules over these ranks, None where no rank has owners.
 
-    `calls` are the FLOPs of each rank's operators, in the same order.
+    `sums` are of the same ranks, in the same order.
     """
     if not owned:
         return None
-    sums = [owner_sums(one, flops) for one, flops in zip(owned, calls, strict=True)]
     known = np.any([s.known for s in sums], axis=0)
     ranks = [one.rank.rank for one in owned]
     lines, modules = _Gathered[Line](ranks, known), _Gathered[str](ranks, known)

@@ -1,10 +1,10 @@
 """What each rank did for a line or a module, as the part that a replay can take out or scale."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from stepscope.analyze.owners.ownership import Ownership
+from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
 from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
 from stepscope.analyze.replay.replay import Replay
@@ -18,17 +18,27 @@ recording their neighbours costs"""
 _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
 
+Choose = Callable[[Ownership, Owned], Mask]
+"""which of some owned things belong to a part"""
+
+
 def part_of(owned: Ownership, name: OwnerName) -> Part:
     """Return what a rank did for an owner."""
+    return part_for(owned, name.chosen)
+
+
+def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
+    """Return what a rank did for the chosen owners; without `device` kernels and copies stay."""
     rank = owned.rank
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    host = owned.running(name.chosen(owned, owned.host.owner))
+    host = owned.running(choose(owned, owned.host.owner))
+    work = choose(owned, owned.by_work)
     return Part(
         host=host,
         python=intersect(host, long_python(owned)),
-        work=name.chosen(owned, owned.by_work),
-        collectives=name.chosen(owned, owned.by_collective),
-        calls=calls[name.chosen(owned, owned.of_rows(calls))],
+        work=work if device else work & (rank.work.kind == EventKind.COMM_KERNEL),
+        collectives=choose(owned, owned.by_collective),
+        calls=calls[choose(owned, owned.of_rows(calls))],
     )
 
 

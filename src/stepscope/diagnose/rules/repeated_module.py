@@ -4,9 +4,10 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.replay.owner_part import part_for
 from stepscope.analyze.replay.taken_out import NO_PART, Part
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, part_for, without_parts
+from stepscope.diagnose.owned_change import at, lines_on_all, without_parts
 
 _MIN_TIMES = 16
 """calls of the same module from the same line in one forward pass"""
