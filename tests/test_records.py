@@ -31,6 +31,8 @@ def desk_dataclasses() -> Iterator[type]:
 
 def holds_array(kind: Any, holders: set[type]) -> bool:
     """Return whether a value of this type is an array, a record that holds one, or a collection of such."""
+    if type(kind).__name__ == "TypeAliasType":  # numpy's NDArray from Python 3.12 on
+        return holds_array(kind.__value__, holders)
     if isinstance(kind, types.GenericAlias | typing._GenericAlias | types.UnionType):  # type: ignore[attr-defined]
         origin = typing.get_origin(kind)
         if origin is Callable:
