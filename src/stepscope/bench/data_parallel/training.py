@@ -8,6 +8,7 @@ import torch
 
 from stepscope.bench.data_parallel.implementations.parallel import Parallel
 from stepscope.bench.learning_rate import learning_rate
+from stepscope.bench.workloads.fed import Fed
 from stepscope.bench.workloads.workload import Workload
 from stepscope.errors import UsageError
 
@@ -46,7 +47,8 @@ class Training:
         self.work, self.parallel, self.mark = work, parallel, mark
         self.number = 0
         self._warmup_steps, self._grad_accum, self._clip = warmup_steps, grad_accum, clip
-        self._batches = work.batches(rank=rank, world_size=world_size)
+        self.fed = Fed()
+        self._batches = work.batches(rank=rank, world_size=world_size, fed=self.fed)
         self._scaler = torch.amp.GradScaler(work.device.type, enabled=fp16)
         self._on_gradients: Callable[[], None] | None = None
 
@@ -74,6 +76,7 @@ class Training:
         with self.mark("optimizer_step"):
             self.parallel.update(self._scaler)
         self.number += 1
+        self.fed.end_step()
         return torch.stack(losses).sum()
 
     def first_gradients(self) -> dict[str, torch.Tensor] | None:

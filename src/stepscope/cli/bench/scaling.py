@@ -7,7 +7,7 @@ from rich.console import Console
 
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.session.rank_records import complete_runs, environment, first
+from stepscope.bench.session.rank_records import complete_runs, environment
 from stepscope.bench.session.results import results, series, write_results
 from stepscope.cli.arguments.bench.scaling import MODES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
@@ -70,14 +70,11 @@ def _document(
         where = where or environment(launches[0].records, backend=args.backend)
         if not runs:
             continue
-        sizes = first(launches[0].records, what="size")
         rows.append(
             series(
                 f"{mode}-{size}",
                 config={**workload_settings(args), "mode": mode, "world_size": size, "warmup_steps": args.warmup_steps},
                 runs=runs,
-                samples_per_step=sizes.get("samples_per_step"),
-                tokens_per_step=sizes.get("tokens_per_step"),
             )
         )
     scaled = [in_ms(s, ("median",)) for s in scaling(rows)]
