@@ -25,6 +25,7 @@ from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.contract import step_line as regions
 from stepscope.record.hooks.loop.event_tokens import (
     BACKWARD_BEGINS,
     BACKWARD_ENDS,
@@ -49,7 +50,6 @@ from stepscope.record.hooks.loop.pattern import Event
 from stepscope.record.hooks.loop.rows import MAX_IN_A_ROW, MAX_IN_A_STEP
 from stepscope.record.hooks.loop.state import training_first
 from stepscope.record.hooks.loop.step_unit import StepUnit
-from stepscope.record.steps import regions
 
 
 class Loop(OptimizerSteps):

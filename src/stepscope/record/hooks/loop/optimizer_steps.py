@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.contract import step_line as regions
 from stepscope.record.hooks.loop.event_tokens import STEPS_ROW
 from stepscope.record.hooks.loop.parts import OPTIMIZER
 from stepscope.record.hooks.loop.pattern import Event
@@ -12,7 +13,6 @@ from stepscope.record.hooks.loop.rows import MAX_IN_A_ROW
 from stepscope.record.hooks.loop.state import training_first
 from stepscope.record.hooks.loop.step_ends import StepEnds
 from stepscope.record.hooks.loop.step_unit import StepUnit
-from stepscope.record.steps import regions
 
 
 class OptimizerSteps(StepEnds):
