@@ -74,7 +74,7 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
     for word in own:
         option, sign, value = word.partition("=")
         if option.startswith("--") and sign and value == "--":
-            command.error(f"argument {option}: expected a value, found '--'")
+            command.error(f"argument {option}: '--' is not a value")
 
 
 def _one_line(message: str) -> str:

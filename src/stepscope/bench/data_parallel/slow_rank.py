@@ -17,6 +17,7 @@ from stepscope.bench.data_parallel.contender import Contender, clear_memory
 from stepscope.bench.session.measure import Samples, measure
 from stepscope.bench.session.rank import Bench
 from stepscope.bench.session.trace import wait_for_device
+from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.profile import profile, region
 
 
@@ -64,7 +65,7 @@ def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, record
             time.sleep(late_ms / 1000)
         loss = step()
         if bench.device.type == "cuda":
-            with region("gradient_sync"):  # the host runs ahead of the device: here it waits for the other ranks
+            with region(GRADIENT_SYNC):  # the host runs ahead of the device: here it waits for the other ranks
                 wait_for_device(bench.device)
         recording.step()
         return loss

@@ -17,6 +17,7 @@ from stepscope.bench.data_parallel.training import Mark, Training
 from stepscope.bench.trainer.process import Process
 from stepscope.bench.workloads.build import workload
 from stepscope.bench.workloads.workload import Workload
+from stepscope.contract.step_line import CLIPPING
 from stepscope.errors import UsageError
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -59,7 +60,7 @@ class Steps(Training):
         return self._scaler
 
     def _clip_gradients(self) -> None:
-        with self.mark("gradient_clipping_warmup"):
+        with self.mark(CLIPPING):
             self._scaler.unscale_(self.parallel.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), self.config.train.clip_norm)
 

@@ -121,7 +121,7 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1:
-        raise UsageError(f"--world-sizes: expected whole numbers of at least 1 such as 1,2,4, found {text!r}")
+        raise UsageError(f"--world-sizes {text!r}: write whole numbers of at least 1, such as 1,2,4")
     return sizes
 
 
@@ -131,7 +131,7 @@ def _batch(args: argparse.Namespace, mode: str, size: int) -> int:
         return int(args.batch_size)
     if args.batch_size % size:
         raise UsageError(
-            f"strong scaling: expected --batch-size {args.batch_size} to be divisible by every world size, found "
-            f"{size}; use a multiple of {size}, or --mode weak"
+            f"--batch-size {args.batch_size} cannot be shared by {size} ranks, as strong scaling does; use a multiple "
+            f"of {size}, or --mode weak"
         )
     return int(args.batch_size // size)
