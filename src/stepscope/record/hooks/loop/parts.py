@@ -3,6 +3,8 @@
 from stepscope.record.steps import regions
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOADER, SAVING = 1, 2, 4, 8, 16, 32
+QUIET = 64  # a row of forwards without gradients
+STRETCH = 128  # micro-batches that are not timed
 WORK = DATA | FORWARD | BACKWARD
 REGION = {
     DATA: regions.DATA_LOADING,
