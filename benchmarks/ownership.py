@@ -1,4 +1,4 @@
-"""How much of the step has an owner? Seven kinds of jobs are recorded; the table shows what share of their time has a line.
+"""How much of the step has an owner? Seven kinds of jobs are recorded; a table shows what share of each has a line.
 
     PYTHONPATH=src python benchmarks/ownership.py [--kinds nanogpt,fsdp2] [--work FOLDER] [--steps 20:26]
 

@@ -31,11 +31,14 @@ MICROBATCHES = 4
 
 
 class Attention(nn.Module):
+    """Causal attention over all heads."""
+
     def __init__(self):
         super().__init__()
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x):
+        """Return what the tokens attend to."""
         b, t, w = x.shape
         q, k, v = self.qkv(x).split(WIDTH, dim=2)
         q, k, v = (z.view(b, t, HEADS, w // HEADS).transpose(1, 2) for z in (q, k, v))
@@ -44,6 +47,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and a feed-forward layer."""
+
     def __init__(self):
         super().__init__()
         self.norm1, self.attention = nn.LayerNorm(WIDTH), Attention()
@@ -54,11 +59,14 @@ class Block(nn.Module):
         )
 
     def forward(self, x):
+        """Return the block's output."""
         x = x + self.attention(self.norm1(x))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):
+    """Embeddings, blocks, and the head."""
+
     def __init__(self, *, checkpointed=False):
         super().__init__()
         self.checkpointed = checkpointed
@@ -67,6 +75,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
 
     def forward(self, ids, targets=None):
+        """Return the logits, with the loss where there are targets."""
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
@@ -77,6 +86,8 @@ class GPT(nn.Module):
 
 
 class Tokens(Dataset):
+    """Pieces of one long row of tokens."""
+
     def __init__(self, batches):
         self.data = torch.randint(0, VOCAB, (batches * BATCH + SEQ,))
 
