@@ -8,6 +8,7 @@ from tests.record.owners.settrace_truth import operators_by_line
 from tests.record.owners.watched import innermost, operators, owners_in, training
 
 from stepscope.record.config import RecordConfig
+from stepscope.record.hooks.loop.call_search import CallSearch
 from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep
 from stepscope.record.window.budget import TypicalStep
@@ -115,6 +116,21 @@ def test_no_frames_where_a_profile_function_is_set():
         sys.setprofile(None)
     assert not frames.is_on and "sys.setprofile" in str(frames.why_not)
     assert "sys.setprofile" in str(counting.why_not)
+
+
+def test_our_own_search_for_modules_steps_aside():
+    search, counting = CallSearch(lambda _: None), CallCount(100)
+    search.resume()
+    try:
+        counting.begin()
+        assert counting.why_not is None
+        search.resume()  # the loop's next part ends: the count is not disturbed
+        counting.end()
+        assert sys.getprofile() is None
+        search.resume()
+        assert sys.getprofile() is not None  # and the search goes on
+    finally:
+        sys.setprofile(None)
 
 
 def test_counting_ends_by_itself_at_the_limit():

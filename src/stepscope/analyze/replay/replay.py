@@ -3,7 +3,8 @@ added.
 
 The profiler slows the host and nothing else. Where the unprofiled step time is known, one factor on the host's own
 time is chosen so that the replay takes that long. Where the device decides the step, no such factor can be
-identified: then what recording an event costs stands in for it, and the doubt is larger.
+identified: then what recording an event costs, or less by the regions of the step log (`logged_host`), stands in for
+it, and the doubt is larger.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from stepscope.analyze.replay.graph import (
 )
 from stepscope.analyze.replay.host_program import host_program
 from stepscope.analyze.replay.known_lateness import as_late_as_known
+from stepscope.analyze.replay.logged_host import logged_factor
 from stepscope.analyze.replay.program import Program, device_program
 from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
@@ -254,6 +256,9 @@ def _host_factor(
     if unprofiled_ns is None:
         return 1.0, False
     prior = _factor_from_events(shared, programs, numbers)
+    logged = logged_factor(shared.run, numbers)
+    if logged is not None:
+        prior = float(np.clip(logged, _MIN_FACTOR, prior))
     usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
     host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
     if not host_decides and abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:

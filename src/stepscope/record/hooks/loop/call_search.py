@@ -50,3 +50,9 @@ class CallSearch:
                 self._found(frame.f_locals["self"])
         elif self._calls_left <= 0:  # somebody imports or compiles a lot; better luck next time
             self.pause()
+
+
+def step_aside() -> None:
+    """Take a search off this thread, where one watches it; it goes on after the loop's next part."""
+    if isinstance(getattr(sys.getprofile(), "__self__", None), CallSearch):
+        sys.setprofile(None)

@@ -1,0 +1,52 @@
+"""The step log tells how much of the host's time is the profiler's, where the step times cannot."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from tests.analyze.simulate import kernel, simulate
+
+from stepscope.analyze.replay.logged_host import logged_factor
+from stepscope.analyze.replay.replay import replay_of
+from stepscope.run.aligned import Aligned
+
+LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500
+PROFILED_MS = LAUNCHES * HOST_US / 1000
+
+
+def recorded(folder: Path, forward_ms: Sequence[float]) -> Aligned:
+    """Return a device-bound job whose host works in forward, and whose log has forwards of such lengths."""
+    job = simulate([kernel(DEVICE_US, host_us=HOST_US) for _ in range(LAUNCHES)])
+    (trace,) = job.traces
+    marks = [e for e in trace.events if e["name"].startswith("ProfilerStep#") and e["cat"] == "user_annotation"]
+    trace.events += [{**e, "name": "forward_pass", "dur": e["dur"]} for e in marks]
+    lines: list[dict[str, object]] = [{"schema": 1, "rank": 0, "world_size": 1}]
+    for step, ms in enumerate(forward_ms):
+        at, dur = step * 10_000_000, 10_000_000
+        regions = {"forward_pass": {"ns": int(ms * 1e6), "n": 1}}
+        about = {"step": step, "start_ns": at, "end_ns": at + dur, "dur_ns": dur, "profiled": False, "phase": "after"}
+        lines.append({**about, "regions": regions})
+    (folder / "rank00000.steps.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return job.aligned(folder)
+
+
+def test_quickest_forwards_tell_the_factor_of_a_device_bound_step(tmp_path: Path) -> None:
+    """The host waits for the queue in most forwards; in three it does not, and takes 0.6 of its profiled time."""
+    quick = 0.6 * PROFILED_MS
+    shared = recorded(tmp_path, [9.0] * 10 + [quick, 1.1 * quick, 0.98 * quick])
+    replay = replay_of(shared, unprofiled_ns=DEVICE_US * LAUNCHES * 1e3)
+    assert replay is not None and not replay.factor_identified
+    assert replay.host_factor == pytest.approx(0.6, abs=0.02)
+
+
+def test_forwards_that_all_wait_say_nothing(tmp_path: Path) -> None:
+    shared = recorded(tmp_path, [9.0] * 12)
+    by_events = replay_of(shared, unprofiled_ns=DEVICE_US * LAUNCHES * 1e3)
+    assert by_events is not None
+    assert 0.9 < by_events.host_factor < 1, "the cost of an event stands in"
+
+
+def test_few_logged_steps_say_nothing(tmp_path: Path) -> None:
+    shared = recorded(tmp_path, [0.6 * PROFILED_MS] * 5)
+    assert logged_factor(shared.run, shared.run.ranks[0].steps.number) is None
