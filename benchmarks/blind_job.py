@@ -3,8 +3,9 @@
     python benchmarks/blind_job.py --job lm --fault fp32_head
     torchrun --nproc-per-node=4 benchmarks/blind_job.py --job ddp --fault mask_buffers
 
-Jobs: `lm`, a transformer on one GPU; `ddp` and `fsdp`, the same on several ranks; `vision`, images and captions from a DataLoader.
-A fault is the lines under `fault == "its name"`; a comment `felt: its name` marks a line that pays for a fault planted elsewhere.
+Jobs: `lm`, a transformer on one GPU; `ddp` and `fsdp`, the same on several ranks; `vision`, images and captions from a
+DataLoader. A fault is the lines under `fault == "its name"`; a comment `felt: its name` marks a line that pays for a
+fault planted elsewhere.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -53,6 +55,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class TextSizes:
+    """Of a transformer and its batches."""
+
     width: int
     layers: int
     heads: int
@@ -64,6 +68,8 @@ class TextSizes:
 
 @dataclass(frozen=True)
 class ImageSizes:
+    """Of a convolutional model, its batches and its loader."""
+
     widths: tuple[int, ...]
     blocks: int
     pixels: int
@@ -84,6 +90,8 @@ TINY_IMAGES = ImageSizes(widths=(8, 16), blocks=1, pixels=32, batch=4, words=20,
 
 
 class Attention(nn.Module):
+    """Causal self-attention."""
+
     def __init__(self, sizes: TextSizes, fault: str) -> None:
         super().__init__()
         self.heads = sizes.heads
@@ -93,6 +101,7 @@ class Attention(nn.Module):
             self.register_buffer("mask", torch.ones(sizes.longest, sizes.longest).tril()[None, None])
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -100,6 +109,8 @@ class Attention(nn.Module):
 
 
 class Feedforward(nn.Module):
+    """Two layers with a GELU between."""
+
     def __init__(self, sizes: TextSizes, fault: str) -> None:
         super().__init__()
         self.fault = fault
@@ -107,6 +118,7 @@ class Feedforward(nn.Module):
         self.down = nn.Linear(4 * sizes.width, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         hidden = self.up(x)
         if self.fault == "gelu_by_hand":
             inner = math.sqrt(2.0 / math.pi) * (hidden + 0.044715 * torch.pow(hidden, 3.0))
@@ -117,6 +129,8 @@ class Feedforward(nn.Module):
 
 
 class Block(nn.Module):
+    """Attention and feedforward, normalised before."""
+
     def __init__(self, sizes: TextSizes, fault: str) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(sizes.width), nn.LayerNorm(sizes.width)
@@ -124,11 +138,14 @@ class Block(nn.Module):
         self.feedforward = Feedforward(sizes, fault)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         x = x + self.attention(self.norm1(x))
         return x + self.feedforward(self.norm2(x))
 
 
 class LanguageModel(nn.Module):
+    """A small GPT whose head shares the weights of its embedding."""
+
     def __init__(self, sizes: TextSizes, fault: str) -> None:
         super().__init__()
         self.fault = fault
@@ -140,6 +157,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.places.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         x = self.words(tokens) + self.places.weight[: tokens.shape[1]]
         for block in self.blocks:
             if self.fault == "recompute":
@@ -154,6 +172,8 @@ class LanguageModel(nn.Module):
 
 
 class ConvBlock(nn.Module):
+    """A convolution, then a feedforward over the channels."""
+
     def __init__(self, width: int, fault: str) -> None:
         super().__init__()
         self.fault = fault
@@ -162,6 +182,7 @@ class ConvBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         y = self.conv(x)
         if self.fault == "nchw_copies":
             y = y.contiguous()
@@ -190,6 +211,7 @@ class ImageText(nn.Module):
         self.words = nn.EmbeddingBag(4096, 128, mode="mean", padding_idx=0)
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
+        """Return what the layer makes of its input."""
         seen = F.normalize(self.image_head(self.tower(images).mean((2, 3))), dim=1)
         read = F.normalize(self.words(captions), dim=1)
         return 10.0 * seen @ read.to(seen.dtype).T
@@ -203,9 +225,10 @@ class Tokeniser:
         self.rank = {(a, b): i * 26 + j for i, a in enumerate(letters) for j, b in enumerate(letters) if (i + j) % 2}
 
     def word(self, text: str) -> list[str]:
+        """Return the pieces of one word."""
         parts = list(text)
         while len(parts) > 1:
-            pairs = [(self.rank.get((a, b), 1 << 30), i) for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))]
+            pairs = [(self.rank.get((a, b), 1 << 30), i) for i, (a, b) in enumerate(pairwise(parts))]
             best, at = min(pairs)
             if best == 1 << 30:
                 break
@@ -213,6 +236,7 @@ class Tokeniser:
         return parts
 
     def ids(self, text: str, length: int) -> list[int]:
+        """Return the first pieces of a text as numbers, zeros after its end."""
         found = [1 + sum(map(ord, part)) % 4095 for word in text.lower().split() for part in self.word(word)]
         return (found + [0] * length)[:length]
 
@@ -261,6 +285,7 @@ class StepClock:
         self.began = time.perf_counter()
 
     def step(self, loss: Tensor) -> None:
+        """Count a step."""
         self.losses.append(loss.detach())
         if len(self.losses) < BLOCK_STEPS:
             return

@@ -3,9 +3,10 @@
     PYTHONPATH=src python benchmarks/blind_truth.py OUT --seconds 540          # one GPU; four ranks share it
     PYTHONPATH=src python benchmarks/blind_truth.py OUT --tiny --steps 30      # no GPU
 
-OUT/truth.json has, for each fault, the step with and without it; OUT/NAME is its recording. Plain runs of one job follow each other
-in the same processes (none, fault, none, fault, none), and each faulty run is compared with its two neighbours; this is done twice, in
-fresh processes, before and after the recordings. `--only a,b` measures these alone and keeps what truth.json knows of the others.
+OUT/truth.json has, for each fault, the step with and without it; OUT/NAME is its recording. Plain runs of one job follow
+each other in the same processes (none, fault, none, fault, none), and each faulty run is compared with its two neighbours;
+this is done twice, in fresh processes, before and after the recordings. `--only a,b` measures these alone and keeps what
+truth.json knows of the others.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 JOB = Path(__file__).with_name("blind_job.py")
 WORLD = 4
 SESSIONS = {"lm": ("lm",), "vision": ("vision",), "ranks": ("ddp", "fsdp")}
-MAX_RUN_S = 60.0
+MAX_SILENT_S = 60.0  # a step block takes seconds; a job that says nothing for so long hangs
 START_S = {"lm": 20.0, "vision": 20.0, "ranks": 40.0}  # the least a session needs to be worth starting
 MAX_RECORD_S = 120.0
 MIN_RECORD_S = 25.0
@@ -41,7 +42,7 @@ ROUNDS = 2
 
 
 def planted_places(source: str) -> dict[str, dict[str, list[dict]]]:
-    """Find where each fault is planted (`fault == "name"`) and where it is felt (`# felt: name`), with the function around it."""
+    """Find where each fault is planted (`fault == "name"`) and where it is felt (`# felt: name`), with the function."""
     tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     found: dict[str, dict[str, list[dict]]] = {}
@@ -59,7 +60,11 @@ def planted_places(source: str) -> dict[str, dict[str, list[dict]]]:
         if not isinstance(node, ast.If):
             continue
         for test in ast.walk(node.test):
-            if isinstance(test, ast.Compare) and isinstance(test.comparators[0], ast.Constant) and names_fault(test.left):
+            if (
+                isinstance(test, ast.Compare)
+                and isinstance(test.comparators[0], ast.Constant)
+                and names_fault(test.left)
+            ):
                 same = isinstance(test.ops[0], ast.Eq)
                 last = node.body[-1].end_lineno if same else node.lineno
                 note(str(test.comparators[0].value), "planted", node.lineno, last or node.lineno)
@@ -71,7 +76,9 @@ def planted_places(source: str) -> dict[str, dict[str, list[dict]]]:
 
 
 def names_fault(node: ast.expr) -> bool:
-    return (isinstance(node, ast.Name) and node.id == "fault") or (isinstance(node, ast.Attribute) and node.attr == "fault")
+    return (isinstance(node, ast.Name) and node.id == "fault") or (
+        isinstance(node, ast.Attribute) and node.attr == "fault"
+    )
 
 
 def called_functions(source: str, first: int, last: int) -> list[str]:
@@ -81,19 +88,25 @@ def called_functions(source: str, first: int, last: int) -> list[str]:
     calls = {
         node.func.id if isinstance(node.func, ast.Name) else node.func.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute) and first <= node.lineno <= last
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name | ast.Attribute)
+        and first <= node.lineno <= last
     }
     return sorted(own & calls)
 
 
 class Deadline:
+    """The time that is left."""
+
     def __init__(self, seconds: float) -> None:
         self.began, self.seconds = time.monotonic(), seconds
 
     def left_s(self) -> float:
+        """Return the seconds left."""
         return self.seconds - (time.monotonic() - self.began)
 
     def say(self, text: str) -> None:
+        """Print a line with the time since the start."""
         print(f"[{time.monotonic() - self.began:5.0f} s] {text}", flush=True)
 
 
@@ -128,11 +141,12 @@ def run_series(series: list[tuple[str, str]], steps: int, tiny: bool) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "RANK" in os.environ:
         blind_job.join_ranks(device)
+    machine = {"torch": torch.__version__, "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
     for job, fault in series:
         print(f"begin {job} {fault}", flush=True)
         clock = blind_job.train(job, fault, steps, tiny, device)
-        row = {"job": job, "fault": fault, "step_ms": clock.median_ms(), "blocks_ms": clock.blocks_ms, "losses": clock.printed}
-        print("result " + json.dumps(row), flush=True)
+        row = {"job": job, "fault": fault, "step_ms": clock.median_ms(), "blocks_ms": clock.blocks_ms}
+        print("result " + json.dumps({**row, "losses": clock.printed, "machine": machine}), flush=True)
         del clock
         gc.collect()
         if device.type == "cuda":
@@ -146,7 +160,9 @@ def free_port() -> int:
         return s.getsockname()[1]
 
 
-def session(series: list[tuple[str, str]], ranks: int, args: argparse.Namespace, log: Path, limit_s: float) -> list[dict]:
+def session(
+    series: list[tuple[str, str]], ranks: int, args: argparse.Namespace, log: Path, limit_s: float
+) -> list[dict]:
     """Run a series in fresh processes; return the rows that rank 0 printed before the end, a failure or the limit."""
     code = json.dumps(series)
     command = [sys.executable, __file__, str(args.out), "--series", code, "--steps", str(args.steps)]
@@ -156,16 +172,31 @@ def session(series: list[tuple[str, str]], ranks: int, args: argparse.Namespace,
     for rank in range(ranks):
         env = dict(os.environ, PYTHONUNBUFFERED="1")
         if ranks > 1:
-            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+            env |= {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+            }
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1", **args.rank_env}
         with log.with_suffix(f".rank{rank}.log").open("w") as out:
-            started.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True))
+            started.append(
+                subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+            )
+    said = log.with_suffix(".rank0.log")
     end = time.monotonic() + limit_s
-    while time.monotonic() < end and any(p.poll() is None for p in started) and not any(p.poll() for p in started):
+    stalled, size = time.monotonic() + MAX_SILENT_S, 0
+    while (
+        min(end, stalled) > time.monotonic()
+        and any(p.poll() is None for p in started)
+        and not any(p.poll() for p in started)
+    ):
         time.sleep(0.2)
+        if said.stat().st_size > size:
+            stalled, size = time.monotonic() + MAX_SILENT_S, said.stat().st_size
     for process in started:
         stop(process)
-    text = log.with_suffix(".rank0.log").read_text()
+    text = said.read_text()
     return [json.loads(line[7:]) for line in text.splitlines() if line.startswith("result ")]
 
 
@@ -177,25 +208,29 @@ def stop(process: subprocess.Popen) -> None:
     process.wait()
 
 
-def measure(names: list[str], group: str, round_: int, args: argparse.Namespace, deadline: Deadline, truth: dict) -> None:
-    """Run a group's faults once, with and without; a run that fails is left out and the others go on in new processes."""
+def measure(
+    names: list[str], group: str, round_: int, args: argparse.Namespace, deadline: Deadline, truth: dict
+) -> None:
+    """Run a group's faults once, with and without; after a run that fails the others go on in new processes."""
     ranks = WORLD if group == "ranks" else 1
     left = list(names)
     while left and deadline.left_s() > START_S[group]:
         series = series_of(left, args.faults, backwards=round_ % 2 == 1)
         began = time.monotonic()
-        limit_s = min(START_S[group] + MAX_RUN_S * len(series), deadline.left_s() - PACK_S)
         log = args.out / "logs" / f"{group}-{round_}-{len(left)}"
-        rows = session(series, ranks, args, log, limit_s)
+        rows = session(series, ranks, args, log, deadline.left_s() - PACK_S)
         deadline.say(f"{group} round {round_}: {len(rows)} of {len(series)} runs in {time.monotonic() - began:.0f} s")
         pairs = pairs_of([(r["job"], r["fault"], r["step_ms"]) for r in rows])
+        truth["machine"] = rows[0]["machine"] if rows else truth.get("machine")
         plain = {r["job"]: r["losses"] for r in rows if r["fault"] == "none"}
         for row in rows:
             if row["fault"] in pairs:
                 entry = truth["faults"][row["fault"]]
                 entry["with_runs_ms"].append(round(pairs[row["fault"]][0], 3))
                 entry["without_runs_ms"].append(round(pairs[row["fault"]][1], 3))
-                entry["loss_difference"] = max(abs(a - b) for a, b in zip(row["losses"], plain[row["job"]], strict=True))
+                entry["loss_difference"] = max(
+                    abs(a - b) for a, b in zip(row["losses"], plain[row["job"]], strict=True)
+                )
                 entry["last_loss"] = row["losses"][-1]
         save(truth, args.out)
         if len(rows) == len(series):
@@ -213,12 +248,32 @@ def record(name: str, args: argparse.Namespace, deadline: Deadline, truth: dict)
     job = args.faults[name]
     folder = args.out / name
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "-m", "stepscope", "record", "-o", str(folder), "--steps", args.window, "--", sys.executable]
+    command = [
+        sys.executable,
+        "-m",
+        "stepscope",
+        "record",
+        "--out",
+        str(folder),
+        "--steps",
+        args.window,
+        "--",
+        sys.executable,
+    ]
     env = dict(os.environ, PYTHONUNBUFFERED="1")
     if job in SESSIONS["ranks"]:
         command += ["-m", "torch.distributed.run", f"--nproc-per-node={WORLD}", f"--master-port={free_port()}"]
         env |= args.rank_env
-    command += [str(JOB), "--job", job, "--fault", name, "--steps", str(args.record_steps), *(["--tiny"] if args.tiny else [])]
+    command += [
+        str(JOB),
+        "--job",
+        job,
+        "--fault",
+        name,
+        "--steps",
+        str(args.record_steps),
+        *(["--tiny"] if args.tiny else []),
+    ]
     log = args.out / "logs" / f"record-{name}.log"
     began = time.monotonic()
     with log.open("w") as out:
@@ -268,7 +323,9 @@ def pack(names: list[str], out: Path, to: Path) -> None:
     shutil.copy(out / "truth.json", to / "truth.json")
     with tarfile.open(to / "logs.tar.gz", "w:gz") as archive:
         archive.add(out / "logs", "logs")
-    sized = sorted((sum(p.stat().st_size for p in (out / n).rglob("*") if p.is_file()), n) for n in names if (out / n).is_dir())
+    sized = sorted(
+        (sum(p.stat().st_size for p in (out / n).rglob("*") if p.is_file()), n) for n in names if (out / n).is_dir()
+    )
     packs: list[list[str]] = [[]]
     full = 0
     for size, name in sized:
@@ -300,7 +357,9 @@ def shared_device(on: bool) -> Iterator[dict[str, str]]:
             yield env
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run([control], input="quit\n", text=True, timeout=15, check=False, env=dict(os.environ, **env))
+                subprocess.run(
+                    [control], input="quit\n", text=True, timeout=15, check=False, env=dict(os.environ, **env)
+                )
 
 
 def parsed() -> argparse.Namespace:
@@ -323,7 +382,11 @@ def fault_table(source: str) -> tuple[dict[str, str], dict[str, list[int]]]:
     """Read FAULTS and RANKS out of the job's text: this process does without torch."""
     values = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in ("FAULTS", "RANKS"):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id in ("FAULTS", "RANKS")
+        ):
             values[node.targets[0].id] = ast.literal_eval(node.value)
     return values["FAULTS"], values["RANKS"]
 
@@ -343,6 +406,18 @@ def begun_truth(args: argparse.Namespace, names: list[str], ranks: dict[str, lis
     return truth
 
 
+def measure_and_record(names: list[str], args: argparse.Namespace, deadline: Deadline, truth: dict) -> None:
+    """Time every fault, record every fault, then time them again in the other order."""
+    for round_ in range(args.rounds):
+        for group, jobs in SESSIONS.items():
+            measure([n for n in names if args.faults[n] in jobs], group, round_, args, deadline, truth)
+        for name in names if round_ == 0 and not args.no_record else ():
+            if deadline.left_s() > MIN_RECORD_S + PACK_S:
+                record(name, args, deadline, truth)
+            else:
+                deadline.say(f"no time left to record {name}")
+
+
 def main() -> int:
     args = parsed()
     if args.series:
@@ -357,19 +432,14 @@ def main() -> int:
     args.out = args.out.resolve()
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
     truth = begun_truth(args, names, ranks, source)
-    with shared_device(not args.tiny) as args.rank_env:
-        for round_ in range(args.rounds):
-            for group, jobs in SESSIONS.items():
-                measure([n for n in names if args.faults[n] in jobs], group, round_, args, deadline, truth)
-            for name in names if round_ == 0 and not args.no_record else ():
-                if deadline.left_s() > MIN_RECORD_S + PACK_S:
-                    record(name, args, deadline, truth)
-                else:
-                    deadline.say(f"no time left to record {name}")
-    save(truth, args.out)
-    if args.pack:
-        pack(names, args.out, args.pack)
-    print(table(truth), flush=True)
+    try:
+        with shared_device(not args.tiny) as args.rank_env:
+            measure_and_record(names, args, deadline, truth)
+    finally:
+        save(truth, args.out)
+        print(table(truth), flush=True)
+        if args.pack:
+            pack(names, args.out, args.pack)
     deadline.say("done")
     return 0 if not truth["failures"] else 1
 
