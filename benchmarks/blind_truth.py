@@ -3,10 +3,10 @@
     PYTHONPATH=src python benchmarks/blind_truth.py OUT --seconds 540          # one GPU; four ranks share it
     PYTHONPATH=src python benchmarks/blind_truth.py OUT --tiny --steps 30      # no GPU
 
-OUT/truth.json has, for each fault, the step with and without it; OUT/NAME is its recording. Plain runs of one job follow
-each other in the same processes (none, fault, none, fault, none), and each faulty run is compared with its two neighbours;
-this is done twice, in fresh processes, before and after the recordings. `--only a,b` measures these alone and keeps what
-truth.json knows of the others.
+OUT/truth.json has, for each fault, the step with and without it; OUT/NAME is its recording. Plain runs of one job
+follow each other in the same processes (none, fault, none, fault, none), and each faulty run is compared with its two
+neighbours; this is done twice, in fresh processes, before and after the recordings. `--only a,b` measures these alone
+and keeps what truth.json knows of the others.
 """
 
 from __future__ import annotations
