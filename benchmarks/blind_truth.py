@@ -50,8 +50,8 @@ def planted_places(source: str) -> dict[str, dict[str, list[dict]]]:
     def place(first: int, last: int) -> dict:
         around = [f for f in functions if f.lineno <= first <= (f.end_lineno or f.lineno)]
         inner = max(around, key=lambda f: f.lineno, default=None)
-        called = inner.name if inner else None
-        return {"file": JOB.name, "first": first, "last": last, "function": called}
+        place = {"file": JOB.name, "first": first, "last": last, "function": inner.name if inner else None}
+        return place | {"function_lines": [inner.lineno, inner.end_lineno] if inner else None}
 
     def note(name: str, kind: str, first: int, last: int) -> None:
         found.setdefault(name, {"planted": [], "felt": []})[kind].append(place(first, last))
@@ -81,18 +81,14 @@ def names_fault(node: ast.expr) -> bool:
     )
 
 
-def called_functions(source: str, first: int, last: int) -> list[str]:
-    """Return the functions of the file that the planted lines call: a fault may be blamed on the line inside."""
-    tree = ast.parse(source)
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    calls = {
-        node.func.id if isinstance(node.func, ast.Name) else node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name | ast.Attribute)
-        and first <= node.lineno <= last
-    }
-    return sorted(own & calls)
+def called_functions(source: str, places: list[dict]) -> list[dict]:
+    """Return the functions of the file that the planted lines call: the fault may be blamed on the lines inside."""
+    nodes = list(ast.walk(ast.parse(source)))
+    lines = {line for place in places for line in range(place["first"], place["last"] + 1)}
+    inside = [node.func for node in nodes if isinstance(node, ast.Call) and node.lineno in lines]
+    names = {getattr(func, "id", getattr(func, "attr", None)) for func in inside}
+    own = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name in names]
+    return [{"function": node.name, "first": node.lineno, "last": node.end_lineno} for node in own]
 
 
 class Deadline:
@@ -398,8 +394,7 @@ def begun_truth(args: argparse.Namespace, names: list[str], ranks: dict[str, lis
     truth["failures"] = []
     places = planted_places(source)
     for name in names:
-        planted = places[name]["planted"]
-        calls = sorted({c for p in planted for c in called_functions(source, p["first"], p["last"])})
+        calls = called_functions(source, places[name]["planted"])
         entry = {"job": args.faults[name], "ranks": ranks.get(name, "all"), "steps": args.steps, "tiny": args.tiny}
         entry |= {**places[name], "calls": calls, "with_runs_ms": [], "without_runs_ms": [], "recorded": None}
         truth["faults"][name] = entry
