@@ -2,15 +2,17 @@
 
     python benchmarks/blind_findings.py RUNS [--findings 2] [--json PATH]
 
-RUNS holds truth.json and a recording per fault, or the archives runs-*.tar.gz with them. A finding names the fault by its
-`line` (a planted line), by a line `inside` a function that the planted lines call, where it is `felt` (a line marked as
-paying for it), or only by the `function` around a planted line.
+RUNS holds truth.json and a recording per fault, or the archives runs-*.tar.gz with them. A finding names the fault
+by its `line` (a planted line), by a line `inside` a function that the planted lines call, where it is `felt` (a line
+marked as paying for it), or only by the `function` around a planted line. "Leading" says that this is the first place
+which the finding names: later ones take a smaller share.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tarfile
 import tempfile
@@ -35,6 +37,7 @@ class Named:
     saving_ms: float
     saving_pct: float
     hit: str | None
+    leads: bool
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ def judged(fault: str, folder: Path, truth: dict[str, Any], count: int) -> Judge
                 saving_ms=saving_ms,
                 saving_pct=100 * saving_ms / step_ms,
                 hit=closest(hits),
+                leads=bool(hits) and hits[0] is not None and hits[0] == closest(hits),
             )
         )
     hit = closest([n.hit for n in named])
@@ -108,9 +112,10 @@ def shown(row: Judged, truth: dict[str, Any]) -> str:
     lines = [f"{row.fault}  step {row.step_ms:.2f} ms, planted at {planted}, felt at {felt}, {ranks}"]
     for i, n in enumerate(row.findings, 1):
         where = ", ".join(n.places) or "no line"
+        how = "not the fault" if n.hit is None else f"{n.hit}, leading" if n.leads else f"{n.hit}, not leading"
         on = f" [rank {', '.join(map(str, n.ranks))}]" if n.ranks else ""
         lines.append(f"  {i}. {n.id}{on}: {n.title}")
-        lines.append(f"     saves {n.saving_ms:.2f} ms = {n.saving_pct:.1f} %, at {where}: {n.hit or 'not the fault'}")
+        lines.append(f"     saves {n.saving_ms:.2f} ms = {n.saving_pct:.1f} %, at {where}: {how}")
     if not row.findings:
         lines.append("  no finding")
     error = "" if row.error_pct is None else f"; error of the saving {row.error_pct:+.1f} % of the step"
@@ -150,11 +155,14 @@ def main() -> int:
     for hit in (*HITS, None):
         names = [row.fault for row in rows if row.hit == hit]
         print(f"{hit or 'not named':10} {len(names):2} of {len(rows)}  {', '.join(names)}")
+    leading = [
+        row.fault for row in rows if row.hit in HITS[:3] and any(n.hit == row.hit and n.leads for n in row.findings)
+    ]
+    print(f"leading    {len(leading):2} of {len(rows)}  {', '.join(leading)} (line, inside or felt)")
     errors = sorted(abs(row.error_pct) for row in rows if row.error_pct is not None and row.hit)
     if errors:
-        print(
-            f"error of the saving where named: median {errors[len(errors) // 2]:.1f}, worst {errors[-1]:.1f} % of the step"
-        )
+        middle = statistics.median(errors)
+        print(f"error of the saving where named: median {middle:.1f}, worst {errors[-1]:.1f} % of the step")
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
     return 0

@@ -386,7 +386,7 @@ def train_text(job: str, fault: str, steps: int, tiny: bool, device: torch.devic
         with precision():
             logits = wrapped(tokens)  # felt: mask_buffers shard_each_linear
             loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-        loss.backward()  # felt: recompute gelu_by_hand fp32_head shard_each_linear
+        loss.backward()  # felt: shard_each_linear
         if fault == "gradients_by_hand":
             for p in model.parameters():
                 dist.all_reduce(p.grad)
@@ -433,7 +433,7 @@ def train_vision(fault: str, steps: int, tiny: bool, device: torch.device) -> St
             scores = model(images, captions)
             pairs = torch.arange(len(scores), device=device)
             loss = (F.cross_entropy(scores, pairs) + F.cross_entropy(scores.T, pairs)) / 2
-        loss.backward()  # felt: nchw_copies
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.step(loss)
