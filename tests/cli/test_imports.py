@@ -1,4 +1,4 @@
-"""A command imports what it needs and little else. Counted, not timed; the numbers are budgets to lower, not to raise."""
+"""A command imports what it needs and little else. Counted, not timed: budgets to lower, not to raise."""
 
 import json
 import subprocess
