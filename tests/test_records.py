@@ -1,9 +1,11 @@
 """Records that hold arrays compare by identity and print in one line: every one of them, found by its types."""
 
+import gc
 import inspect
 import pkgutil
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
@@ -14,7 +16,8 @@ import numpy.typing as npt
 import pytest
 
 import stepscope
-from stepscope.records import MAX_REPR, ArrayRecord
+from stepscope.records import MAX_REPR, ArrayRecord, once_per_record
+from stepscope.trace.table import Trace
 
 JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
 """no arrays there: the standard library and torch only"""
@@ -101,3 +104,20 @@ def test_repr_is_short_whatever_a_record_holds() -> None:
     shown = repr(Big(np.zeros((1000, 3)), "x" * 10_000, tuple(range(9))))
     assert shown.endswith("Big(values=float64[1000, 3], name='" + "x" * 36 + "..., rows=<9 in a tuple>)")
     assert len(repr(Big(np.zeros(1), "x", ()))) <= MAX_REPR
+
+
+def test_answer_is_remembered_as_long_as_its_record() -> None:
+    asked = []
+
+    @once_per_record
+    def length(record: Trace) -> int:
+        asked.append(record.path)
+        return len(record.strings)
+
+    first, second = (Trace(path, 0, {}, strings, {}, {}) for path, strings in (("a", ["x"]), ("b", ["x", "y"])))
+    gone = weakref.ref(first)
+    assert [length(first), length(first), length(second), length(second)] == [1, 1, 2, 2]
+    assert asked == ["a", "b"]
+    del first
+    gc.collect()
+    assert gone() is None

@@ -4,11 +4,34 @@ Two arrays compared give an array, so the equality that a dataclass writes for i
 a million numbers is of no use to anybody.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 MAX_REPR = 240
 _MAX_TEXT = 40
+
+
+_Record = TypeVar("_Record", bound="ArrayRecord")
+_Answer = TypeVar("_Answer")
+
+
+def once_per_record(question: Callable[[_Record], _Answer]) -> Callable[[_Record], _Answer]:
+    """Return the question with its answer remembered for as long as the record it was asked of is there.
+
+    For small answers that several analyses ask for: records never change, so neither do answers.
+    """
+    answers: WeakKeyDictionary[_Record, _Answer] = WeakKeyDictionary()
+
+    @wraps(question)
+    def asked(record: _Record) -> _Answer:
+        if record not in answers:
+            answers[record] = question(record)
+        return answers[record]
+
+    return asked
 
 
 class ArrayRecord:

@@ -1,8 +1,10 @@
 """The `stepscope` command: read the arguments, let the command run, turn errors into one line and an exit code."""
 
 import argparse
+import gc
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
@@ -64,8 +66,18 @@ def _command(name: str, *arguments: str) -> int:
     taken.add_arguments(command)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    code: int = import_module(f"stepscope.cli.{name}").run(args)
+    code: int = _imported(f"stepscope.cli.{name}").run(args)
     return code
+
+
+def _imported(name: str) -> ModuleType:
+    """Return a module and leave what it loaded out of every later search for garbage: none of it ever is."""
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:

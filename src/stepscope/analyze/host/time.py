@@ -14,7 +14,7 @@ from stepscope.analyze.host.computing import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
@@ -79,6 +79,7 @@ class Activities:
         return replace(parts, own_ns=parts.own_ns - (end - start - covered_ns(within, start, end)))
 
 
+@once_per_record
 def activities(rank: Rank) -> Activities:
     """Return when the host of a rank with a device was blocked, loaded data, allocated or stalled."""
     taken = blocked = union(*blocked_host(rank))
@@ -150,6 +151,7 @@ def _pageable_copies(rank: Rank) -> Int64s:
     return np.unique(work.launch_row[copies[pageable.astype(bool)]])
 
 
+@once_per_record
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
