@@ -16,6 +16,7 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.imports.second_recording import is_nsight, second_recording
+from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
@@ -70,6 +71,8 @@ class Run(ArrayRecord):
     """who did what, of the ranks that recorded it"""
     source: SourceText = field(default_factory=SourceText)
     """the user's source files, where the recorder kept them"""
+    measured: tuple[MeasuredLaunches, ...] = ()
+    """kernels as Nsight Compute measured them"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -117,6 +120,7 @@ def load(
     description, damaged = _description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
+    measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
@@ -125,9 +129,10 @@ def load(
         beside=side_files(about) if about else SideFiles(),
         owners=owners,
         source=SourceText(about),
+        measured=measured,
         unreadable=tuple(unreadable),
     )
-    beside = [*damaged, *lost, *refused, *_beside_warnings(run, folder)]
+    beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
 

@@ -59,6 +59,8 @@ class Format:
     store: Callable[[Path, Path], None] | None = None
     other_endings: tuple[str, ...] = ()
     """further names under which files of this format lie in a run folder"""
+    needs_rank: bool = True
+    """whether a file is of use only where it is known whose it is"""
 
     @property
     def endings(self) -> tuple[str, ...]:

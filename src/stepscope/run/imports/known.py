@@ -5,6 +5,13 @@ The order counts: the first that says yes has the file, so those told by a magic
 """
 
 from stepscope.run.imports.format import Format
-from stepscope.run.imports.nsight import NSIGHT_SYSTEMS
+from stepscope.run.imports.kineto import KINETO
+from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT, NSIGHT_SYSTEMS, NSIGHT_SYSTEMS_REPORT
 
-FORMATS: tuple[Format, ...] = (NSIGHT_SYSTEMS,)
+FORMATS: tuple[Format, ...] = (
+    NSIGHT_SYSTEMS,
+    NSIGHT_SYSTEMS_REPORT,
+    NSIGHT_COMPUTE_REPORT,
+    NSIGHT_COMPUTE,
+    KINETO,
+)

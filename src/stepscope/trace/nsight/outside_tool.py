@@ -22,6 +22,10 @@ MAX_SECONDS = 3600
 _SAID = 200
 """characters of what a program says that are shown"""
 _NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+_BY_HAND = {
+    "nsys": "nsys export --type=sqlite --include-blobs=true {}",
+    "ncu": "ncu --import {} --csv --page raw",
+}
 
 
 def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool = True) -> Path | None:
@@ -43,33 +47,37 @@ def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool 
 
 def export_nsys(path: Path, target: Path) -> None:
     """Write the sqlite export of a `.nsys-rep`; a `TraceError` where `nsys` is missing or fails."""
-    by_hand = f"nsys export --type=sqlite --include-blobs=true {printable(path.name)}"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as made:
         out = Path(made, "export.sqlite")
         options = ["export", "--type=sqlite", "--include-blobs=true", "--force-overwrite=true"]
-        _run("nsys", [*options, f"--output={out}", str(path.absolute())], path, by_hand, folder=Path(made))
+        _run("nsys", [*options, f"--output={out}", str(path.absolute())], path, Path(made))
         _require(out, "nsys", path)
         out.replace(target)
 
 
 def export_ncu(path: Path, target: Path) -> None:
     """Write a `.ncu-rep` as CSV; a `TraceError` where `ncu` is missing or fails."""
-    by_hand = f"ncu --import {printable(path.name)} --csv --page raw"
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as made:
-        done = _run("ncu", ["--import", str(path.absolute()), "--csv", "--page", "raw"], path, by_hand, Path(made))
+        done = _run("ncu", ["--import", str(path.absolute()), "--csv", "--page", "raw"], path, Path(made))
     with atomic_write(target) as f:
         f.write(done)
 
 
-def _run(tool: str, arguments: list[str], path: Path, by_hand: str, folder: Path) -> bytes:
-    """Return what a program wrote on its standard output."""
+def require_tool(tool: str, path: Path) -> str:
+    """Return where a program lies; a `TraceError` that says what to do with the file where it is not installed."""
     program = shutil.which(tool)
-    shown = printable(str(path))
     if program is None:
         raise TraceError(
-            f"{shown}: only {_NAMES[tool]} reads this format, and {tool} is not on PATH; where it is, run {by_hand} "
-            "and give what it writes"
+            f"{printable(str(path))}: only {_NAMES[tool]} reads this format, and {tool} is not on PATH; where it is, "
+            f"run {_BY_HAND[tool].format(printable(path.name))} and give what it writes"
         )
+    return program
+
+
+def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
+    """Return what a program wrote on its standard output."""
+    program = require_tool(tool, path)
+    shown, by_hand = printable(str(path)), _BY_HAND[tool].format(printable(path.name))
     try:
         done = subprocess.run(
             [program, *arguments],

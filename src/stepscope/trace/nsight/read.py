@@ -83,9 +83,7 @@ def _read(
     session = session_of(db)
     traces = _traces(db, named, size, texts, events, communicators, session)
     if not traces:
-        raise TraceError(
-            f"{db.path}: no process in it used a device; record with nsys profile --trace=cuda,nvtx"
-        )
+        raise TraceError(f"{db.path}: no process in it used a device; record with nsys profile --trace=cuda,nvtx")
     return traces
 
 
