@@ -1,7 +1,7 @@
 """What does a pickled file hold? A large one is read in a process of its own, with a limit on its memory and its time.
 
-The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of numbers and
-texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
+The process that asks never has the objects of a large pickle, only what a reader made of them: plain lists of numbers
+and texts, as JSON. Where the limit is reached the other process ends, and this one says so in a sentence.
 """
 
 import gzip
@@ -113,10 +113,10 @@ def _main(reader: str, path: str, limit_bytes: str) -> int:
     try:
         made = getattr(import_module(module), name)(plain_data(_content(Path(path))))
     except MemoryError:
-        print(f"it takes more than {readable_bytes(int(limit_bytes))} of memory", file=sys.stderr)
+        sys.stderr.write(f"it takes more than {readable_bytes(int(limit_bytes))} of memory\n")
         return 2
     except (NotPlainData, InputError) as error:
-        print(error, file=sys.stderr)
+        sys.stderr.write(f"{error}\n")
         return 2
     json.dump(made, sys.stdout)
     return 0

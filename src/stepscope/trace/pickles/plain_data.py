@@ -6,8 +6,8 @@ the reading. What is left makes None, truth values, numbers of at most 64 bits, 
 
 Memory is bounded by the input: every opcode makes one small object, texts are no longer than the bytes they lie in, the
 memo is a dict (an index of 2^32 reserves nothing), and numbers of thousands of digits are refused. Containers that
-contain themselves, or are shared so that they nest deeper than MAX_DEPTH, are refused: whoever walks the result comes to
-an end.
+contain themselves, or are shared so that they nest deeper than MAX_DEPTH, are refused: whoever walks the result
+comes to an end.
 """
 
 import gc
