@@ -1,6 +1,6 @@
 """A rank of a gloo job with a planted hang; its flight recorder is dumped by a timer, as torch does on a timeout.
 
-    planted_job.py RANK WORLD STORE DUMP FAULT
+planted_job.py RANK WORLD STORE DUMP FAULT
 """
 
 import os
@@ -20,7 +20,9 @@ def dump_and_end(path: str, store: "dist.Store", world: int) -> None:
     """Write the dump once every rank had time to get stuck, and leave once all have written theirs."""
     Path(path).write_bytes(c10d._dump_fr_trace())
     store.add("dumped", 1)
-    while store.add("dumped", 0) < world:
+    for _ in range(300):  # a rank that ended by itself writes none
+        if store.add("dumped", 0) == world:
+            break
         time.sleep(0.05)
     os._exit(0)
 
@@ -38,8 +40,9 @@ def main(rank: int, world: int, store_file: str, dump: str, fault: str) -> None:
     try:
         if fault == "missing" and odd:
             time.sleep(60)  # line of the missing rank
-        if fault == "shape" and odd:
-            tensor = torch.ones(96)
+        if fault == "shape":  # gloo ends a process that is sent too much, not one that gets too little
+            dist.broadcast(torch.ones(96) if odd else tensor, 0)  # SHAPE
+            time.sleep(60)
         if fault == "order" and odd:
             dist.broadcast(tensor, 0)  # ORDER: rank 1
             dist.all_reduce(tensor)

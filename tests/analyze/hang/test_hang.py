@@ -46,8 +46,8 @@ def test_wrong_shape_is_named_with_both_lines(tmp_path: Path, state: str) -> Non
     assert mismatch is not None and (mismatch.kind, mismatch.seq, mismatch.odd_ranks) == ("wrong-shape", 2, (1,))
     assert found.suspects == (1,)
     assert conclusions(found)[0] == (
-        "at number 2 of group default_pg rank 1 gives another size: rank 0, 2-3 nccl:all_reduce [[8]] Float at train.py:12 "
-        "(step); rank 1 nccl:all_reduce [[9]] Float at train.py:13 (step)"
+        "at number 2 of group default_pg rank 1 gives another size: rank 0, 2-3 nccl:all_reduce [[8]] Float "
+        "at train.py:12 (step); rank 1 nccl:all_reduce [[9]] Float at train.py:13 (step)"
     )
 
 
@@ -126,7 +126,9 @@ def test_waiting_rank_is_not_blamed_for_what_another_group_holds_up(tmp_path: Pa
 
 def test_ranks_that_wait_for_each_other_are_a_circle(tmp_path: Path) -> None:
     groups = {"0": ("a", [0, 1]), "1": ("b", [0, 1])}
-    ranks = [Recorder(rank, groups).call("all_reduce", line=5 + rank, group=str(rank), state="started") for rank in (0, 1)]
+    ranks = [
+        Recorder(rank, groups).call("all_reduce", line=5 + rank, group=str(rank), state="started") for rank in (0, 1)
+    ]
     found = read(tmp_path, ranks)
     assert set(found.circle) == {0, 1} and found.suspects == ()
     assert "wait for each other" in conclusions(found)[-1]

@@ -28,7 +28,7 @@ def dumped(folder: Path, fault: str) -> Hang:
     ]
     try:
         for process in started:
-            process.wait(timeout=240)
+            process.wait(timeout=120)
     finally:
         for process in started:
             process.kill()
@@ -50,7 +50,7 @@ def test_planted_wrong_shape(tmp_path: Path) -> None:
     mismatch = found.groups[0].mismatch
     assert mismatch is not None and mismatch.kind == "wrong-shape"
     assert {rank: call.input_sizes for rank, call in mismatch.calls.items()} == {0: ((64,),), 1: ((96,),)}
-    assert f"planted_job.py:{line_of('# REDUCE')} (main)" in conclusions(found)[0]
+    assert f"planted_job.py:{line_of('# SHAPE')} (main)" in conclusions(found)[0]
 
 
 @pytest.mark.job

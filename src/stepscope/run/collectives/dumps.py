@@ -10,7 +10,8 @@ from stepscope.trace.pickles.flight_recorder import FlightDump, rank_in, read_fl
 
 MAX_DUMPS = 100_000
 _DUMP_NAME = re.compile(
-    r"(trace|fr|flight|dump)[A-Za-z]*[_.-]?(rank)?[_-]?\d+(\.(pickle|pkl|json|bin))?$|flight_recorder", re.I
+    r"(trace|fr|flight|dump)[A-Za-z]*[_.-]?(rank)?[_-]?\d+(\.json|(\.(pickle|pkl|bin))?(\.gz)?)$|flight_recorder",
+    re.IGNORECASE,
 )
 _OTHER_NAME = re.compile(r"\.(log|txt|md|py|sh|csv|jsonl|html|gz|zst|sqlite|nsys-rep|ncu-rep|yaml|toml|out|err)$")
 
@@ -61,7 +62,7 @@ def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
             named.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        named += [p for p in inside if _DUMP_NAME.search(p.name) and not p.name.endswith(".gz")]
+        named += [p for p in inside if _DUMP_NAME.search(p.name)]
         perhaps += [p for p in inside if not _OTHER_NAME.search(p.name) and rank_in(p.name) is not None]
     return named, perhaps
 

@@ -108,10 +108,11 @@ def _main(reader: str, path: str, limit_bytes: str) -> int:
     """Print what a reader makes of a file as JSON; return 0, or 2 after saying why not."""
     from importlib import import_module
 
-    _limit_memory(int(limit_bytes))
     module, _, name = reader.partition(":")
+    make = getattr(import_module(module), name)
+    _limit_memory(int(limit_bytes))
     try:
-        made = getattr(import_module(module), name)(plain_data(_content(Path(path))))
+        made = make(plain_data(_content(Path(path))))
     except MemoryError:
         sys.stderr.write(f"it takes more than {readable_bytes(int(limit_bytes))} of memory\n")
         return 2
@@ -123,14 +124,22 @@ def _main(reader: str, path: str, limit_bytes: str) -> int:
 
 
 def _limit_memory(limit_bytes: int) -> None:
-    """Let this process have no more memory than that, where the system can say so."""
+    """Let this process have no more memory than that beyond what it has mapped, where the system can say so."""
     try:
         import resource
     except ImportError:  # no such limits on this system
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)
+    most = limit_bytes + _mapped_bytes()
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _mapped_bytes() -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return _MIN_MEMORY_BYTES
 
 
 if __name__ == "__main__":
