@@ -43,7 +43,7 @@ def summary(
     strategy: str,
     run_folder: Path | None,
 ) -> dict[str, Any]:
-    """Return the summary from the samples of all ranks; `own_model` names a model that the configuration did not build."""
+    """Return the summary from the samples of all ranks; `own_model` names a model that came from outside."""
     kept = [{**r, "step_ms": [r["step_ms"][step - first] for step in counted]} for r in records]
     row = series(
         strategy,
