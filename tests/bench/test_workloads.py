@@ -73,7 +73,7 @@ def test_ranks_together_see_what_one_rank_with_all_would_see() -> None:
 def test_worker_processes_load_the_same_data() -> None:
     plain, workers = built().batches(), built(loader={"num_workers": 2}).batches()
     assert all(torch.equal(next(plain)[0], next(workers)[0]) for _ in range(4))
-    workers.close()  # type: ignore[attr-defined]
+    workers.close()
 
 
 @pytest.mark.parametrize("kernel", ["unfused", "math", "flash"])

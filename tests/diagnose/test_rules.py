@@ -141,6 +141,11 @@ FAULTS: dict[str, Fault] = {
         [[*[product(231, "c10::BFloat16", BF16_KERNEL)] * 6, ADAM]],
         tolerance=0.1,
     ),
+    "precision, one layer left in 32 bit": Fault(
+        [[*[product(231, "c10::BFloat16", BF16_KERNEL)] * 11, product(1600, "float", FP32_KERNEL), ADAM]],
+        [[*[product(231, "c10::BFloat16", BF16_KERNEL)] * 12, ADAM]],
+        tolerance=0.05,
+    ),
     "recomputation": Fault([checkpointed(again=True)], [checkpointed(again=False)]),
     "optimizer": Fault([[*PASSES, *PLAIN_ADAM, SYNC]], [[*PASSES, *FUSED_ADAM, SYNC]], tolerance=0.1),
 }

@@ -54,8 +54,9 @@ def _packed_samples(batch: Any) -> int | None:
 
 def _unpadded(batch: Any, ids: torch.Tensor) -> int:
     mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
-    readable = isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape
-    return int((mask != 0).sum()) if readable else ids.numel()
+    if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and mask.shape == ids.shape:
+        return int(mask.count_nonzero())
+    return ids.numel()
 
 
 def _tensors(value: Any, *, depth: int) -> list[torch.Tensor]:

@@ -84,10 +84,9 @@ def write_results(document: dict[str, Any], folder: Path) -> Path:
 
 def _whole_job(runs: Sequence[Sequence[Record]], name: str) -> float | None:
     """Return what all ranks took in a step, the mean over the runs; None where a rank could not count it."""
-    by_run = [[record.get(name) for record in ranks] for ranks in runs if ranks]
-    if not by_run or any(count is None for ranks in by_run for count in ranks):
-        return None
-    return statistics.fmean(sum(ranks) for ranks in by_run)
+    counts = [record.get(name) for ranks in runs for record in ranks]
+    known = [count for count in counts if count is not None]
+    return sum(known) / sum(map(bool, runs)) if known and len(known) == len(counts) else None
 
 
 def _over_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:

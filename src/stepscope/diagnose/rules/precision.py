@@ -17,9 +17,12 @@ from stepscope.diagnose.rules.measures import device_ms
 _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
 _REACHED = 0.6
 """share of the peak that 16-bit products of a size worth the name reach"""
+_NARROW = (PRECISION_CODE["fp16"], PRECISION_CODE["bf16"])
 _MIN_SHARE_OF_STEP = 0.5
 """changing the precision is no small thing: proposed where such products are most of the step; below that the
 waterfall shows what they cost"""
+_MIN_SHARE_BESIDE_NARROW = 0.05
+"""where the job computes in 16 bit already, what is left in 32 bit was left out rather than decided on"""
 _MIN_KERNEL_NS = 3_000.0
 
 
@@ -32,7 +35,10 @@ def precision(account: Account) -> list[Candidate]:
     costs = [view.costs for view in account.ranks]
     chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in costs]
     spent = device_ms(account, chosen)
-    if account.step is None or spent * 1e6 < _MIN_SHARE_OF_STEP * account.step.step_ns:
+    narrow = device_ms(account, [c.is_matmul & np.isin(c.precision, _NARROW) & (c.rank.work.step >= 0) for c in costs])
+    mixed = narrow > spent / 2
+    needed = _MIN_SHARE_BESIDE_NARROW if mixed else _MIN_SHARE_OF_STEP
+    if account.step is None or spent * 1e6 < needed * account.step.step_ns:
         return []
     times = [_sixteen_bit_ns(c, mask, chip, peak.flops_per_s) for c, mask in zip(costs, chosen, strict=True)]
     off = [c.is_matmul & (c.tensor_core == 0) & mask for c, mask in zip(costs, chosen, strict=True)]
@@ -40,11 +46,11 @@ def precision(account: Account) -> list[Candidate]:
     return [
         Candidate(
             id="precision",
-            title="Matrix products run in 32 bit",
+            title="Some matrix products run in 32 bit beside others in 16" if mixed else "Matrix products run in 32 bit",
             cause="products off the tensor cores"
             if device_ms(account, off) > spent / 2
             else f"products in {'TF32 or FP32' if can.tf32 is not False else 'FP32'}",
-            remedy=_remedy(can, trains=bool(trains(account.strategy.passes))),
+            remedy=_remedy_of_the_rest(can) if mixed else _remedy(can, trains=bool(trains(account.strategy.passes))),
             change=lambda replay: with_work_times(replay, chosen, times),
             cost_ns=spent * 1e6,
             evidence=(
@@ -54,6 +60,15 @@ def precision(account: Account) -> list[Candidate]:
             doubt=0.2,
         )
     ]
+
+
+def _remedy_of_the_rest(can: Abilities) -> str:
+    """Return what to do where most products are in 16 bit already."""
+    return (
+        f"Bring these layers under the autocast region as well (or cast their inputs and weights to torch.{can.narrow}): "
+        "the rest of the job computes in 16 bit. Keep the loss and the statistics that need it in 32 bit, after the "
+        "product. The saving is of 16-bit products at the rate such shapes reach."
+    )
 
 
 def _remedy(can: Abilities, *, trains: bool) -> str:
