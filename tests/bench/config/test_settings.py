@@ -118,7 +118,7 @@ def test_missing_file_and_strange_suffix_are_explained(tmp_path: Path) -> None:
 
 def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
-    assert "pip install pyyaml, or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
+    assert "pip install 'stepscope[yaml]', or write it as TOML" in refusal(tmp_path, "train: {}", name="job.yaml")
 
 
 def test_workload_has_the_fields_of_its_spec() -> None:
@@ -174,3 +174,28 @@ def test_a_name_in_yaml_that_is_no_text_is_refused(tmp_path, name, place):
     pytest.importorskip("yaml")
     said = refusal(tmp_path, place.format(name), name="job.yaml")
     assert "is no name of a setting" in said or "no such setting" in said or "is not YAML" in said
+
+
+def test_names_of_the_guides_are_understood(tmp_path: Path) -> None:
+    text = """
+[model]
+hidden_size = 64
+
+[training]
+learning_rate = 0.01
+batch_size = 3
+num_epochs = 7
+gradient_accumulation_steps = 2
+max_grad_norm = 0.5
+warmup_steps = 4
+"""
+    found = config_from(written(tmp_path, text), ["training.learning_rate=0.02"])
+    assert (found.workload.d_model, found.workload.batch_size) == (64, 3)
+    assert (found.train.lr, found.train.steps, found.train.grad_accum, found.train.clip_norm) == (0.02, 7, 2, 0.5)
+    assert found.scheduler.warmup_steps == 4
+
+
+def test_a_setting_under_two_names_is_refused_at_its_line(tmp_path: Path) -> None:
+    said = refusal(tmp_path, "[training]\nlr = 0.1\nlearning_rate = 0.2\n")
+    assert said == f"{tmp_path}/job.toml, line 3: train.lr is given a second time; remove one"
+    assert "train.lr" in refusal(tmp_path, "[training]\nlearning_rate = -1\n")

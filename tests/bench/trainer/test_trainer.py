@@ -61,7 +61,7 @@ def test_trace_step_log_summary_and_tensorboard_are_written(recorded: tuple[Trai
     assert json.loads((done.folder / "summary.json").read_text()) == json.loads(json.dumps(done.summary))
     assert "stepscope report" in (done.folder / "summary.txt").read_text()
     (events,) = (done.folder / "tensorboard").iterdir()
-    assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"tokens_per_sec"))
+    assert all(tag in events.read_bytes() for tag in (b"loss", b"learning_rate", b"samples_per_sec"))
 
 
 def test_steps_have_their_regions(recorded: tuple[TrainingResult, list[str]]) -> None:
@@ -128,6 +128,18 @@ def test_own_model_data_and_loss(tmp_path: Path) -> None:
     assert done.losses[-1] < done.losses[0] / 2
     batches = list(torch.utils.data.DataLoader(data, batch_size=4))
     assert len(trained(tmp_path / "list", model=nn.Linear(4, 1), data=batches, loss=loss).losses) == 12
+
+
+def test_throughput_counts_what_was_fed(tmp_path: Path) -> None:
+    data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=32)
+    done = trained(tmp_path, model=nn.Linear(4, 1), data=loader, loss=lambda m, b: (m(b[0]) - b[1]).square().mean())
+    assert done.summary is not None
+    found = done.summary["summary"]
+    fed_per_step = found["throughput_samples_per_sec"] * found["avg_step_time"] / 1000
+    assert fed_per_step == pytest.approx(2 * 32), "two micro-batches of the loader's size, not the configured one"
+    assert found["tokens_per_sec"] is None
+    assert done.summary["config"]["workload"] == {"name": "own model: Linear"}
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path: Path, recorded: tuple[TrainingResult, list[str]]) -> None:

@@ -97,7 +97,7 @@ def _yaml(text: str, path: str) -> tuple[Any, dict[str, int]]:
         yaml = import_module("yaml")
     except ImportError as e:
         raise UsageError(
-            f"{path}: reading YAML needs PyYAML, which is not installed here; pip install pyyaml, or write it as TOML"
+            f"{path}: reading YAML needs PyYAML: pip install 'stepscope[yaml]', or write it as TOML"
         ) from e
     try:
         aliases = _aliases(yaml, text, path)

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from stepscope.bench.config.field import expectation, no_such, section, without_none
 from stepscope.bench.config.file import ConfigFile, read_config
 from stepscope.bench.config.sections import BenchConfig, checked_together
+from stepscope.bench.config.usual_names import our_name, with_our_names
 from stepscope.errors import UsageError
 
 FLAGS = {
@@ -107,7 +108,7 @@ def settings_table() -> list[tuple[str, str, str, str]]:
 
 def _given(file: str | Path | None, overrides: Iterable[str]) -> tuple[dict[str, dict[str, Any]], ConfigFile]:
     """Return all values given, by section, and where they came from."""
-    source = read_config(file) if file is not None else ConfigFile(_COMMAND_LINE, {}, {})
+    source = with_our_names(read_config(file)) if file is not None else ConfigFile(_COMMAND_LINE, {}, {})
     given: dict[str, Any] = {}
     for name, values in source.values.items():
         if name not in _SECTIONS:
@@ -120,7 +121,7 @@ def _given(file: str | Path | None, overrides: Iterable[str]) -> tuple[dict[str,
 def _apply(given: dict[str, Any], text: str) -> str:
     """Return the name of a setting after putting `name=value` into what was given; options go one deeper."""
     dotted, sign, written = text.partition("=")
-    parts = dotted.strip().split(".")
+    parts = our_name(dotted.strip()).split(".")
     if not sign or len(parts) < 2 or not all(parts):
         raise UsageError(f"--set {text}: has to be section.name=value, such as train.lr=0.01")
     if parts[0] not in _SECTIONS:

@@ -21,7 +21,10 @@ from stepscope.cost.strategies.traffic import BUCKET_BYTES, Traffic, ddp_traffic
 from stepscope.errors import UsageError
 from stepscope.units import NS_PER_MS
 
-_LAYER = re.compile(r"^(.*?\.\d+)\.")
+_LAYER = re.compile(r"^((?:.*?\.)?\d+)\.")
+"""of a parameter's name: `layers.3` of `layers.3.mlp.weight`, and `3` of `3.weight` in a Sequential"""
+_NO_SOURCE = "no calibration and no links were given; make one with `stepscope calibrate`"
+_DISABLED = "the profiler is disabled"
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,20 @@ class CommCost:
 
     world_size: int
     traffic: tuple[Traffic, ...]
-    estimate: CommTime
+    estimate: CommTime | None
+    reason: str | None = None
+    """why there is no estimate"""
 
     @property
-    def time_ms(self) -> float:
-        """Return the time of all collectives one after another, before any overlap."""
-        return self.estimate.time_ns / NS_PER_MS
+    def time_ms(self) -> float | None:
+        """Return the time of all collectives one after another, before any overlap; None without measured links."""
+        return None if self.estimate is None else self.estimate.time_ns / NS_PER_MS
 
     @property
     def interval_ms(self) -> tuple[float, float] | None:
         """Return the bounds of that time, None where the links were given and not measured."""
+        if self.estimate is None:
+            return None
         low, high = self.estimate.low_ns, self.estimate.high_ns
         return None if low is None or high is None else (low / NS_PER_MS, high / NS_PER_MS)
 
@@ -55,10 +62,16 @@ class CommCost:
 
 
 class CommunicationProfiler:
-    """Estimates communication from a calibration (or its file) or from a fabric's links."""
+    """Estimates communication from a calibration (or its file) or from a fabric's links.
 
-    def __init__(self, source: Calibration | Fabric | str | Path) -> None:
-        self._times = times_of(load_calibration(source) if isinstance(source, str | Path) else source)
+    Without either it counts bytes and collectives, and times are unknown. With `enabled=False` it estimates nothing, so
+    that a training loop can hold one always.
+    """
+
+    def __init__(self, source: Calibration | Fabric | str | Path | None = None, *, enabled: bool = True) -> None:
+        known = load_calibration(source) if isinstance(source, str | Path) else source
+        self._times = None if known is None else times_of(known)
+        self.enabled = enabled
 
     def estimate_ddp_comm_cost(self, model: Any, world_size: int, *, bucket_bytes: int = BUCKET_BYTES) -> CommCost:
         """Return the cost of DDP's all-reduces, one per bucket of gradients."""
@@ -76,6 +89,10 @@ class CommunicationProfiler:
         return self._cost(world_size, fsdp_traffic(listed, ranks=world_size, reshard=reshard_after_forward))
 
     def _cost(self, world_size: int, traffic: list[Traffic]) -> CommCost:
+        if not self.enabled:
+            return CommCost(world_size, (), None, _DISABLED)
+        if self._times is None:
+            return CommCost(world_size, tuple(traffic), None, _NO_SOURCE)
         return CommCost(world_size, tuple(traffic), total_time(traffic, self._times))
 
 

@@ -46,7 +46,9 @@ def precision(account: Account) -> list[Candidate]:
     return [
         Candidate(
             id="precision",
-            title="Some matrix products run in 32 bit beside others in 16" if mixed else "Matrix products run in 32 bit",
+            title="Some matrix products run in 32 bit beside others in 16"
+            if mixed
+            else "Matrix products run in 32 bit",
             cause="products off the tensor cores"
             if device_ms(account, off) > spent / 2
             else f"products in {'TF32 or FP32' if can.tf32 is not False else 'FP32'}",

@@ -211,7 +211,11 @@ def _blocks_from_before(snapshot: MemorySnapshot) -> dict[int, tuple[int, int]]:
 def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -> _Space:
     """Return what was free before the first event: segments from before, less the blocks in them."""
     space = _Space()
-    new = {at for action, at in zip(snapshot.action, snapshot.address, strict=True) if action in (SEGMENT_ALLOC, SEGMENT_MAP)}
+    new = {
+        at
+        for action, at in zip(snapshot.action, snapshot.address, strict=True)
+        if action in (SEGMENT_ALLOC, SEGMENT_MAP)
+    }
     starts = sorted(older)
     for segment in snapshot.segments:
         if segment.address in new:
