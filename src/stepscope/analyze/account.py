@@ -30,9 +30,9 @@ from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
+from stepscope.analyze.ranks.training_stragglers import training_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.owner_part import owned_replay
@@ -219,7 +219,7 @@ def account_of(
     strategy = strategy_of(run)
     overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
     traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
-    late = judged_stragglers(shared, traced, logs=run.logs, training=split)
+    late = training_stragglers(shared, traced, logs=run.logs, training=split)
     replay = replay_of(shared, unprofiled_ns=step.ordinary_ns if step else None, training=split, late_ns=late.late_ns)
     return Account(
         run=run,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.compare.conditions import dotted_numbers
-from stepscope.compare.fate import FATES, Key, fate, savings_by_key
+from stepscope.compare.finding_change import FATES, Key, fate, savings_by_key
 from stepscope.compare.runs import Comparison
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS

@@ -13,8 +13,8 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
 from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
-from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.scope.unexamined_faults import NotExamined, not_examined
 from stepscope.diagnose.scope.without_steps import told_of_the_window
 from stepscope.diagnose.where import where_of
 

@@ -120,7 +120,7 @@ class Trainer:
             samples = measure(step, warmup_steps=0, steps=self.config.train.steps - first, device=process.device)
         run_folder = recording.run_folder if recording is not None else None
         found = None
-        if records := process.gathered(samples.as_dict()):
+        if records := process.gather(samples.as_dict()):
             found = trainer_summary.summary(
                 self.config,
                 records,
