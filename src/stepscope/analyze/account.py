@@ -78,7 +78,7 @@ class Account(ArrayRecord):
     @property
     def whole(self) -> str:
         """Return what shares are of: `step`, or `window` where no step was recorded."""
-        return "step" if self.num_steps else "window"
+        return _whole(self.run)
 
     @property
     def device_name(self) -> str | None:
@@ -243,6 +243,10 @@ def account_of(
     )
 
 
+def _whole(run: Run) -> str:
+    return "step" if any(rank.steps.known for rank in run.ranks) else "window"
+
+
 def _views(
     shared: Aligned,
     windows: Sequence[RankAccount | None],
@@ -261,14 +265,15 @@ def _step(
     run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ns: int | None
 ) -> StepBudget | None:
     """Return the step's budget: of the mean training step where the step logs tell what it is made of."""
+    whole = _whole(run)
     if training is None or not training.has_regions:
         mean_ns = given_ns if training is None else round(training.mean_ns)
-        return step_budget(by_rank, unprofiled_ns=unprofiled_step_ns(run, mean_ns))
+        return step_budget(by_rank, unprofiled_ns=unprofiled_step_ns(run, mean_ns), whole=whole)
     known = [(rank, b) for rank, b in zip(run.ranks, by_rank, strict=True) if b is not None]
     beyond = beyond_window(
         training, [rank for rank, _ in known], [b.periods for _, b in known], [b.on_device for _, b in known]
     )
-    return step_budget(by_rank, unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
+    return step_budget(by_rank, unprofiled_ns=round(training.ordinary_ns), beyond=beyond, whole=whole)
 
 
 def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | None, *, given: bool) -> list[str]:
@@ -299,8 +304,6 @@ def _warnings(
         said = window.warnings if window else ("the trace holds neither steps nor work",)
         lines += [f"rank {rank.rank}: {line}" for line in said]
     lines += shared.clocks.warnings
-    without_steps = not any(r.steps.known for r in run.ranks)
-    said = step.warnings if step else ("no step was recorded: the step's budget is unknown",)
-    lines += [line.replace(" ms step,", " ms window,") if without_steps else line for line in said]
+    lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
     lines += [*used.notes, *losses.notes, *strategy.notes]
     return list(dict.fromkeys(lines))

@@ -57,6 +57,11 @@ def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]
     return [line for line, ranks in found.items() if 2 * ranks > len(known)]
 
 
+def ranks_with(account: Account, line: Line) -> list[RankLines]:
+    """Return what is known of the ranks whose steps have a line."""
+    return [known for known in account.line_work if known is not None and line in known.lines]
+
+
 def at(line: Line, module: str | None = None, share: float = 1.0) -> Where:
     """Return a line as the place of a finding."""
     return Where(*line, module=module, share=share)

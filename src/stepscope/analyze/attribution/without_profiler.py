@@ -142,8 +142,11 @@ def step_budget(
     *,
     unprofiled_ns: int | None = None,
     beyond: Sequence[Beyond] | None = None,
+    whole: str = "step",
 ) -> StepBudget | None:
     """Return the step of the run from the typical steps of its ranks, None where no rank has any.
+
+    `whole` is what the budget is of, in words: without steps it is the window.
 
     `beyond` is what the step logs add to the window, one per rank that has a budget: then `unprofiled_ns` is the
     ordinary step.
@@ -172,7 +175,7 @@ def step_budget(
         idle_ns=_idle(known, after, added),
         rank_part_ns=parts + added,
         unmatched_ns=float(after[:, _UNMATCHED].mean()),
-        warnings=tuple(_warnings(before, after, profiled_ns, ordinary_ns)),
+        warnings=tuple(_warnings(before, after, profiled_ns, ordinary_ns, whole=whole)),
     )
 
 
@@ -274,12 +277,14 @@ def _idle(budgets: Sequence[RankBudget], entries: Floats, added: Floats) -> dict
     return {CAUSE_NAMES[cause]: float(mean[cause]) for cause in Cause if mean[cause] > 0}
 
 
-def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: float | None) -> list[str]:
+def _warnings(
+    before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: float | None, *, whole: str
+) -> list[str]:
     lines = []
     step_ns = unprofiled_ns or profiled_ns
     if unprofiled_ns is None:
         lines.append(
-            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms step, and idle time in its budget, include "
+            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms {whole}, and idle time in its budget, include "
             "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
         )
     elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:
