@@ -8,7 +8,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms
 
-_MOST = 0.5
+_MIN_TRAINED_SHARE = 0.5
 """of the modules below the line are trained in the same step: it is the model, not a frozen one beside it"""
 
 
@@ -20,7 +20,7 @@ def unused_forward(account: Account) -> list[Candidate]:
 def _is_unused(rank: RankLines, work: LineWork) -> bool:
     if not work.apart or not work.modules or work.in_place:
         return False
-    if len(work.modules & rank.trained) < _MOST * len(work.modules):
+    if len(work.modules & rank.trained) < _MIN_TRAINED_SHARE * len(work.modules):
         return False
     ran = work.last_ns > work.first_ns
     return bool(ran.any() and (work.first_ns[ran] > rank.backward_ns[ran]).all())
