@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
-from stepscope.analyze.attribution.training_budget import Beyond
+from stepscope.analyze.attribution.training_budget import LogAdditions
 from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns
 from stepscope.records import ArrayRecord
@@ -141,7 +141,7 @@ def step_budget(
     budgets: Sequence[RankBudget | None],
     *,
     unprofiled_ns: int | None = None,
-    beyond: Sequence[Beyond] | None = None,
+    beyond: Sequence[LogAdditions] | None = None,
     whole: str = "step",
 ) -> StepBudget | None:
     """Return the step of the run from the typical steps of its ranks, None where no rank has any.
@@ -179,14 +179,14 @@ def step_budget(
     )
 
 
-def _with_loading_as_logged(entries: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+def _with_loading_as_logged(entries: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
     out = entries.copy()
     if beyond is not None:
         out[:, PART_CODE["data_loading"]] *= [b.loading_factor for b in beyond]
     return out
 
 
-def _added(parts: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+def _added(parts: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
     """Return per rank and part what recurs in other steps than those of the window."""
     if beyond is None:
         return np.zeros_like(parts)
