@@ -37,9 +37,8 @@ from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
-from stepscope.run.load import Run
+from stepscope.run.load import Progress, Run
 from stepscope.run.load import load as load_run
-from stepscope.run.read_traces import Progress
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table

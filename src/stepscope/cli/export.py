@@ -22,8 +22,7 @@ from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
-from stepscope.run.load import Run
-from stepscope.run.read_traces import Progress
+from stepscope.run.load import Progress, Run
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.csv import table_csv
 from stepscope.tables.parquet import table_parquet
