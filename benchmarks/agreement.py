@@ -23,7 +23,7 @@ from rich.console import Console
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.compare.document import NO_DIFFERENCE, verdict_of
-from stepscope.compare.fate import CAME, FIXED, GREW, STAYED
+from stepscope.compare.finding_change import CAME, FIXED, GREW, STAYED
 from stepscope.compare.reports import FindingChange, compared
 from stepscope.compare.runs import Comparison, compare
 from stepscope.compare.samples import run_samples

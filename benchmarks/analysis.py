@@ -203,7 +203,7 @@ def made_up_rank(
 
     from stepscope.contract.collectives import OP_CODE
     from stepscope.run.collectives.groups import Group
-    from stepscope.run.collectives.of_rank import Collectives, Messages
+    from stepscope.run.collectives.table import Collectives, Messages
     from stepscope.run.rank import Rank
     from stepscope.run.steps import Steps
 

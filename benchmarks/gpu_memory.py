@@ -172,7 +172,7 @@ def by_formula(case: Case, device: str) -> float:
 def by_simulation(case: Case, device: str, folder: Path) -> float | None:
     """Return the simulated step's peak with the workspaces of cuBLAS added, None where it could not run."""
     from stepscope.cost.models.memory import WORKSPACE_BYTES
-    from stepscope.cost.strategies.simulated import load_simulated
+    from stepscope.cost.strategies.simulated_step import load_simulated
 
     out = folder / f"{case.name.replace(' ', '_').replace(',', '')}.json"
     shape, micro_batch = model_shape(device)

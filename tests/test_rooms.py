@@ -92,6 +92,13 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
         return found
 
 
+def test_guard_sees_imports_by_name_and_circles() -> None:
+    by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.bench.session.rank:main")')
+    assert names_used(by_name) == {"stepscope.report.html.page", "stepscope.bench.session.rank"}
+    assert "report" not in allowed("run") and "record" not in allowed("run") and "run" not in allowed("record")
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+
+
 def test_imports_flow_downwards() -> None:
     upwards = [f"{a} -> {b}" for a, to in GRAPH.items() for b in sorted(to) if room(b) not in allowed(room(a))]
     assert not upwards, "\n".join(upwards)

@@ -94,7 +94,7 @@ def test_token_stays_off_the_browsers_command_line(folder: Path, monkeypatch: py
         assert place.parent.stat().st_mode & 0o077 == 0
 
     monkeypatch.setattr("webbrowser.open", open_)
-    monkeypatch.setattr("stepscope.cli.view._until_stopped", lambda: None)
+    monkeypatch.setattr("stepscope.cli.view._wait_until_stopped", lambda: None)
     assert main(["view", str(folder), "--no-cache", "--port", "0"]) == 0
     (address,), (page,) = opened, pages
     token = page.split("127.0.0.1:")[1].split("/")[1]

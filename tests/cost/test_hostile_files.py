@@ -14,7 +14,7 @@ from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import calibration_json, load_calibration
 from stepscope.cost.collectives.points import points_from_bench, points_from_csv, points_from_nccl_tests
 from stepscope.cost.models.parameters import transformer_from_config
-from stepscope.cost.strategies.simulated import load_simulated
+from stepscope.cost.strategies.simulated_step import load_simulated
 from stepscope.errors import StepscopeError
 
 READERS: list[Callable[[Any], Any]] = [

@@ -12,7 +12,7 @@ import pytest
 from tests.analyze.build import built_run
 from tests.analyze.simulate import simulate
 from tests.diagnose.late import late_run
-from tests.diagnose.scope.test_examined import one_rank
+from tests.diagnose.scope.test_unexamined_faults import one_rank
 from tests.diagnose.test_rules import FAULTS, HEALTHY
 from tests.diagnose.test_verdict import queued_run
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.diagnose.late import late_run
-from tests.diagnose.scope.test_examined import one_rank
+from tests.diagnose.scope.test_unexamined_faults import one_rank
 
 from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose

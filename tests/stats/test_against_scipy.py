@@ -5,7 +5,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from stepscope.stats.bootstrap import difference, difference_of_numbers, interval, mean_errors, typical
+from stepscope.stats.autocorrelation import mean_errors
+from stepscope.stats.bootstrap import difference, difference_of_numbers, interval, typical
 from stepscope.stats.robust import mad_sigma, spread, theil_sen, trend
 from stepscope.stats.student_t import t_quantile, t_two_sided
 

@@ -5,13 +5,12 @@ import numpy.typing as npt
 import pytest
 
 import stepscope.stats.bootstrap as under_test
+from stepscope.stats.autocorrelation import block_length, mean_errors
 from stepscope.stats.bootstrap import (
-    block_length,
     difference,
     difference_of_numbers,
     holm,
     interval,
-    mean_errors,
     same,
     typical,
 )

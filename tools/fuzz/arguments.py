@@ -10,7 +10,7 @@ from tools.fuzz.case import Case, Recipe, node, seed, text
 from tools.fuzz.seeds import run_files
 from tools.fuzz.values import ESC, WORDS
 
-from stepscope.cli.arguments.late import LateParser
+from stepscope.cli.arguments.lazy_parser import LazyParser
 from stepscope.cli.main import COMMANDS
 
 _RUN = "run"
@@ -126,7 +126,7 @@ def commands() -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
 
 
 def _below(parser: argparse.ArgumentParser, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    if isinstance(parser, LateParser):
+    if isinstance(parser, LazyParser):
         parser.fill()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

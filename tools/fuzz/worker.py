@@ -33,7 +33,7 @@ def prepare_process() -> None:
     """Make this process one that calls commands: no jobs are started, no server waits for Ctrl-C."""
     from stepscope.cli import view
 
-    view._until_stopped = lambda: None
+    view._wait_until_stopped = lambda: None
     start = subprocess.Popen.__init__
 
     def guarded(self: Any, args: Any, *rest: Any, **options: Any) -> None:

@@ -31,9 +31,9 @@ from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
+from stepscope.analyze.ranks.training_stragglers import training_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.owner_part import owned_replay
@@ -79,7 +79,7 @@ class Account(ArrayRecord):
     @property
     def whole(self) -> str:
         """Return what shares are of: `step`, or `window` where no step was recorded."""
-        return "step" if self.num_steps else "window"
+        return _whole(self.run)
 
     @property
     def device_name(self) -> str | None:
@@ -220,7 +220,7 @@ def account_of(
     strategy = strategy_of(run)
     overhead_ns = max(0.0, step.profiled_ns - step.ordinary_ns) if step and step.ordinary_ns else 0.0
     traced = find_stragglers(shared, overhead_ns_per_step=overhead_ns)
-    late = judged_stragglers(shared, traced, logs=run.logs, training=split)
+    late = training_stragglers(shared, traced, logs=run.logs, training=split)
     replay = replay_of(shared, unprofiled_ns=step.ordinary_ns if step else None, training=split, late_ns=late.late_ns)
     return Account(
         run=run,
@@ -245,6 +245,10 @@ def account_of(
     )
 
 
+def _whole(run: Run) -> str:
+    return "step" if any(rank.steps.known for rank in run.ranks) else "window"
+
+
 def _views(
     shared: Aligned,
     windows: Sequence[RankAccount | None],
@@ -263,14 +267,15 @@ def _step(
     run: Run, by_rank: tuple[RankBudget | None, ...], training: TrainingStep | None, *, given_ns: int | None
 ) -> StepBudget | None:
     """Return the step's budget: of the mean training step where the step logs tell what it is made of."""
+    whole = _whole(run)
     if training is None or not training.has_regions:
         mean_ns = given_ns if training is None else round(training.mean_ns)
-        return step_budget(by_rank, unprofiled_ns=unprofiled_step_ns(run, mean_ns))
+        return step_budget(by_rank, unprofiled_ns=unprofiled_step_ns(run, mean_ns), whole=whole)
     known = [(rank, b) for rank, b in zip(run.ranks, by_rank, strict=True) if b is not None]
     beyond = beyond_window(
         training, [rank for rank, _ in known], [b.periods for _, b in known], [b.on_device for _, b in known]
     )
-    return step_budget(by_rank, unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
+    return step_budget(by_rank, unprofiled_ns=round(training.ordinary_ns), beyond=beyond, whole=whole)
 
 
 def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | None, *, given: bool) -> list[str]:
@@ -301,8 +306,6 @@ def _warnings(
         said = window.warnings if window else ("the trace holds neither steps nor work",)
         lines += [f"rank {rank.rank}: {line}" for line in said]
     lines += shared.clocks.warnings
-    without_steps = not any(r.steps.known for r in run.ranks)
-    said = step.warnings if step else ("no step was recorded: the step's budget is unknown",)
-    lines += [line.replace(" ms step,", " ms window,") if without_steps else line for line in said]
+    lines += step.warnings if step else ("no step was recorded: the step's budget is unknown",)
     lines += [*used.notes, *losses.notes, *strategy.notes]
     return list(dict.fromkeys(lines))

@@ -77,7 +77,7 @@ def measure_collectives(settings: Settings) -> list[Row]:
         rows += _all_at(size, settings.operations, groups, device)
         now = time.perf_counter()
         # The next size takes about twice as long, and some air. Rank 0 decides for all.
-        if not _agreed(now + 2.5 * (now - begin) < deadline, device):
+        if not _agree(now + 2.5 * (now - begin) < deadline, device):
             break
         size *= 2
     return rows
@@ -163,7 +163,7 @@ def _slowest(value: float, group: Any, device: torch.device) -> float:
     return float(shared.item())
 
 
-def _agreed(yes: bool, device: torch.device) -> bool:
+def _agree(yes: bool, device: torch.device) -> bool:
     shared = torch.tensor([int(yes)], device=device)
     dist.broadcast(shared, 0)
     return bool(shared.item())

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print_line("Ctrl-C ends it.")
         if not args.no_browser:
             _open_browser(server.url, open_servers)
-        _until_stopped()
+        _wait_until_stopped()
     return 3 if account.run.unreadable else 0
 
 
@@ -59,7 +59,7 @@ def _open_browser(url: str, until: ExitStack) -> None:
     webbrowser.open(page.as_uri())
 
 
-def _until_stopped() -> None:
+def _wait_until_stopped() -> None:
     """Wait for Ctrl-C, which is how a reader leaves and no error."""
     try:
         threading.Event().wait()

@@ -11,7 +11,8 @@ from stepscope.compare.runs import Comparison
 from stepscope.compare.samples import RunSamples
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.plain_values import ms_or_none, plain
-from stepscope.stats.bootstrap import CONFIDENCE, Difference
+from stepscope.stats.autocorrelation import CONFIDENCE
+from stepscope.stats.bootstrap import Difference
 from stepscope.units import ms
 
 _MAX_ROWS = 100

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.compare.conditions import dotted_numbers
-from stepscope.compare.fate import FATES, Key, fate, savings_by_key
+from stepscope.compare.finding_change import FATES, Key, fate, savings_by_key
 from stepscope.compare.runs import Comparison
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS
@@ -177,22 +177,22 @@ def interval_or_reason(found: Difference) -> tuple[Difference | None, str]:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _FaultReport:
     """What one report says of one fault."""
 
     title: str
     saving_ms: float
 
 
-def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[Key, _Told]:
+def _by_key(findings: Sequence[Mapping[str, Any]]) -> dict[Key, _FaultReport]:
     """Return what a report says of each fault: those of one id and the same ranks together, under the first's title."""
     keyed = [((f["id"], tuple(f["ranks"])), f) for f in findings]
     titles = {key: f["title"] for key, f in reversed(keyed)}
     saving = savings_by_key((key, f["saving_alone_ms"]) for key, f in keyed)
-    return {key: _Told(titles[key], ms) for key, ms in saving.items()}
+    return {key: _FaultReport(titles[key], ms) for key, ms in saving.items()}
 
 
-def _finding(key: Key, sides: Sequence[Sequence[Mapping[Key, _Told]]]) -> FindingChange:
+def _finding(key: Key, sides: Sequence[Sequence[Mapping[Key, _FaultReport]]]) -> FindingChange:
     found = [[report[key] for report in side if key in report] for side in sides]
     saving = [_ns(sum(f.saving_ms for f in mine) / len(side)) for mine, side in zip(found, sides, strict=True)]
     title = next(f.title for mine in reversed(found) for f in mine)

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from stepscope.compare.samples import PerStepTimes
 from stepscope.records import ArrayRecord
-from stepscope.stats.bootstrap import CONFIDENCE, Difference, holm, mean_errors, same
+from stepscope.stats.autocorrelation import CONFIDENCE, mean_errors
+from stepscope.stats.bootstrap import Difference, holm, same
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
 
 Floats = npt.NDArray[np.float64]

@@ -13,7 +13,8 @@ from stepscope.analyze.step.parts import PARTS
 from stepscope.compare.rows import Row, changed_rows, recentred, rows_of
 from stepscope.compare.samples import RunSamples, StepSamples, StepTimes
 from stepscope.document.plain_values import ms_or_none
-from stepscope.stats.bootstrap import MIN_SAMPLES, Difference, difference
+from stepscope.stats.autocorrelation import MIN_SAMPLES
+from stepscope.stats.bootstrap import Difference, difference
 from stepscope.units import ms
 
 Floats = npt.NDArray[np.float64]

@@ -13,8 +13,8 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
 from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
-from stepscope.diagnose.scope.examined import NotExamined, not_examined
 from stepscope.diagnose.scope.needs import Need
+from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
 from stepscope.diagnose.scope.without_steps import told_of_the_window
 from stepscope.diagnose.where import where_of
 
@@ -33,7 +33,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     combined: tuple[tuple[tuple[str, ...], float], ...]
     """`(ids of the first k, ns per step they save together)` for k = 1, 2, ..."""
-    not_examined: tuple[NotExamined, ...] = ()
+    not_examined: tuple[UnexaminedFault, ...] = ()
     """faults that were not found and could not be ruled out"""
 
     @property
@@ -52,7 +52,7 @@ def diagnose(account: Account) -> Diagnosis:
 def _found(account: Account, step_ns: float) -> Diagnosis:
     in_steps = account.num_steps > 0
     replays = _Replays(account.owned_replay, step_ns)
-    chosen = _Chosen(replays)
+    chosen = _Selection(replays)
     for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
         found = [c for rule in usable for c in rule(account)]
@@ -94,7 +94,7 @@ class _Replays:
         return Saving(0.0, *saving_range(self.recorded, candidate.fix, 0.0, step_ns=self.step_ns))
 
 
-class _Chosen:
+class _Selection:
     """Candidates worth a line: each saves something that those taken before it do not."""
 
     def __init__(self, replays: _Replays) -> None:

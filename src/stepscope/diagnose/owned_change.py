@@ -11,8 +11,8 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.owner_part import Choose, part_for
+from stepscope.analyze.replay.owner_removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out
 from stepscope.diagnose.finding import Where
 
 
@@ -55,6 +55,11 @@ def lines_on_all(account: Account, wanted: Callable[[RankLines, LineWork], bool]
         for line in one.outermost(chosen):
             found[line] = found.get(line, 0) + 1
     return [line for line, ranks in found.items() if 2 * ranks > len(known)]
+
+
+def ranks_with(account: Account, line: Line) -> list[RankLines]:
+    """Return what is known of the ranks whose steps have a line."""
+    return [known for known in account.line_work if known is not None and line in known.lines]
 
 
 def at(line: Line, module: str | None = None, share: float = 1.0) -> Where:

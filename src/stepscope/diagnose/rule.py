@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.phases import trains
 from stepscope.diagnose.finding import Candidate
-from stepscope.diagnose.scope.applied import applied
+from stepscope.diagnose.scope.applied_fixes import applied
 from stepscope.diagnose.scope.needs import Need, Scope, applies, missing
 
 

@@ -24,7 +24,7 @@ from stepscope.diagnose.conclusion.headline import cost_in_words
 from stepscope.diagnose.conclusion.removable import removable_ns
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.scope.applied import applied
+from stepscope.diagnose.scope.applied_fixes import applied
 from stepscope.run.device_name import CPU
 from stepscope.run.quality import rank_ranges
 

@@ -21,9 +21,9 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
 from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.replay.owner_removal import recorded_host
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.taken_out import recorded_host
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
 from stepscope.diagnose.rare_lines import rare_places, whole_step_lines
 from stepscope.intervals import covered_ns

@@ -10,7 +10,7 @@ from stepscope.diagnose.checks import FAIL, checks_of
 from stepscope.diagnose.finding import Evidence, Finding
 from stepscope.diagnose.guides import guides_of
 from stepscope.diagnose.measurements import step_time_spread
-from stepscope.diagnose.scope.examined import by_need
+from stepscope.diagnose.scope.unexamined_faults import by_need
 from stepscope.diagnose.verdict import conclude
 from stepscope.investigate.detail import detail_facts
 from stepscope.investigate.validation import NO_PREDICTION, Measurement, Validation, validate

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.compare.fate import CAME, FIXED, Key, fate, savings_by_key
+from stepscope.compare.finding_change import CAME, FIXED, Key, fate, savings_by_key
 from stepscope.compare.runs import step_difference
 from stepscope.compare.samples import step_samples
 from stepscope.diagnose.finding import Finding

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stepscope.errors import UsageError
-from stepscope.record.restored_state import state_kept
+from stepscope.record.restored_state import keep_state
 
 # Shares of a healthy step in %, as the field's check lists give them.
 EXPECTED_PCT = {
@@ -96,7 +96,7 @@ def quick_check(
         raise UsageError(f"quick_check: steps have to be at least 1 and warmup at least 0, not {steps} and {warmup}")
     loss_of = forward or (lambda m, batch: _loss(m, batch, loss_fn))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    with state_kept(model, optimizer, loader=loader):
+    with keep_state(model, optimizer, loader=loader):
         batches = _timed_batches(loader, device)
         times = [_step(model, batches, loss_of, optimizer, device) for _ in range(warmup + steps)][warmup:]
     medians = _medians_ns(times)

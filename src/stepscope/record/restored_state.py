@@ -13,7 +13,7 @@ import torch
 
 
 @contextmanager
-def state_kept(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loader: Any = None) -> Iterator[None]:
+def keep_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, loader: Any = None) -> Iterator[None]:
     """Run the body in training mode, then restore parameters, gradients, buffers, optimizer, modes and generators."""
     tensors = _tensors_of(model, optimizer)
     values = [t.detach().clone() for t in tensors]

@@ -24,7 +24,7 @@ from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.source_text import SourceText
 from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
-from stepscope.run.step_search.derived import with_derived_steps
+from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.budget import Budget

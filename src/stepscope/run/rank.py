@@ -7,8 +7,9 @@ from typing import Any
 
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import flight_calls
+from stepscope.run.collectives.from_kernels import device_collectives
 from stepscope.run.collectives.gloo import gloo_collectives
-from stepscope.run.collectives.of_rank import Collectives, device_collectives
+from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
 from stepscope.run.steps import Steps, recorded_steps

@@ -1,2 +1,9 @@
-"""Statistics that everything may use: medians and spreads that one outlier cannot move (`robust`), intervals of
-step times by the bootstrap (`bootstrap`), and Student's t (`student_t`)."""
+"""Statistics that everything may use.
+
+    robust             medians and spreads that one outlier cannot move
+    bootstrap          intervals and differences of step times
+    autocorrelation    how many independent samples a series is worth
+    student_t          Student's t
+
+They see numbers, never a run.
+"""

@@ -20,23 +20,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
+from stepscope.stats.autocorrelation import CONFIDENCE, MIN_SAMPLES, Floats, block_length, mean_errors, num_trimmed
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
 
-Floats = npt.NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]
 """one number for each row"""
-
-MIN_SAMPLES = 3
-"""fewer say nothing of how they vary"""
-CONFIDENCE = 0.95
 _TRIM = 0.25
 _DRAWS = 1999
 _MIN_DRAWS = 199
 _MAX_DRAWN = 2_000_000
 _MAX_STEPS = 10_000
-_MAX_LAG = 0.95
-_INDEPENDENT = 4
-_STRETCHES = 10
 _ROUNDS = 8
 _LEVELS = 0.005, 0.5
 """beyond them the draws are too few, or too near to each other, to show a shape"""
@@ -74,7 +67,7 @@ def typical(rows: Floats) -> Floats:
     3.0
     """
     n = rows.shape[-1]
-    cut = _cut(n, _TRIM)
+    cut = num_trimmed(n, _TRIM)
     return np.asarray(np.sort(rows, axis=-1)[..., cut : n - cut].mean(axis=-1))
 
 
@@ -122,54 +115,6 @@ def difference_of_numbers(a: npt.ArrayLike, b: npt.ArrayLike) -> Difference:
     variances = [float(v.var(ddof=1)) / len(v) for v in (x, y)]
     df = welch(variances, [len(x) - 1, len(y) - 1])
     return _difference_of(float(x.mean()), float(y.mean()), None, [(float(np.sqrt(sum(variances))), df)])
-
-
-def mean_errors(columns: Floats, *, trim: float = 0.0) -> tuple[Floats, Floats]:
-    """Return the standard error of each column's mean and its degrees of freedom, its autocorrelation considered.
-
-    Rows are consecutive samples. With `trim` it is the error of the mean of what lies between (winsorised variance).
-    """
-    n = len(columns)
-    if n < MIN_SAMPLES:
-        return np.full(columns.shape[1:], nan), np.full(columns.shape[1:], nan)
-    cut = _cut(n, trim)
-    ordered = np.sort(columns, axis=0)
-    centred = np.clip(columns, ordered[cut], ordered[n - cut - 1])
-    centred = centred - centred.mean(axis=0)
-    power = (centred * centred).sum(axis=0)
-    per_sample = _samples_per_independent(centred, power)
-    kept = (n - 2 * cut) / n
-    se, df = np.sqrt(power / (n - 1) * per_sample / n) / kept, np.maximum((n - 2 * cut - 1) / per_sample, 1.0)
-    if n < 2 * _STRETCHES:
-        return se, df
-    # A machine that is busy for a while, or a device that warms up, outlasts any lag-1: long stretches show it.
-    stretch = n // _STRETCHES
-    means = centred[n - stretch * _STRETCHES :].reshape(_STRETCHES, stretch, -1).mean(axis=1)
-    slow = means.std(axis=0, ddof=1).reshape(se.shape) / np.sqrt(_STRETCHES) / kept
-    wider = slow * t_quantile(CONFIDENCE, _STRETCHES - 1) > se * _quantiles(df)
-    return np.where(wider, slow, se), np.where(wider, _STRETCHES - 1.0, df)
-
-
-def block_length(series: Floats) -> int:
-    """Return how many consecutive samples to draw at once (Politis and White 2004, circular blocks)."""
-    n = len(series)
-    x = series - series.mean()
-    if n < 8 or not x.any():
-        return 1
-    run_of_small = max(5, int(np.sqrt(np.log10(n))))
-    most = min(int(np.ceil(np.sqrt(n))) + run_of_small, n - 1)
-    cov = np.array([x[k:] @ x[: n - k] for k in range(most + 1)]) / n
-    small = np.abs(cov[1:] / cov[0]) < 2 * np.sqrt(np.log10(n) / n)
-    quiet = np.lib.stride_tricks.sliding_window_view(small, run_of_small).all(axis=1)
-    last = int(quiet.argmax()) if quiet.any() else most
-    lags = np.arange(1, min(2 * last, most) + 1)
-    if not len(lags):
-        return 1
-    weight = np.clip(2 * (1 - lags / lags[-1]), 0, 1)
-    sums = 2 * (weight * lags * cov[lags]).sum()
-    spectrum = cov[0] + 2 * (weight * cov[lags]).sum()
-    length = (1.5 * (sums / spectrum) ** 2 * n) ** (1 / 3) if spectrum > 0 else 1.0
-    return int(np.clip(round(length), 1, np.ceil(min(3 * np.sqrt(n), n / 3))))
 
 
 def holm(p_values: Floats) -> Floats:
@@ -317,26 +262,3 @@ def _p_value(change: float, shape: Floats | None, errors: Sequence[tuple[float, 
         side = _skew(shape, min(max(p, _LEVELS[0]), _LEVELS[1]))[change < 0]
         p = max(t_two_sided(change / (side * se), df) if side * se else 0.0 for se, df in errors)
     return float(p)
-
-
-def _quantiles(df: Floats) -> Floats:
-    known, at = np.unique(np.floor(df), return_inverse=True)
-    return np.asarray(np.array([t_quantile(CONFIDENCE, float(d)) for d in known])[at].reshape(df.shape))
-
-
-def _cut(n: int, trim: float) -> int:
-    return int(n * trim) if n > _INDEPENDENT else 0
-
-
-def _samples_per_independent(centred: Floats, power: Floats) -> Floats:
-    """Return for each column how many samples are worth one independent one: (1 + r) / (1 - r).
-
-    r is the lag-1 autocorrelation, its bias taken out (Kendall 1954), and half a standard error more: one taken too
-    small gives false alarms, one too large only wider intervals. Few samples cannot tell a drift from chance: they
-    count as four independent ones at least.
-    """
-    n = len(centred)
-    seen = (centred[1:] * centred[:-1]).sum(axis=0) / np.where(power > 0, power, 1.0)
-    r = np.clip((n * seen + 1) / max(n - 3, 1), -1, 1)
-    r = np.clip(r + 0.5 * np.sqrt((1 - r * r) / n), 0, _MAX_LAG)
-    return np.asarray(np.minimum((1 + r) / (1 - r), max(n / _INDEPENDENT, 1.0)))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.selection import OwnerName, owner_name
 from stepscope.analyze.replay.owner_part import claimed_ns, part_of
+from stepscope.analyze.replay.owner_removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.taken_out import NO_PART, Part, taken_out
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif.setting_changes import SettingChange

@@ -46,7 +46,13 @@ def test_without_unprofiled_time_the_budget_is_the_profiled_one() -> None:
     whole = step_budget([budget(forward=6, causes={Cause.LAUNCH: 4})])
     assert ms_of(whole) == {"forward": 6, "launch_gap": 4}
     assert whole is not None and whole.overhead_pct is None
-    assert any("unprofiled step time unknown" in line for line in whole.warnings)
+    assert any("unprofiled step time unknown: the 10.00 ms step, " in line for line in whole.warnings)
+
+
+def test_budget_of_a_window_without_steps_says_so() -> None:
+    whole = step_budget([budget(forward=6, causes={Cause.LAUNCH: 4})], whole="window")
+    assert whole is not None
+    assert any("unprofiled step time unknown: the 10.00 ms window, " in line for line in whole.warnings)
 
 
 def test_launching_shrinks_first_and_the_devices_turnaround_does_not() -> None:

@@ -8,7 +8,7 @@ from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.analyze.account import account_of
 from stepscope.analyze.owners.sums import COLUMNS
-from stepscope.analyze.owners.trees import MAX_NODES, OTHERS, CodeNode, _bounded, _Grown
+from stepscope.analyze.owners.trees import MAX_NODES, OTHERS, CodeNode, _bounded, _GrowingNode
 
 
 def found(node: CodeNode, *names: str) -> CodeNode:
@@ -39,7 +39,7 @@ def test_a_run_without_owners_has_no_tree(tmp_path: Path) -> None:
 
 
 def test_many_small_nodes_are_put_together() -> None:
-    grown = _Grown()
+    grown = _GrowingNode()
     for k in range(5000):
         amount = np.zeros(len(COLUMNS))
         amount[COLUMNS.index("host_ns")] = 10_000 - k
@@ -52,7 +52,7 @@ def test_many_small_nodes_are_put_together() -> None:
 
 
 def test_a_flat_tree_of_equal_nodes_is_bounded_too() -> None:
-    grown = _Grown()
+    grown = _GrowingNode()
     for k in range(5000):
         amount = np.zeros(len(COLUMNS))
         amount[COLUMNS.index("host_ns")] = 7

@@ -1,7 +1,8 @@
 import itertools
 
+from stepscope.contract.step_line import AFTER, BEFORE, WINDOW
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.schedule import AFTER, BEFORE, WINDOW, census_step, frame_step, next_busy_step, phase_of
+from stepscope.record.window.schedule import census_step, frame_step, next_busy_step, phase_of
 
 ALSO = 2
 

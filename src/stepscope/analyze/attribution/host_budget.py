@@ -19,13 +19,13 @@ import re
 
 import numpy as np
 
-from stepscope.analyze.host.blocked import STALL_NS
-from stepscope.analyze.host.running import around_calls, running_operators
+from stepscope.analyze.host.blocks import STALL_NS
+from stepscope.analyze.host.busy_operators import around_calls, running_operators
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE
 from stepscope.analyze.step.regions import Marks, host_regions, marks_of
 from stepscope.contract.regions import EVALUATE, Region, named_region
 from stepscope.intervals import Intervals, complement, subtract, union, union_of
-from stepscope.run.collectives.of_rank import RECORD
+from stepscope.run.collectives.from_kernels import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import rows_named

@@ -40,7 +40,7 @@ _PART_OF_WORK = {
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Beyond(ArrayRecord):
+class LogAdditions(ArrayRecord):
     """What the step logs add to one rank's window."""
 
     ordinary: Mask
@@ -57,14 +57,14 @@ class Beyond(ArrayRecord):
 
 def beyond_window(
     training: TrainingStep, ranks: Sequence[Rank], periods: Sequence[StepPeriods], on_device: Sequence[bool]
-) -> list[Beyond]:
+) -> list[LogAdditions]:
     """Return per rank what the step logs add to its window; ranks without a log get what the others have."""
     return [_beyond(training, *each) for each in zip(ranks, periods, on_device, strict=True)]
 
 
-def _beyond(training: TrainingStep, rank: Rank, periods: StepPeriods, on_device: bool) -> Beyond:
+def _beyond(training: TrainingStep, rank: Rank, periods: StepPeriods, on_device: bool) -> LogAdditions:
     added, spread = _added(training, rank.rank, on_device=on_device)
-    return Beyond(
+    return LogAdditions(
         ordinary=_ordinary(training, rank, periods),
         gap_ns=_by_part(training.region_gain_ns.get(rank.rank, {}), on_device=on_device),
         added_ns=added,

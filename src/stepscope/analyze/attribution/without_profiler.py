@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
-from stepscope.analyze.attribution.training_budget import Beyond
+from stepscope.analyze.attribution.training_budget import LogAdditions
 from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns
 from stepscope.records import ArrayRecord
@@ -142,9 +142,12 @@ def step_budget(
     budgets: Sequence[RankBudget | None],
     *,
     unprofiled_ns: int | None = None,
-    beyond: Sequence[Beyond] | None = None,
+    beyond: Sequence[LogAdditions] | None = None,
+    whole: str = "step",
 ) -> StepBudget | None:
     """Return the step of the run from the typical steps of its ranks, None where no rank has any.
+
+    `whole` is what the budget is of, in words: without steps it is the window.
 
     `beyond` is what the step logs add to the window, one per rank that has a budget: then `unprofiled_ns` is the
     ordinary step.
@@ -173,18 +176,18 @@ def step_budget(
         idle_ns=_idle(known, after, added),
         rank_part_ns=parts + added,
         unmatched_ns=float(after[:, _UNMATCHED].mean()),
-        warnings=tuple(_warnings(before, after, profiled_ns, ordinary_ns)),
+        warnings=tuple(_warnings(before, after, profiled_ns, ordinary_ns, whole=whole)),
     )
 
 
-def _with_loading_as_logged(entries: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+def _with_loading_as_logged(entries: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
     out = entries.copy()
     if beyond is not None:
         out[:, PART_CODE["data_loading"]] *= [b.loading_factor for b in beyond]
     return out
 
 
-def _added(parts: Floats, beyond: Sequence[Beyond] | None) -> Floats:
+def _added(parts: Floats, beyond: Sequence[LogAdditions] | None) -> Floats:
     """Return per rank and part what recurs in other steps than those of the window."""
     if beyond is None:
         return np.zeros_like(parts)
@@ -275,12 +278,14 @@ def _idle(budgets: Sequence[RankBudget], entries: Floats, added: Floats) -> dict
     return {CAUSE_NAMES[cause]: float(mean[cause]) for cause in Cause if mean[cause] > 0}
 
 
-def _warnings(before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: float | None) -> list[str]:
+def _warnings(
+    before: Floats, after: Floats, profiled_ns: float, unprofiled_ns: float | None, *, whole: str
+) -> list[str]:
     lines = []
     step_ns = unprofiled_ns or profiled_ns
     if unprofiled_ns is None:
         lines.append(
-            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms step, and idle time in its budget, include "
+            f"unprofiled step time unknown: the {ms(profiled_ns):.2f} ms {whole}, and idle time in its budget, include "
             "what the profiler costs the host; give --unprofiled-step-ms, or record with stepscope"
         )
     elif (recorded_ns := float(before.sum(axis=1).mean())) < unprofiled_ns:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.computing import computing_operators
+from stepscope.analyze.host.host_compute import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of

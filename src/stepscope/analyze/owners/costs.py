@@ -33,8 +33,8 @@ def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCos
         return None
     known = np.any([s.known for s in sums], axis=0)
     ranks = [one.rank.rank for one in owned]
-    lines, modules = _Gathered[Line](ranks, known), _Gathered[str](ranks, known)
-    modules_of_lines = _Gathered[tuple[Line, str]](ranks, known)
+    lines, modules = _CostsByKey[Line](ranks, known), _CostsByKey[str](ranks, known)
+    modules_of_lines = _CostsByKey[tuple[Line, str]](ranks, known)
     for i, (one, found) in enumerate(zip(owned, sums, strict=True)):
         _add_lines(lines, modules_of_lines, i, one, found)
         _add_modules(modules, i, one, found)
@@ -58,7 +58,7 @@ def code_costs(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeCos
 
 
 def _line_costs(
-    lines: "_Gathered[Line]", modules: "_Gathered[tuple[Line, str]]", owned: Sequence[Ownership]
+    lines: "_CostsByKey[Line]", modules: "_CostsByKey[tuple[Line, str]]", owned: Sequence[Ownership]
 ) -> tuple[LineCost, ...]:
     frames = {(f.file, f.line): f for one in reversed(owned) for f in reversed(one.frames)}
     favourite = _favourites(modules)
@@ -79,7 +79,7 @@ def _line_costs(
     )
 
 
-class _Gathered(Generic[Key]):
+class _CostsByKey(Generic[Key]):
     """Costs by key: own, inclusive and of that in backward, of each rank."""
 
     def __init__(self, ranks: Sequence[int], known: Mask) -> None:
@@ -111,7 +111,7 @@ def _cost(amount: Floats, known: Mask) -> Cost:
 
 
 def _add_lines(
-    lines: _Gathered[Line], modules: _Gathered[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
+    lines: _CostsByKey[Line], modules: _CostsByKey[tuple[Line, str]], rank: int, owned: Ownership, sums: OwnerSums
 ) -> None:
     """Add each owner's cost to the lines of its stack, and to those of where it was called."""
     place = [(f.file, f.line) for f in owned.frames]
@@ -138,7 +138,7 @@ def _innermost(stack: Iterable[int], place: list[Line], is_user: list[bool]) -> 
     return place[(users or frames)[-1]] if frames else None
 
 
-def _add_modules(modules: _Gathered[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
+def _add_modules(modules: _CostsByKey[str], rank: int, owned: Ownership, sums: OwnerSums) -> None:
     around = [_around(path) for path in owned.modules]
     for _, _, module, backward, amount in _rows(sums):
         if module < 0 or not owned.modules[module]:
@@ -166,7 +166,7 @@ def _rows(sums: OwnerSums) -> Iterable[tuple[int, int, int, bool, Floats]]:
     return zip(*columns, sums.amount, strict=True)
 
 
-def _favourites(found: _Gathered[tuple[Line, str]]) -> dict[Line, str]:
+def _favourites(found: _CostsByKey[tuple[Line, str]]) -> dict[Line, str]:
     """Return for each line the module that holds most of its time."""
     best: dict[Line, tuple[float, str]] = {}
     times = slice(0, COLUMNS.index("exposed_ns"))

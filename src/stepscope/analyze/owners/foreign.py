@@ -15,8 +15,8 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from stepscope.analyze.host.busy_operators import CALLS
 from stepscope.analyze.host.calls import HostCalls, call_stacks
-from stepscope.analyze.host.running import CALLS
 from stepscope.analyze.owners.from_frames import collective_owners, work_owners
 from stepscope.analyze.owners.host_time import host_time
 from stepscope.analyze.owners.match import operators_and_ranges

@@ -9,7 +9,7 @@ from stepscope.analyze.host.calls import HostCalls
 from stepscope.analyze.owners.align import NOTHING
 from stepscope.analyze.owners.host_time import GapShares, host_time
 from stepscope.analyze.owners.linked import LinkedThread, Stacks, linked_threads
-from stepscope.analyze.owners.match import Matched, matched
+from stepscope.analyze.owners.match import OperatorMatch, matched
 from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, Owned, Ownership, nobody
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import TRAINING
@@ -71,7 +71,7 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     )
 
 
-def _of_matched(found: Matched, threads: list[LinkedThread]) -> Owned:
+def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> Owned:
     """Return the owners of the calls that have a counterpart."""
     out = nobody(len(found.calls))
     stack, caller, module = out.stack.copy(), out.caller.copy(), out.module.copy()
@@ -132,7 +132,7 @@ Gap = tuple[list[int], list[int]]
 """stacks and times"""
 
 
-def _gap_shares(rank: Rank, found: Matched, threads: list[LinkedThread]) -> GapShares:
+def _gap_shares(rank: Rank, found: OperatorMatch, threads: list[LinkedThread]) -> GapShares:
     """Return the stacks in the gap before each matched call; before a step's first also those after the step's last."""
     gap_of_call = np.full(len(found.calls), -1, np.int64)
     entries: list[Gap] = []

@@ -60,7 +60,9 @@ def host_time(
     is_range &= calls.nearest(~is_range) < 0  # inside an operator a range is part of it
     on_engine = np.isin(calls.thread, marks.autograd_threads) & ~is_range
     engine = union(calls.start_ns[on_engine], calls.end_ns[on_engine])
-    asked = _Asked(np.sort(calls.start_ns[on_engine]), by_call.caller[on_engine][np.argsort(calls.start_ns[on_engine])])
+    asked = _EngineCalls(
+        np.sort(calls.start_ns[on_engine]), by_call.caller[on_engine][np.argsort(calls.start_ns[on_engine])]
+    )
     parts = []
     for thread in sorted({int(marks.main_thread), *marks.autograd_threads.tolist()}):
         spans = thread_spans(calls, thread, begin, end)
@@ -75,7 +77,7 @@ def host_time(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Asked(ArrayRecord):
+class _EngineCalls(ArrayRecord):
     """When the engine's threads began operators, and where each had been called from on the training thread."""
 
     when_ns: Int64s
@@ -94,7 +96,7 @@ def _owned(
     by_call: Owned,
     gaps: GapShares | None,
     between: Callable[[Int64s, Int64s], Owned],
-    asked: _Asked | None,
+    asked: _EngineCalls | None,
 ) -> HostTime:
     """Return the spans of one thread with owners; those of Python cut by the shares of its stacks."""
     low, high = np.searchsorted(calls.thread, [thread, thread + 1])
@@ -114,7 +116,7 @@ def _owned(
 
 
 def _around_backward(
-    whole: HostTime, gap: Int64s, gaps: GapShares, asked: _Asked
+    whole: HostTime, gap: Int64s, gaps: GapShares, asked: _EngineCalls
 ) -> tuple[HostTime, Int64s, GapShares]:
     """Return spans cut where the engine began and ended working for them, with the gap of each piece.
 

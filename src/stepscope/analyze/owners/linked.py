@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.running import CALLS
+from stepscope.analyze.host.busy_operators import CALLS
 from stepscope.contract.regions import EVALUATE
 from stepscope.records import ArrayRecord
 from stepscope.run.owners import OwnedThread, RankOwners

@@ -34,7 +34,7 @@ _MAX_DEPTH = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Matched(ArrayRecord):
+class OperatorMatch(ArrayRecord):
     """For each call of a rank: the thread of the file and the position on it, NOTHING where it has none."""
 
     calls: HostCalls
@@ -51,7 +51,7 @@ def operators_and_ranges(rank: Rank) -> HostCalls:
     return call_stacks(rank.trace, rows[marks == 0])
 
 
-def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedThread]) -> Matched:
+def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedThread]) -> OperatorMatch:
     """Return the operators of the recorded steps matched to those of the steps with frames."""
     calls = operators_and_ranges(rank)
     key_of_name = _Names()
@@ -69,7 +69,7 @@ def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedTh
         found = _by_step(keys[low:high], step[low:high], known_keys, known.thread.step[known.at], tries)
         position[low:high] = found
         thread[low:high][found != NOTHING] = index
-    return Matched(calls, thread, position)
+    return OperatorMatch(calls, thread, position)
 
 
 class _Names:

@@ -56,7 +56,7 @@ class CodeTrees:
 
 def code_trees(owned: Sequence[Ownership], sums: Sequence[OwnerSums]) -> CodeTrees:
     """Return the trees over lines and over modules of these ranks, the mean over them."""
-    lines, modules = _Grown(), _Grown()
+    lines, modules = _GrowingNode(), _GrowingNode()
     for one, found in zip(owned, sums, strict=True):
         stacks = [_line_path(one, stack) for stack in one.stacks]
         paths = [_module_path(path) for path in one.modules]
@@ -82,19 +82,19 @@ def _module_path(path: str) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(eq=False, repr=False)
-class _Grown(ArrayRecord):
+class _GrowingNode(ArrayRecord):
     """A tree while it grows: all that is inside a node, and of that in backward."""
 
     label: str = ""
     inside: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
     backward: Floats = field(default_factory=lambda: np.zeros(len(COLUMNS)))
-    children: dict[str, "_Grown"] = field(default_factory=dict)
+    children: dict[str, "_GrowingNode"] = field(default_factory=dict)
 
     def add(self, path: tuple[tuple[str, str], ...], amount: Floats, backward: bool) -> None:
         node = self
         node._take(amount, backward)
         for name, label in path:
-            node = node.children.setdefault(name, _Grown(label))
+            node = node.children.setdefault(name, _GrowingNode(label))
             node._take(amount, backward)
 
     def _take(self, amount: Floats, backward: bool) -> None:
@@ -108,26 +108,26 @@ class _Grown(ArrayRecord):
         return float(max(self.inside[_HOST] + self.inside[_BLOCKED], self.inside[_DEVICE] + self.inside[_COMM]))
 
 
-def _bounded(root: _Grown) -> CodeNode:
+def _bounded(root: _GrowingNode) -> CodeNode:
     """Return a tree of at most about MAX_NODES nodes: those below the smallest weight that fits are put together."""
     weights = sorted(_weights(root), reverse=True)
     least = weights[MAX_NODES // 2] if len(weights) > MAX_NODES // 2 else 0.0
     return _node("", root, least)
 
 
-def _weights(node: _Grown) -> Iterable[float]:
+def _weights(node: _GrowingNode) -> Iterable[float]:
     for child in node.children.values():
         yield child.weight
         yield from _weights(child)
 
 
-def _node(name: str, grown: _Grown, least: float) -> CodeNode:
+def _node(name: str, grown: _GrowingNode, least: float) -> CodeNode:
     shown = {k: c for k, c in grown.children.items() if c.weight > least or not least}
     rest = [c for k, c in grown.children.items() if k not in shown]
     children = [_node(k, c, least) for k, c in sorted(shown.items(), key=lambda kc: (-kc[1].weight, kc[0]))]
     if rest and any(c.weight for c in rest):
         inside, backward = sum(c.inside for c in rest), sum(c.backward for c in rest)
-        children.append(_node(OTHERS, _Grown(f"{len(rest)} others", inside, backward), least))  # type: ignore[arg-type]
+        children.append(_node(OTHERS, _GrowingNode(f"{len(rest)} others", inside, backward), least))  # type: ignore[arg-type]
     return CodeNode(
         name=name,
         label=grown.label,

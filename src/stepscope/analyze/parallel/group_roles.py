@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.parallel.hints import Hints
 from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
-from stepscope.run.collectives.of_rank import Collectives
+from stepscope.run.collectives.table import Collectives
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.trace.table import Int64s
 
@@ -29,7 +30,6 @@ _AGAIN_SHARE = 0.3
 """parameters gathered again in backward, at least this share of those gathered in forward: zero3"""
 _INSIDE_SHARE = 0.3
 """messages asked for in the middle of backward passes, at least this share: no pipeline"""
-
 _GROUP_NAMES = (
     ("tp", re.compile(r"(^|[_\W])tp($|[_\W])|tensor", re.IGNORECASE)),
     ("pp", re.compile(r"(^|[_\W])pp($|[_\W])|pipe", re.IGNORECASE)),
@@ -37,23 +37,6 @@ _GROUP_NAMES = (
     ("ep", re.compile(r"(^|[_\W])ep($|[_\W])|expert|moe", re.IGNORECASE)),
     ("dp", re.compile(r"(^|[_\W])(dp|hsdp|fsdp|ddp|dp_shard|dp_replicate)($|[_\W])|data_par|replicate", re.IGNORECASE)),
 )
-
-
-@dataclass(frozen=True)
-class Hints:
-    """What ranges in the trace say about the job."""
-
-    ddp: bool = False
-    fsdp: int = 0
-    """version of FSDP, 0 without"""
-    pipeline: bool = False
-    embeddings: bool = False
-    routed: bool = False
-    """all-to-alls with an amount per peer, as only routed tokens need it"""
-    trains: bool = False
-    """backward passes were recorded"""
-    experts: bool = False
-    """kernels of an expert-parallel library"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -17,22 +17,20 @@ Names are better evidence than patterns: a group called `mesh_tp`, ranges called
 agree the answer is *stated*, where only the traffic speaks it is a *pattern*, and where it fits several a *guess*.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.parallel.group_roles import GUESS, PATTERN, STATED, Hints, Role, group_said, roles_of_group
-from stepscope.analyze.parallel.pipeline.actions import MARKED_ACTION
+from stepscope.analyze.parallel.group_roles import GUESS, PATTERN, STATED, Role, group_said, roles_of_group
+from stepscope.analyze.parallel.hints import Hints, hints_of_rank
 from stepscope.analyze.ranks.traffic import launched_in_steps, num_steps
 from stepscope.analyze.step.phases import Passes, Phase, Phases, collective_phases, passes
-from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE, OPS
+from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 SINGLE, UNKNOWN = "single", "unknown"
@@ -41,10 +39,6 @@ _ORDER = ("fsdp-zero3", "fsdp-zero2", "zero2", "zero1", "ddp", "local-sgd", "tp"
 _POINT_TO_POINT = ("pp", "cp")
 _FAMILIES = (_POINT_TO_POINT, ("zero1", "zero2", "ddp"), ("fsdp-zero3", "fsdp-zero2"))
 """kinds that one group is only one of, by how much it takes to show them"""
-
-_DDP = re.compile(r"^DistributedDataParallel\.")
-_FSDP = ((2, re.compile(r"^FSDP::")), (1, re.compile(r"FullyShardedDataParallel")))
-_EMBEDDINGS = re.compile(r"KJT|all2all_data|PooledEmbedding|alltoall_(fwd|bwd)_single|EmbeddingBagCollection")
 
 
 @dataclass(frozen=True)
@@ -110,7 +104,7 @@ def strategy_of(run: Run) -> Strategy:
     """Return the strategy that the traces of a run show."""
     each_passes = tuple(passes(rank) for rank in run.ranks)
     phases = tuple(collective_phases(rank, p) for rank, p in zip(run.ranks, each_passes, strict=True))
-    hints = [_hints(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
+    hints = [hints_of_rank(rank, trains=len(p.backward) > 0) for rank, p in zip(run.ranks, each_passes, strict=True)]
     rows = [launched_in_steps(rank) for rank in run.ranks]
     if not any(map(len, rows)):  # no launches were recorded: what ran is all there is to tell by
         rows = [np.arange(len(rank.collectives)) for rank in run.ranks]
@@ -151,34 +145,6 @@ def _in_words(rank: Rank, group: int, role: Role) -> Role:
     if rank.collectives.groups[group] != UNKNOWN_GROUP:
         return role
     return Role(role.kind, role.sure, f"{role.why}; the trace does not say which group", role.rows, role.instead)
-
-
-def _hints(rank: Rank, *, trains: bool) -> Hints:
-    used = np.unique(rank.trace["name"][rank.kinds == EventKind.ANNOTATION])
-    names = [rank.trace.strings[i] for i in used if i >= 0]
-    return Hints(
-        ddp=any(_DDP.search(n) for n in names),
-        fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
-        pipeline=any(MARKED_ACTION.match(n) for n in names),
-        embeddings=any(_EMBEDDINGS.search(n) for n in names),
-        routed=_amounts_per_peer(rank),
-        trains=trains,
-        experts=_expert_kernels(rank),
-    )
-
-
-def _expert_kernels(rank: Rank) -> bool:
-    """Return whether kernels of an expert-parallel library ran."""
-    ids = np.unique(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
-    return any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in ids if i >= 0)
-
-
-def _amounts_per_peer(rank: Rank) -> bool:
-    """Return whether any all-to-all was recorded with a list of amounts."""
-    c = rank.collectives
-    records = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
-    lists = np.unique(rank.trace.arg("in_split").at(records, missing=-1))
-    return any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in lists)
 
 
 def _agreed(ranks: Sequence[Rank], by_rank: Sequence[_Roles]) -> list[_Roles]:

@@ -23,7 +23,7 @@ MIN_IMBALANCE = 0.10
 """of what the mean rank computes: equal work differs by a few percent from rank to rank"""
 _MORE_WORK = 1.10
 """times the others' threads: then the load differs, not the device"""
-_MOST_STEPS = 0.5
+_MIN_SHARE_OF_STEPS = 0.5
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -45,7 +45,7 @@ class UnevenCompute(ArrayRecord):
     def heaviest(self) -> tuple[int, ...]:
         """Return the rank that has most in over half of the steps; none where they take turns."""
         most = np.bincount(self.compute_ns.argmax(axis=0), minlength=len(self.ranks))
-        return (self.ranks[int(most.argmax())],) if most.max() > _MOST_STEPS * self.compute_ns.shape[1] else ()
+        return (self.ranks[int(most.argmax())],) if most.max() > _MIN_SHARE_OF_STEPS * self.compute_ns.shape[1] else ()
 
     @property
     def is_load(self) -> bool:
@@ -54,7 +54,7 @@ class UnevenCompute(ArrayRecord):
         first = self.compute_ns.argmax(axis=0)
         mine = self.threads[first, steps]
         others = (self.threads.sum(axis=0) - mine) / (len(self.ranks) - 1)
-        return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MOST_STEPS)
+        return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
 
 
 def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:

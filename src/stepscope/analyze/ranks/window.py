@@ -7,7 +7,7 @@ without a device the host's operators are the compute and the collective's execu
 
 from dataclasses import dataclass
 
-from stepscope.analyze.host.running import running_operators
+from stepscope.analyze.host.busy_operators import running_operators
 from stepscope.intervals import EMPTY, Intervals, clip, intersect, subtract, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind

@@ -7,8 +7,8 @@ import numpy as np
 from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
 from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
+from stepscope.analyze.replay.owner_removal import Part, with_plain_python
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.taken_out import Part, with_plain_python
 from stepscope.intervals import EMPTY, Intervals, intersect, union
 from stepscope.trace.classify import EventKind
 

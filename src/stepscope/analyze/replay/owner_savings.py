@@ -8,9 +8,9 @@ from stepscope.analyze.owners.selection import owner_name
 from stepscope.analyze.owners.sums import OwnerSums
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.owner_part import claimed_ns, part_of
+from stepscope.analyze.replay.owner_removal import NO_PART, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, bounded, to_step
-from stepscope.analyze.replay.taken_out import NO_PART, taken_out
 
 MAX_REPLAYED = 10
 WHOLE_STEP = 0.95

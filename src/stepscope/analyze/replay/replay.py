@@ -25,9 +25,9 @@ from stepscope.analyze.replay.graph import (
     with_durations,
 )
 from stepscope.analyze.replay.host_program import host_program
-from stepscope.analyze.replay.known_lateness import as_late_as_known
 from stepscope.analyze.replay.logged_host import logged_factor
 from stepscope.analyze.replay.program import Program, device_program
+from stepscope.analyze.replay.unprofiled_lateness import as_late_as_known
 from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.records import ArrayRecord

@@ -15,44 +15,32 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.step.recurring import COMMUNICATION, NOTHING_RECURS, OUTSIDE, Recurring
+from stepscope.analyze.step.logged_steps import (
+    UNNAMED,
+    WORK_REGIONS,
+    Floats,
+    LoggedSteps,
+    Mask,
+    cause_times,
+    in_window,
+    logged_steps,
+    region_times,
+)
+from stepscope.analyze.step.recurring import NOTHING_RECURS, OUTSIDE, Recurring
 from stepscope.contract.step_line import (
-    BACKWARD,
-    CLIPPING,
     DATA_LOADING,
-    FORWARD,
-    GRADIENT_SYNC,
     LOADER_START,
-    LR_SCHEDULING,
-    OPTIMIZER,
 )
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
-from stepscope.stats.robust import FAR_LONGER, mad_sigma, num_stretches, slow_start
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
-Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-
-WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
-"""the work of training itself: time there is not something else that the host does"""
-UNNAMED = (OUTSIDE, COMMUNICATION)
-"""causes that no region names"""
-_MIN_STEPS = 8
-_MIN_EXCESS_SHARE = 0.1
-"""of the median step: a cause that takes less longer than usual is noise"""
-_EXCESS_SIGMAS = 5.0
-_LONG_STEP_SHARE = 0.25
 _MOSTLY_EXPLAINED = 0.5
-_MIN_ORDINARY = 3
-_MIN_SHARE_KNOWN = 0.8
 _MIN_BEFORE = 10
 _BEFORE_AND_AFTER = 0.05
 _MIN_TO_TELL = 0.02
 _LOADING_FACTORS = (0.2, 5.0)
-_MIN_UNNAMED = 3
-"""stretches of steps: host time outside every region that comes less often is not known to recur"""
 _MIN_TOGETHER = 3
 _ALWAYS_TOGETHER = 0.9
 
@@ -92,7 +80,7 @@ class TrainingStep(ArrayRecord):
 
 def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
     """Return the mean training step of the logs, None where a rank has fewer than eight steps that count."""
-    ranks = [_logged(log) for log in logs]
+    ranks = [logged_steps(log) for log in logs]
     if not ranks or any(r is None for r in ranks):
         return None
     known = [r for r in ranks if r is not None]
@@ -113,111 +101,7 @@ def training_step(logs: Sequence[StepLog]) -> TrainingStep | None:
     )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class _Logged(ArrayRecord):
-    """One rank's log with what stands out in it."""
-
-    log: StepLog
-    step_ns: Floats
-    """of the device where it was measured, else of the host"""
-    counts: Mask
-    event: Mask
-    hiccup: Mask
-    causes: dict[str, Floats]
-    """how much longer than usual, by step; 0 where that is noise"""
-
-    @property
-    def ordinary(self) -> Mask:
-        return np.asarray(self.counts & ~self.event)
-
-    @property
-    def mean_ns(self) -> float:
-        return float(self.step_ns[self.counts & ~self.hiccup].mean())
-
-    @property
-    def ordinary_mean_ns(self) -> float:
-        return float(self.step_ns[self.ordinary].mean())
-
-
-def _logged(log: StepLog) -> _Logged | None:
-    step_ns = _step_ns(log)
-    usable = np.flatnonzero(log.unprofiled & (step_ns > 0))
-    counts = np.zeros(len(log), bool)
-    counts[usable[slow_start(step_ns[usable]) :]] = True
-    if counts.sum() < _MIN_STEPS:
-        return None
-    causes, long = _standing_out(log, step_ns, counts)
-    if num_stretches(causes[OUTSIDE][counts] > 0) < _MIN_UNNAMED:
-        causes[OUTSIDE] = np.zeros(len(log))
-    if _with_more_collectives(log, counts, causes[OUTSIDE] > 0):
-        causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
-    named = _any([x for name, x in causes.items() if name not in UNNAMED], len(log))
-    event = _any(list(causes.values()), len(log)) | long
-    unnamed = counts & (step_ns > FAR_LONGER * np.median(step_ns[counts])) & ~named
-    hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
-    if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
-        return _Logged(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
-    in_window = _window(log)
-    if in_window.any():
-        seen, long = _standing_out(log, step_ns, in_window)
-        event |= _any(list(seen.values()), len(log)) | long
-    return _Logged(log, step_ns, counts, event, hiccup, {name: np.where(hiccup, 0, x) for name, x in causes.items()})
-
-
-def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
-    """Return whether some steps have more collectives than the others."""
-    count = log.column("collectives.count")
-    known = counts & ~np.isnan(count)
-    mine, others = count[known & these], count[known & ~these]
-    return bool(len(mine) and len(others) and np.median(mine) > np.median(others))
-
-
-def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
-    """Return by cause how much longer than usual it takes among some steps, and which of them are long."""
-    median = float(np.median(step_ns[among]))
-    causes = {name: _beyond_usual(time, among, median) for name, time in cause_times(log).items()}
-    spread = mad_sigma(step_ns[among])
-    return causes, among & (step_ns > median + max(_LONG_STEP_SHARE * median, _EXCESS_SIGMAS * spread))
-
-
-def _window(log: StepLog) -> Mask:
-    return np.asarray(log.profiled & (np.array(log.phase, str) == "window"))
-
-
-def region_times(log: StepLog) -> dict[str, Floats]:
-    """Return by region its time in every step, 0 where it was not entered."""
-    paths = [path for path in log.numbers if path.startswith("regions.") and path.endswith(".ns")]
-    return {path[len("regions.") : -len(".ns")]: np.nan_to_num(log.column(path)) for path in paths}
-
-
-def cause_times(log: StepLog) -> dict[str, Floats]:
-    """Return by cause its time in every step: regions that are not the work of training, and time outside all."""
-    times = region_times(log)
-    inside = sum(times.values(), np.zeros(len(log)))
-    found = {name: time for name, time in times.items() if name not in WORK_REGIONS}
-    # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
-    return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
-
-
-def _step_ns(log: StepLog) -> Floats:
-    """Return the device's step times where nearly all are known, else the host's."""
-    known = log.device_ns > 0
-    on_device = len(log) > 0 and known.mean() >= _MIN_SHARE_KNOWN
-    return np.where(known, log.device_ns, log.dur_ns).astype(float) if on_device else log.dur_ns.astype(float)
-
-
-def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
-    usual = float(np.median(time[among]))
-    beyond = time - usual
-    least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
-    return np.where(among & (beyond > least), beyond, 0.0)
-
-
-def _any(times: Sequence[Floats], length: int) -> Mask:
-    return np.asarray(reduce(np.logical_or, [x > 0 for x in times], np.zeros(length, bool)))
-
-
-def _ordinary(ranks: Sequence[_Logged]) -> tuple[float, list[str]]:
+def _ordinary(ranks: Sequence[LoggedSteps]) -> tuple[float, list[str]]:
     """Return the ordinary step, and a note where the steps before the window differ from those after it.
 
     Then those before it are the job's: nothing had been attached to it yet.
@@ -235,12 +119,12 @@ def _ordinary(ranks: Sequence[_Logged]) -> tuple[float, list[str]]:
     ]
 
 
-def _phase_mean(rank: _Logged, phase: str) -> float | None:
+def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
     mine = rank.ordinary & (np.array(rank.log.phase, str) == phase)
     return float(rank.step_ns[mine].mean()) if mine.sum() >= _MIN_BEFORE else None
 
 
-def _recurring(ranks: Sequence[_Logged], total_ns: float) -> Recurring:
+def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
     """Return what recurs, brought to the time that it adds to the step."""
     steps = reduce(np.intersect1d, [r.log.step[r.counts] for r in ranks])
     causes = tuple(dict.fromkeys(name for r in ranks for name in r.causes))
@@ -301,20 +185,20 @@ def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
     return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
 
 
-def _region_gain(rank: _Logged) -> dict[str, float]:
+def _region_gain(rank: LoggedSteps) -> dict[str, float]:
     """Return how much longer each region takes in ordinary steps than in ordinary profiled ones."""
     log = rank.log
-    window = _window(log) & ~rank.event
+    window = in_window(log) & ~rank.event
     if not window.any():
         return {}
     times = region_times(log) | cause_times(log)
     return _gains(times, rank.ordinary, window)
 
 
-def _loading_factor(rank: _Logged) -> float:
+def _loading_factor(rank: LoggedSteps) -> float:
     """Return 1 where either is unknown or next to nothing."""
     time = region_times(rank.log).get(DATA_LOADING)
-    window = _window(rank.log) & ~rank.event
+    window = in_window(rank.log) & ~rank.event
     if time is None or not window.any():
         return 1.0
     usual, profiled = float(time[rank.ordinary].mean()), float(time[window].mean())
@@ -322,7 +206,7 @@ def _loading_factor(rank: _Logged) -> float:
     return float(np.clip(usual / profiled, *_LOADING_FACTORS)) if min(usual, profiled) > least else 1.0
 
 
-def _work_gain(rank: _Logged) -> dict[str, float]:
+def _work_gain(rank: LoggedSteps) -> dict[str, float]:
     times = {name: time for name, time in region_times(rank.log).items() if name in WORK_REGIONS}
     return _gains(times, rank.counts & ~rank.hiccup, rank.ordinary)
 
@@ -332,7 +216,7 @@ def _gains(times: dict[str, Floats], more: Mask, less: Mask) -> dict[str, float]
     return {name: gain for name, gain in gains.items() if gain > 0}
 
 
-def _hiccups(ranks: Sequence[_Logged]) -> list[str]:
+def _hiccups(ranks: Sequence[LoggedSteps]) -> list[str]:
     left_out = sorted({int(n) for r in ranks for n in r.log.step[r.hiccup]})
     if not left_out:
         return []

@@ -101,8 +101,8 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
                 self._count += 1
                 self._numbers[storage._cdata] = self._count
                 self._sizes[self._count] = 0
-                weakref.finalize(storage, self._freed, storage._cdata)
-                self._changed(self._count, storage.nbytes())
+                weakref.finalize(storage, self._note_free, storage._cdata)
+                self._note_size(self._count, storage.nbytes())
 
     def __enter__(self) -> "MemoryRecorder":
         """Start; storages that are resized in place are followed too: FSDP frees gathered weights that way."""
@@ -111,7 +111,7 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
             result = plain(storage, size)
             if storage._cdata in self._numbers:
-                self._changed(self._numbers[storage._cdata], int(size))
+                self._note_size(self._numbers[storage._cdata], int(size))
             return result
 
         torch.UntypedStorage.resize_ = resize
@@ -128,14 +128,14 @@ class MemoryRecorder(TorchDispatchMode):  # type: ignore[misc]
         numbers = {self._numbers.get(t.untyped_storage()._cdata, 0) for t in tensors}
         return sum(self.peak_sizes.get(number, 0) for number in numbers)
 
-    def _changed(self, number: int, size_bytes: int) -> None:
+    def _note_size(self, number: int, size_bytes: int) -> None:
         size_bytes = -(-size_bytes // _BLOCK_BYTES) * _BLOCK_BYTES
         self.live_bytes += size_bytes - self._sizes[number]
         self._sizes[number] = size_bytes
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes, self.peak_when, self.peak_sizes = self.live_bytes, self.when, dict(self._sizes)
 
-    def _freed(self, address: int) -> None:
+    def _note_free(self, address: int) -> None:
         self.live_bytes -= self._sizes.pop(self._numbers.pop(address))
 
 

@@ -34,13 +34,13 @@ def job(bench: Bench, settings: dict[str, Any]) -> None:
     while (size := next_probe(known, start=settings["start"], limit=settings["most"])) is not None:
         bench.emit(what="begin", batch_size=size)
         with at_most(settings["item_limit_s"], bench, batch_size=size):
-            outcome = _tried(dataclasses.replace(spec, batch_size=size), bench.device)
+            outcome = _try(dataclasses.replace(spec, batch_size=size), bench.device)
         free(bench.device)
         known[size] = outcome["fits"]
         bench.emit(what="probe", batch_size=size, **outcome)
 
 
-def _tried(spec: WorkloadSpec, device: torch.device) -> dict[str, Any]:
+def _try(spec: WorkloadSpec, device: torch.device) -> dict[str, Any]:
     try:
         _two_steps(spec, device)
     except (RuntimeError, MemoryError) as error:

@@ -18,7 +18,7 @@ class Process:
     world_size: int
     device: torch.device
 
-    def gathered(self, thing: Any) -> list[Any]:
+    def gather(self, thing: Any) -> list[Any]:
         """Return what every rank gave, in order of rank, on rank 0; elsewhere an empty list."""
         if self.world_size == 1:
             return [thing]

@@ -13,9 +13,10 @@ from typing import Any
 from stepscope.bench.config.sections import BenchConfig
 from stepscope.bench.session.results import series
 from stepscope.contract.run_folder import SCHEMA, atomic_write, steps_file
+from stepscope.contract.step_line import WARMUP, WINDOW
 from stepscope.json_text import json_text
 from stepscope.record.config import RecordConfig
-from stepscope.record.window.schedule import WARMUP, WINDOW, census_step, frame_step, phase_of
+from stepscope.record.window.schedule import census_step, frame_step, phase_of
 
 _OF_BENCHMARKS = ("bench", "ranks")  # sections that a training does not use
 SUMMARY_JSON, SUMMARY_TXT = "summary.json", "summary.txt"

@@ -128,7 +128,7 @@ class Trainer:
         )
         per_step = steps.fed.per_step([step - first for step in counted])
         fed = {"samples_per_step": per_step.samples, "tokens_per_step": per_step.tokens}
-        if records := process.gathered({**samples.as_dict(), **fed}):
+        if records := process.gather({**samples.as_dict(), **fed}):
             own = self._own["model"]
             found = trainer_summary.summary(
                 self.config,

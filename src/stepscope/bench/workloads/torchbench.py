@@ -14,7 +14,7 @@ from stepscope.errors import UsageError
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     """Return a workload around one of TorchBench's models."""
-    model, inputs = _loaded(spec, device, argument)
+    model, inputs = _load(spec, device, argument)
     return GivenBatches(
         spec=spec,
         model=model.to(device),
@@ -25,7 +25,7 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     )
 
 
-def _loaded(spec: WorkloadSpec, device: torch.device, name: str) -> tuple[nn.Module, Any]:
+def _load(spec: WorkloadSpec, device: torch.device, name: str) -> tuple[nn.Module, Any]:
     if find_spec("torchbenchmark") is None:
         raise UsageError(f"workload torchbench:{name} needs TorchBench, which is not installed here; install it")
     try:

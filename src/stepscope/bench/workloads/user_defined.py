@@ -41,7 +41,7 @@ class GivenBatches(Workload):
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
     """Return the workload that the function makes."""
-    made = _called(_function(argument), argument, spec, device)
+    made = _call(_function(argument), argument, spec, device)
     model, batches, loss = _checked(made, argument)
     shared = {
         "spec": spec,
@@ -83,7 +83,7 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def _called(function: Callable[..., Any], name: str, spec: WorkloadSpec, device: torch.device) -> Any:
+def _call(function: Callable[..., Any], name: str, spec: WorkloadSpec, device: torch.device) -> Any:
     try:
         inspect.signature(function).bind(spec, device)
     except TypeError as error:

@@ -12,7 +12,7 @@ from stepscope.cli.predict.model import (
     device_bytes,
     model_of,
 )
-from stepscope.cli.predict.simulated import simulated_step
+from stepscope.cli.predict.simulated_step import simulated_step
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.layout import Layout, Optimizer, Precision
 from stepscope.cost.models.memory import CONTEXT_BYTES, Moment, training_memory

@@ -7,7 +7,7 @@ from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.rules.communication_bound import communication_bound
 from stepscope.diagnose.rules.limits import not_computing_ns
 from stepscope.diagnose.rules.redundant_communication import needed_share
-from stepscope.diagnose.scope.applied import sixteen_bit_messages
+from stepscope.diagnose.scope.applied_fixes import sixteen_bit_messages
 
 _NARROW_ALREADY = (
     "The messages are of 16 bit or less already: send them less often (accumulate gradients over more micro-batches), shard "

@@ -1,7 +1,7 @@
 """`host-stall`: the host does something else than training: garbage collection, logging, checkpoints, a lock."""
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host.computing import computing_operators
+from stepscope.analyze.host.host_compute import computing_operators
 from stepscope.analyze.replay.changes import without_recurring, without_window_stalls
 from stepscope.analyze.step.recurring import OUTSIDE
 from stepscope.diagnose.finding import Candidate, Evidence

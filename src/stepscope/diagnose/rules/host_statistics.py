@@ -3,7 +3,7 @@
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
+from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms
 
 
@@ -20,11 +20,10 @@ def _is_statistic(rank: RankLines, work: LineWork) -> bool:
 def _candidate(account: Account, line: Line) -> Candidate:
     place = f"{line[0]}:{line[1]}"
     copies, took, steps = 0, 0, 0
-    for known in account.line_work:
-        if known is not None and line in known.lines:
-            copies += known.lines[line].to_host
-            took += known.lines[line].device_ns
-            steps += max(len(known.owned.rank.steps), 1)
+    for known in ranks_with(account, line):
+        copies += known.lines[line].to_host
+        took += known.lines[line].device_ns
+        steps += max(len(known.owned.rank.steps), 1)
     return Candidate(
         id="host-device-sync",
         title=f"{place} brings results to the host in every step",

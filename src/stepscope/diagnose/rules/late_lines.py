@@ -9,7 +9,7 @@ from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.taken_out import NO_PART
+from stepscope.analyze.replay.owner_removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, host_only, without_parts
 from stepscope.diagnose.rules.measures import host_ms

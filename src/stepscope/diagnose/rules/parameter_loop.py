@@ -3,7 +3,7 @@
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
+from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 
 _MIN_CALLS = 32
 """in place per step and line: fewer are no loop over parameters"""
@@ -41,11 +41,10 @@ def _looped(work: LineWork) -> int:
 def _candidate(account: Account, line: Line) -> Candidate:
     place = f"{line[0]}:{line[1]}"
     calls, steps, names = 0, 0, set()
-    for known in account.line_work:
-        if known is not None and line in known.lines:
-            calls += _looped(known.lines[line])
-            steps += max(len(known.owned.rank.steps), 1)
-            names |= set(known.lines[line].top_calls) & FOREACH
+    for known in ranks_with(account, line):
+        calls += _looped(known.lines[line])
+        steps += max(len(known.owned.rank.steps), 1)
+        names |= set(known.lines[line].top_calls) & FOREACH
     forms = ", ".join(f"torch._foreach_{name.removeprefix('aten::')}" for name in sorted(names))
     return Candidate(
         id="launch-overhead",

@@ -17,7 +17,7 @@ _SAME_ORDER = 1 / 3
 
 
 @dataclass(frozen=True)
-class Named:
+class CauseText:
     """How a finding says one recurring cause."""
 
     title: str
@@ -26,23 +26,23 @@ class Named:
 
 
 _NAMED = {
-    CHECKPOINT: Named(
+    CHECKPOINT: CauseText(
         "Training stops for checkpoints",
         "checkpoint: the model is saved inside the training loop, and no step runs meanwhile",
         "Save less often, or in the background: torch.distributed.checkpoint.async_save, or copy the state to pinned "
         "memory and write it in a thread.",
     ),
-    EVALUATION: Named(
+    EVALUATION: CauseText(
         "Training stops for evaluations",
         "evaluation: forward passes without gradients run between training steps",
         "Evaluate less often or on fewer batches, in larger batches under torch.inference_mode(), or in a job of its own.",
     ),
-    GARBAGE_COLLECTION: Named(
+    GARBAGE_COLLECTION: CauseText(
         "Python collects garbage inside steps",
         "garbage_collection: the interpreter's collector stops the training thread",
         "gc.freeze() after the model is built, gc.disable() in the loop and gc.collect() every N steps on all ranks at once.",
     ),
-    COMPILATION: Named(
+    COMPILATION: CauseText(
         "The model is compiled again during training",
         "compilation: torch.compile meets new shapes or values and compiles again",
         "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why each one happened.",
@@ -50,9 +50,9 @@ _NAMED = {
 }
 
 
-def named_cause(cause: str) -> Named:
+def named_cause(cause: str) -> CauseText:
     """Return the words for a recurring cause; a region that the job named itself speaks for itself."""
-    return _NAMED.get(cause) or Named(
+    return _NAMED.get(cause) or CauseText(
         f"Training stops for {cause}",
         f"{cause}: the region of that name takes long in some steps",
         "Do it less often, or in a thread or a job of its own.",

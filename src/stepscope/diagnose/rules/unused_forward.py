@@ -5,10 +5,10 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
+from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms
 
-_MOST = 0.5
+_MIN_TRAINED_SHARE = 0.5
 """of the modules below the line are trained in the same step: it is the model, not a frozen one beside it"""
 
 
@@ -20,7 +20,7 @@ def unused_forward(account: Account) -> list[Candidate]:
 def _is_unused(rank: RankLines, work: LineWork) -> bool:
     if not work.apart or not work.modules or work.in_place:
         return False
-    if len(work.modules & rank.trained) < _MOST * len(work.modules):
+    if len(work.modules & rank.trained) < _MIN_TRAINED_SHARE * len(work.modules):
         return False
     ran = work.last_ns > work.first_ns
     return bool(ran.any() and (work.first_ns[ran] > rank.backward_ns[ran]).all())
@@ -28,10 +28,9 @@ def _is_unused(rank: RankLines, work: LineWork) -> bool:
 
 def _candidate(account: Account, line: Line) -> Candidate:
     took, modules = [], 0
-    for known in account.line_work:
-        if known is not None and line in known.lines:
-            took.append(known.lines[line].device_ns / max(len(known.owned.rank.steps), 1))
-            modules = max(modules, len(known.lines[line].modules))
+    for known in ranks_with(account, line):
+        took.append(known.lines[line].device_ns / max(len(known.owned.rank.steps), 1))
+        modules = max(modules, len(known.lines[line].modules))
     place = f"{line[0]}:{line[1]}"
     return Candidate(
         id="recomputation",

@@ -5,7 +5,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
+from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 
 
@@ -37,9 +37,7 @@ def _is_extra(rank: RankLines, work: LineWork) -> bool:
 def _candidate(account: Account, line: Line) -> Candidate:
     place = f"{line[0]}:{line[1]}"
     calls, size, steps = 0, 0, 0
-    for known in account.line_work:
-        if known is None or line not in known.lines:
-            continue
+    for known in ranks_with(account, line):
         c, owner = known.owned.rank.collectives, known.owned.by_collective
         mine = known.holding(line)[owner.stack] & (c.step >= 0)
         calls += int(mine.sum())

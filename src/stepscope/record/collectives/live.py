@@ -52,7 +52,7 @@ class LiveCollectives:
         self.ledger = Ledger()
         self.volume = StepVolume()
         self._entries = entries
-        self._tap = CollectiveTap(seen=self._seen, timed=self._timed, in_python=self.volume.in_python)
+        self._tap = CollectiveTap(seen=self._note_call, timed=self._note_time, in_python=self.volume.in_python)
         self._process_groups: list[dict[str, Any]] | None = None  # kept, because they may be gone at the end
         self._groups: list[tuple[Any, str, int]] = []  # (weak reference, name, size)
         self._named: Any = {}  # torch's own table of groups
@@ -146,12 +146,12 @@ class LiveCollectives:
         for group in list(self._named):
             _ask_for_times(group)
 
-    def _seen(self, call: Call) -> None:
+    def _note_call(self, call: Call) -> None:
         self.ledger.count(call.operation, call.group, size_bytes=call.bytes)
         self.volume.group_sizes.setdefault(call.group, call.group_size)
         self.volume.call(call.operation, call.bytes)
 
-    def _timed(self, call: Call, dur_ns: int) -> None:
+    def _note_time(self, call: Call, dur_ns: int) -> None:
         self.ledger.time(call.operation, call.group, size_bytes=call.bytes, dur_ns=dur_ns)
 
     def _read_now_and_then(self) -> None:

@@ -163,7 +163,7 @@ class CollectiveTap:
                 leave_out(e)
                 raise
             if call is not None:
-                self._issued(call, group, work)
+                self._note_issue(call, group, work)
             return work
 
         return tapped
@@ -185,7 +185,7 @@ class CollectiveTap:
             self._give_up(e)
             return None
 
-    def _issued(self, call: Call, group: Any, work: Any) -> None:
+    def _note_issue(self, call: Call, group: Any, work: Any) -> None:
         try:
             if call.begin is not None:
                 call.end = _event()
@@ -209,12 +209,12 @@ class CollectiveTap:
                 leave_out(e)
                 raise
             if call is not None:
-                self._waited(call, was_over)
+                self._note_wait(call, was_over)
             return result
 
         return tapped
 
-    def _waited(self, call: Call, was_over: bool) -> None:
+    def _note_wait(self, call: Call, was_over: bool) -> None:
         """Take the time of a call whose wait ended now; one that was over earlier ended at an unknown moment."""
         dur_ns = time.perf_counter_ns() - call.issued_ns
         if self.on and (not was_over or dur_ns < _AT_ONCE_NS):

@@ -39,7 +39,7 @@ class Retries:
         self._ends_at = time.monotonic() + seconds
         self._ending.set()
 
-    def failed(self, error: OSError) -> None:
+    def note_failure(self, error: OSError) -> None:
         """Count a write that failed."""
         self.failed_writes += 1
         self._reason = error.strerror or str(error)
@@ -51,7 +51,7 @@ class Retries:
             try:
                 return act()
             except OSError as e:
-                self.failed(e)
+                self.note_failure(e)
                 if not may_pass(e) or time.monotonic() + pause_s > self._latest(began, within_s):
                     raise
             if self._ending.is_set():

@@ -157,7 +157,7 @@ class Writer:
 
     def _claim(self, message: dict[str, Any]) -> None:
         try:
-            folder = self.retries.until_done(partial(_claimed, message), within_s=_CLAIM_S)
+            folder = self.retries.until_done(partial(_claim_folder, message), within_s=_CLAIM_S)
         except StepscopeError as e:
             _reply({"error": str(e)})
             return
@@ -199,7 +199,7 @@ class Writer:
             try:
                 self.log.flush()
             except OSError as e:
-                self.retries.failed(e)  # the lines wait for the next time
+                self.retries.note_failure(e)  # the lines wait for the next time
 
     def _close_log(self) -> None:
         if self.log is None:
@@ -226,7 +226,7 @@ class Writer:
             if self.rank == 0:
                 self._write_run_json(self._facts_of_all(over=False), over=False)
         except OSError as e:
-            self.retries.failed(e)
+            self.retries.note_failure(e)
 
     def _pack_file(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Return what became of one file: its name and size, or the reason why it is missing."""
@@ -284,7 +284,7 @@ def _reply(message: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def _claimed(message: dict[str, Any]) -> Path:
+def _claim_folder(message: dict[str, Any]) -> Path:
     try:
         return claim_folder(message["out"], run_id=message["run_id"], launch_id=message.get("launch_id"))
     except StepscopeError as e:

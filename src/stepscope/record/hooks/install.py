@@ -92,7 +92,7 @@ class Hooks:
 def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> Hooks:
     """Return the hooks of this process, in place; the recorder is started with the process group or a backward."""
     patches, batch_size = Patches(), BatchSize()
-    loop = Loop(lambda: _started(start_recorder, hooks), unit)
+    loop = Loop(lambda: _start_recorder_with(start_recorder, hooks), unit)
     sync, learned = GradientSync(loop), JobNotes(batch_size)
     found = (sync.model_found, learned.model_found, loop.parameters.watch)
     hooks = Hooks(
@@ -133,7 +133,7 @@ def _pipelines(loop: Loop, patches: Patches) -> None:
     pipeline.install(loop, patches, sys.modules[pipeline.MODULE])
 
 
-def _started(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:
+def _start_recorder_with(start_recorder: Callable[[], Any], hooks: Hooks) -> Any:
     recorder = start_recorder()
     atexit.register(hooks.finish_for_good)  # after the recorder's own, hence run before it
     if parent_process() is not None:  # children of multiprocessing leave without atexit

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from stepscope.contract.step_line import RegionTimes
 from stepscope.record.steps.device_timer import DeviceTimer
-from stepscope.record.steps.regions import RegionTimes
 
 _PERIOD_NS = 100_000_000
 _FIRST_STEPS = 8

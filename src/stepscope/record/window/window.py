@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from stepscope.contract.step_line import WARMUP, WINDOW
 from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
@@ -22,7 +23,7 @@ from stepscope.record.window.budget import Budget, TypicalStep
 from stepscope.record.window.cuda_range import CudaRange
 from stepscope.record.window.kineto import Kineto, why_not_available
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.schedule import WARMUP, WINDOW, phase_of
+from stepscope.record.window.schedule import phase_of
 from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
 
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"

@@ -48,11 +48,11 @@ def print_code(
     if not shown:
         out.print("no module took part" if modules else "no line took part")
     elif sort:
-        _sorted(shown, sort, columns, out, most=None if everything else _MAX_SHOWN)
+        _print_sorted(shown, sort, columns, out, most=None if everything else _MAX_SHOWN)
     elif modules:
         _tree(shown, columns, out)
     else:
-        _annotated(shown, columns, account.run.source, out)
+        _print_annotated(shown, columns, account.run.source, out)
     _notes(view, rows, shown, out)
 
 
@@ -63,7 +63,7 @@ def _heading(account: Account, view: CodeView, out: Console) -> None:
     out.print(name_text(account.run.name, style="bold").append(f"  ms per step, {over}{step}", style="not bold"))
 
 
-def _annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
+def _print_annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
     """Print each file's lines in order, the file that takes most first."""
     for file in dict.fromkeys(row.file for row in rows):
         own = sorted((row for row in rows if row.file == file), key=lambda row: row.line)
@@ -82,7 +82,7 @@ def _block(block: Sequence[CodeRow], columns: Columns, source: SourceText, out: 
         text = kept[row.line - 1][indent:].rstrip() if row.source is not None else _NO_SOURCE
         _print_row(columns.cells(row, str(row.line)), f"{text}{_inexact(row)}", out)
         if kept and i + 1 < len(block):
-            _between(kept[row.line : block[i + 1].line - 1], row.line + 1, indent, columns, out)
+            _print_between(kept[row.line : block[i + 1].line - 1], row.line + 1, indent, columns, out)
 
 
 def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
@@ -97,7 +97,7 @@ def _blocks(rows: Sequence[CodeRow]) -> Iterable[list[CodeRow]]:
         yield block
 
 
-def _between(texts: Sequence[str], first: int, indent: int, columns: Columns, out: Console) -> None:
+def _print_between(texts: Sequence[str], first: int, indent: int, columns: Columns, out: Console) -> None:
     """Print the source between two lines where it is short, else that something is left out."""
     if len(texts) > _MAX_BETWEEN:
         out.print(Text(columns.blank("...").rstrip(), style="dim"))
@@ -106,7 +106,7 @@ def _between(texts: Sequence[str], first: int, indent: int, columns: Columns, ou
         _print_row(columns.blank(str(number)), text[indent:].rstrip(), out, style="dim")
 
 
-def _sorted(rows: Sequence[CodeRow], sort: str, columns: Columns, out: Console, *, most: int | None) -> None:
+def _print_sorted(rows: Sequence[CodeRow], sort: str, columns: Columns, out: Console, *, most: int | None) -> None:
     ordered = sorted(rows, key=_KEYS[sort], reverse=True)
     _print_title(f"by {sort}", out)
     out.print(Text(columns.head(None), style="dim"))

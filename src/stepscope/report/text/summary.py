@@ -9,15 +9,15 @@ from stepscope.analyze.account import Account
 from stepscope.diagnose.conclusion.categories import UNCLEAR
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
-from stepscope.diagnose.scope.examined import by_need
+from stepscope.diagnose.scope.unexamined_faults import by_need
 from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.budget import print_budget
+from stepscope.report.text.code_lines import print_where
 from stepscope.report.text.memory import print_memory
 from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.serving import print_serving
 from stepscope.report.text.terminal import name_text, print_indented
-from stepscope.report.text.where import print_where
 from stepscope.units import NS_PER_MS
 
 _MAX_FINDINGS = 5

@@ -1,2 +1,2 @@
-"""Which collectives a rank ran, with group and bytes: from NCCL's records and kernels (`of_rank`), or from gloo's
+"""Which collectives a rank ran, with group and bytes: from NCCL's records and kernels (`from_kernels`), or from gloo's
 threads and the flight recorder."""

@@ -3,7 +3,7 @@
 #include "columns.h"
 
 static struct counts {
-    u32 malformed, bad_time, negative_duration, mended, bad_args;
+    u32 malformed, bad_time, negative_duration, recovered, bad_args;
 } counts;
 
 enum field { F_OTHER, F_PH, F_CAT, F_NAME, F_PID, F_TID, F_TS, F_DUR, F_ARGS };
@@ -106,19 +106,19 @@ INLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **te
 
 /* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
 INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
-    u32 mended = lenient ? TEXT_MENDED : 0;
+    u32 recovered = lenient ? TEXT_LENIENT : 0;
     if (LIKELY(*p == '"')) {
         int escaped = 0;
         const u8 *q = string_end(p + 1, end, MEMBER, &escaped);
         if (UNLIKELY(!q)) return 0;
-        *id = intern(p + 1, (u32)(q - p - 1), mended | (escaped ? TEXT_ESCAPED : 0));
+        *id = intern(p + 1, (u32)(q - p - 1), recovered | (escaped ? TEXT_ESCAPED : 0));
         return q + 1;
     }
     const u8 *q = value_end(p, end);
     if (UNLIKELY(!q)) return 0;
     if (q >= end) return fail(q, end);
     if (q - p == 4 && load32(p) == WORD('n', 'u', 'l', 'l')) *id = NO_STRING;
-    else *id = intern(p, (u32)(q - p), mended | TEXT_JSON);
+    else *id = intern(p, (u32)(q - p), recovered | TEXT_JSON);
     return q;
 }
 

@@ -1,6 +1,6 @@
 /* How reading goes on where an event is no JSON: mend it, or drop it and find the next one.
  *
- * An event is mended if lenient rules make sense of it before the next one begins. Otherwise the next object that
+ * An event is recovered if lenient rules make sense of it before the next one begins. Otherwise the next object that
  * proves to be an event is searched, or the end of the array. All attempts together may read a limited number of times
  * the block; then what they read is skipped, so that damage made to be slow costs linear time. */
 #pragma once
@@ -98,7 +98,7 @@ static const u8 *refuse_event(const u8 *p, const u8 *next, u32 first_text) {
 static const u8 *read_event(const u8 *p, int lost) {
     struct event e;
     u32 first_text = num_texts;
-    int mended = 0;
+    int recovered = 0;
     const u8 *next = fields_of(p, block_end, &e);
     if (UNLIKELY(!next)) {
         forget_event(first_text);
@@ -114,12 +114,12 @@ static const u8 *read_event(const u8 *p, int lost) {
             failed_at = strict_failed_at;
             return 0;
         }
-        mended = 1;
+        recovered = 1;
     }
     if (UNLIKELY(lost && !e.has_ph)) return refuse_event(p, next, first_text);
     u8 after = *skip_space(next);
     if (UNLIKELY(after != ',' && after != ']') && holds_event(p, next)) return refuse_event(p, next, first_text);
-    counts.mended += mended;
+    counts.recovered += recovered;
     keep_event(&e, (u32)(p - input), first_text);
     return next;
 }

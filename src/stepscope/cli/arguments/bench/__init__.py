@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any
 
 from stepscope.bench.config.parser import ConfiguredParser
-from stepscope.cli.arguments.late import LateParser
+from stepscope.cli.arguments.lazy_parser import LazyParser
 
 WHAT = {
     "ddp": ("ddp", "all data-parallel implementations side by side; --profile records one"),
@@ -42,7 +42,7 @@ WHAT = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of benchmark."""
     # Configured by --config, and saying what is wrong as the command's own parser does: in one line.
-    one_line: Any = type("_BenchParser", (LateParser, ConfiguredParser, type(parser)), {})
+    one_line: Any = type("_BenchParser", (LazyParser, ConfiguredParser, type(parser)), {})
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=one_line)
     for name, (_, purpose) in WHAT.items():
         kinds.add_parser(name, help=purpose, add=partial(_add, what=name))

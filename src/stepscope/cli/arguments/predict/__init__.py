@@ -15,7 +15,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from stepscope.cli.arguments.late import LateParser
+from stepscope.cli.arguments.lazy_parser import LazyParser
 
 WHAT = {
     "collective": "time of one collective, from a calibration or from a link",
@@ -28,7 +28,7 @@ WHAT = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add one parser per kind of prediction."""
-    late: Any = type("_PredictParser", (LateParser, type(parser)), {})
+    late: Any = type("_PredictParser", (LazyParser, type(parser)), {})
     kinds = parser.add_subparsers(dest="what", metavar="WHAT", required=True, parser_class=late)
     for name, purpose in WHAT.items():
         kinds.add_parser(name, help=purpose, add=partial(_add, what=name))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from stepscope.run.collectives.of_rank import Collectives
+from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_work import device_work
 from stepscope.run.rank import Rank
 from stepscope.run.step_search.marks import steps_between_marks

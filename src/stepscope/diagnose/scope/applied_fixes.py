@@ -9,7 +9,7 @@ from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string, rows_named
 
-_MOST = 0.5
+_MIN_SHARE = 0.5
 _GRAPH_LAUNCH = "GraphLaunch"
 _COMPILED = ("Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
 _NARROW = ("half", "bfloat16", "float8")
@@ -31,7 +31,7 @@ def sixteen_bit_messages(account: Account) -> bool:
         is_narrow = np.array([t >= 0 and _is_narrow(rank.trace.text(int(t))) for t in types.tolist()], bool)
         sent += int(c.full_bytes[rows].sum())
         narrow += int(c.full_bytes[rows][is_narrow].sum())
-    return sent > 0 and narrow > _MOST * sent
+    return sent > 0 and narrow > _MIN_SHARE * sent
 
 
 def _is_narrow(dtype: str | None) -> bool:
@@ -42,7 +42,7 @@ def _graphs(account: Account) -> str | None:
     """Return how much of the device's work graphs launch, None where that is less than half."""
     launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
     share = float(np.mean(launched)) if launched else 0.0
-    return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MOST else None
+    return f"graphs launch {100 * share:.0f} % of the device's work already" if share > _MIN_SHARE else None
 
 
 def _graph_share(rank: Rank) -> float:
@@ -55,7 +55,7 @@ def _compiled(account: Account) -> str | None:
     """Return that the model is compiled, where most of the device's work is launched inside regions of the compiler."""
     shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]
     share = float(np.mean(shares)) if shares else 0.0
-    return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MOST else None
+    return f"{100 * share:.0f} % of the device's work is compiled already" if share > _MIN_SHARE else None
 
 
 def _compiled_share(rank: Rank) -> float:

@@ -50,7 +50,7 @@ class LateRanks:
     notes: tuple[str, ...]
 
 
-def judged_stragglers(
+def training_stragglers(
     shared: Aligned, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
 ) -> LateRanks:
     """Return the late ranks by trace and logs together, the latest first."""

@@ -8,7 +8,7 @@ for it. So operators around a call do not count as running; those inside them do
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.run.collectives.of_rank import RECORD
+from stepscope.run.collectives.from_kernels import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named

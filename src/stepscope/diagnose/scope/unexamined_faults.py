@@ -13,7 +13,7 @@ _TOLD_WITHOUT_REPLAY = ("small-batch", "memory-pressure", "profiler-overhead")
 
 
 @dataclass(frozen=True)
-class NotExamined:
+class UnexaminedFault:
     """One fault that could be there unseen. The fields are those of the report's JSON."""
 
     rule: str
@@ -22,7 +22,7 @@ class NotExamined:
     """what the rule lacks, and how to get it"""
 
 
-def not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[NotExamined, ...]:
+def not_examined(account: Account, findings: Iterable[Finding], *, replayed: bool) -> tuple[UnexaminedFault, ...]:
     """Return the faults that were not found and could not be ruled out, in the order of the rules.
 
     Where nothing could be `replayed`, no rule can tell what its fix saves.
@@ -33,11 +33,11 @@ def not_examined(account: Account, findings: Iterable[Finding], *, replayed: boo
         lacks = rule.lacks(account)
         if not replayed and applies(account, rule.scope) and rule.finds[0] not in _TOLD_WITHOUT_REPLAY:
             lacks = list(dict.fromkeys([*lacks, _REPLAY]))
-        out += [NotExamined(id_, "; ".join(lacks)) for id_ in rule.finds if lacks and id_ not in found]
+        out += [UnexaminedFault(id_, "; ".join(lacks)) for id_ in rule.finds if lacks and id_ not in found]
     return tuple(out)
 
 
-def by_need(rules: Iterable[NotExamined]) -> dict[str, list[str]]:
+def by_need(rules: Iterable[UnexaminedFault]) -> dict[str, list[str]]:
     """Return the rules under what they lack, for one line each."""
     out: dict[str, list[str]] = {}
     for rule in rules:

@@ -9,20 +9,15 @@ Traces without arguments (old versions) still name the operation in the range ar
 `Input Dims`. On gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
-import numpy.typing as npt
 
-from stepscope.contract.collectives import OP_CODE, element_bytes, is_comm_annotation, op_name
-from stepscope.records import ArrayRecord
+from stepscope.contract.collectives import element_bytes, is_comm_annotation, op_name
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, group_of_record, header_groups
 from stepscope.run.collectives.shapes import shape_bytes
+from stepscope.run.collectives.table import Collectives, Meaning, collective_table
 from stepscope.run.device_work import DeviceWork, Rows, enclosing
 from stepscope.trace.classify import EventKind, Kinds, rows_named
-from stepscope.trace.table import Int64s, Trace
+from stepscope.trace.table import Trace
 
 RECORD = "record_param_comms"
 _RECORD_ARGS = (
@@ -30,82 +25,6 @@ _RECORD_ARGS = (
     "group_start", "group_stride", "src_rank", "dst_rank", "comm_seq",
 )  # fmt: skip
 _GROUP_ARGS = tuple(name for name in _RECORD_ARGS if name.startswith("group_"))
-_MAX_RANKS = 1 << 30
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Collectives(ArrayRecord):
-    """Communication operations of one rank, by start: one row per communication kernel or gloo span."""
-
-    start_ns: Int64s
-    end_ns: Int64s
-    issue_ns: Int64s
-    """when the host asked for it; NONE_NS where that was before the window"""
-    op: npt.NDArray[np.uint8]
-    """code in `collective_names.OPS`"""
-    group: npt.NDArray[np.int32]
-    """index into `groups`"""
-    in_bytes: Int64s
-    """sent by this rank, -1 unknown"""
-    out_bytes: Int64s
-    """received by this rank, -1 unknown"""
-    peer: npt.NDArray[np.int32]
-    """other rank of a point-to-point operation, -1 otherwise"""
-    step: npt.NDArray[np.int32]
-    """index of the step that issued it, -1 for before the window"""
-    device_index: Rows
-    """row in the rank's DeviceWork, -1 on gloo"""
-    record_row: Rows
-    """event row of its record or operator, -1 where none was found"""
-    groups: tuple[Group, ...]
-    messages: "Messages"
-    """sends and receives, one row per message; a coalesced operation has several"""
-    unanswered: int = 0
-    """operators of a CPU rank whose execution is not in the trace"""
-
-    def __len__(self) -> int:
-        return len(self.start_ns)
-
-    @cached_property
-    def full_bytes(self) -> Int64s:
-        """Return the full buffer of each operation: what a gather receives, what a scatter sends. -1 unknown."""
-        gathers = np.isin(self.op, [OP_CODE["all_gather"], OP_CODE["gather"]])
-        scatters = np.isin(self.op, [OP_CODE["reduce_scatter"], OP_CODE["scatter"]])
-        larger = np.maximum(self.in_bytes, self.out_bytes)
-        return np.where(gathers, self.out_bytes, np.where(scatters, self.in_bytes, larger))
-
-    @property
-    def unjoined(self) -> int:
-        """Return how many operations were launched in the window and still have no record."""
-        return int(((self.record_row < 0) & (self.step >= 0)).sum())
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Messages(ArrayRecord):
-    """Point-to-point messages of one rank, in the order they were issued."""
-
-    collective: npt.NDArray[np.int64]
-    """row in Collectives"""
-    is_send: npt.NDArray[np.bool_]
-    peer: npt.NDArray[np.int32]
-    size_bytes: Int64s
-
-    def __len__(self) -> int:
-        return len(self.collective)
-
-
-@dataclass(frozen=True)
-class Meaning:
-    """What one communication kernel turned out to be."""
-
-    op: str
-    group: Group
-    in_bytes: int = -1
-    out_bytes: int = -1
-    peer: int = -1
-    record_row: int = -1
-    messages: tuple[tuple[bool, int, int], ...] = ()
-    """`(is_send, peer, bytes)` of each point-to-point message it carries"""
 
 
 def device_collectives(trace: Trace, kinds: Kinds, work: DeviceWork) -> Collectives:
@@ -122,48 +41,6 @@ def device_collectives(trace: Trace, kinds: Kinds, work: DeviceWork) -> Collecti
         step=work.step[index],
         device_index=index,
     )
-
-
-def collective_table(
-    meanings: list[Meaning],
-    *,
-    start_ns: Int64s,
-    end_ns: Int64s,
-    issue_ns: Int64s,
-    step: npt.NDArray[np.int32],
-    device_index: Rows,
-    unanswered: int = 0,
-) -> Collectives:
-    """Return meanings and times as one table."""
-    groups: dict[Group, int] = {}
-    group = np.array([groups.setdefault(m.group, len(groups)) for m in meanings], np.int32)
-    messages = [(i, *message) for i, m in enumerate(meanings) for message in m.messages]
-    return Collectives(
-        start_ns=start_ns,
-        end_ns=end_ns,
-        issue_ns=issue_ns,
-        op=np.array([OP_CODE[m.op] for m in meanings], np.uint8),
-        group=group,
-        in_bytes=_known(m.in_bytes for m in meanings),
-        out_bytes=_known(m.out_bytes for m in meanings),
-        peer=_known((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32),
-        step=step,
-        device_index=device_index,
-        record_row=np.array([m.record_row for m in meanings], np.int64),
-        groups=tuple(groups),
-        messages=Messages(
-            collective=np.array([m[0] for m in messages], np.int64),
-            is_send=np.array([m[1] for m in messages], bool),
-            peer=_known((m[2] for m in messages), most=_MAX_RANKS).astype(np.int32),
-            size_bytes=_known(m[3] for m in messages),
-        ),
-        unanswered=unanswered,
-    )
-
-
-def _known(values: Iterable[int], *, most: int = 1 << 60) -> Int64s:
-    """Return the values as a column; numbers that no job has are unknown."""
-    return np.array([value if value <= most else -1 for value in values], np.int64)
 
 
 def _meanings(trace: Trace, kinds: Kinds, kernel_rows: Rows, launch_rows: Rows) -> list[Meaning]:

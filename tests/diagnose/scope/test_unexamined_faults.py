@@ -14,7 +14,7 @@ from stepscope.diagnose.rules import GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.verdict import conclude
 from stepscope.run.load import load
-from stepscope.run.step_search import derived
+from stepscope.run.step_search import unmarked_steps
 
 STEP = 4000
 
@@ -73,7 +73,7 @@ def test_a_window_without_steps_is_replayed_as_one(tmp_path: Path) -> None:
 
 
 def test_a_window_too_long_to_be_replayed_is_not_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(derived, "MAX_ITEMS", 11)
+    monkeypatch.setattr(unmarked_steps, "MAX_ITEMS", 11)
     account = one_rank(tmp_path, steps=False, loading=True)
     assert account.replay is None and account.step is not None
     found = diagnose(account)

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.host.computing import computing_operators
+from stepscope.analyze.host.host_compute import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.step.layers import Timeline, painted
 from stepscope.analyze.step.regions import Marks

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import stepscope.analyze.ranks.judged_stragglers as judged_module
-from stepscope.analyze.ranks.judged_stragglers import judged_stragglers
+import stepscope.analyze.ranks.training_stragglers as judged_module
 from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.analyze.ranks.training_stragglers import training_stragglers
 from stepscope.run.step_log import StepLog, step_log_of
 
 STEPS, WINDOW = 60, range(20, 25)
@@ -43,7 +43,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, logged_ms: np.ndarray, traced_ms: np
     step_ms = logged_ms.max(axis=0) + 5
     logs = [log(rank, own, step_ms) for rank, own in enumerate(logged_ms)]
     shared: Any = SimpleNamespace(run=SimpleNamespace(ranks=ranks))
-    return judged_stragglers(shared, [late], logs=logs, training=None)
+    return training_stragglers(shared, [late], logs=logs, training=None)
 
 
 def test_a_busier_machine_outside_the_window_does_not_keep_the_log_from_clearing(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 
-class LateParser(argparse.ArgumentParser):
+class LazyParser(argparse.ArgumentParser):
     """Lets `add` give it its description and arguments when it is asked to parse."""
 
     def __init__(self, *, add: Callable[[argparse.ArgumentParser], None], **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.flops import Recompute, Transformer
 from stepscope.cost.models.layout import Layout, Precision, Sharding
-from stepscope.cost.strategies.simulated import load_simulated
+from stepscope.cost.strategies.simulated_step import load_simulated
 from stepscope.cost.strategies.traffic import Traffic, strategy_traffic
 from stepscope.errors import UsageError
 
