@@ -1,4 +1,4 @@
-"""A window of which one step was held up: the log says in which parts ordinary steps are longer than its other steps."""
+"""A window of which one step was held up: in which parts are ordinary steps longer than the others, by the log?"""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from stepscope.analyze.step.training_step import training_step
 from stepscope.run.aligned import aligned
 
 MS = 1000
-WINDOW = {20: 10, 21: 10, 22: 30, 23: 10}
+WINDOW = {20: 10, 21: 10, 22: 22, 23: 10}
 """ms by step; forward takes all but 2"""
 USUAL_MS = 20
 
