@@ -14,13 +14,14 @@ from stepscope.analyze.step.training_step import training_step
 from stepscope.run.aligned import aligned
 
 MS = 1000
-WINDOW = {20: 10, 21: 10, 22: 22, 23: 10}
+WINDOW = {20: 8, 21: 10, 22: 13, 23: 14, 24: 10, 25: 9, 26: 12}
 """ms by step; forward takes all but 2"""
-USUAL_MS = 20
+USUAL_MS = (16, 20, 24)
+"""in turn: a busy machine"""
 
 
 def logged(step: int) -> dict[str, Any]:
-    dur_ms = WINDOW.get(step, USUAL_MS)
+    dur_ms = WINDOW.get(step, USUAL_MS[step % 3])
     return {
         "step": step,
         "start_ns": 10**9 + step * 10**8,
@@ -51,6 +52,5 @@ def test_parts_grow_by_what_the_budgets_own_steps_lack(tmp_path: Path) -> None:
     beyond = beyond_window(training, run.ranks, [budget.periods], [False])
     whole = step_budget([budget], unprofiled_ns=round(training.ordinary_ns), beyond=beyond)
     assert whole is not None
-    assert whole.step_ns == pytest.approx(USUAL_MS * 1e6)
-    assert whole.ns("forward") == pytest.approx(18e6, rel=0.01)
-    assert whole.ns("unknown") == pytest.approx(0, abs=1e4)
+    assert whole.ns("forward") + whole.ns("optimizer") == pytest.approx(whole.step_ns, rel=0.01)
+    assert whole.ns("unknown") == pytest.approx(0, abs=0.01 * whole.step_ns)
