@@ -5,7 +5,7 @@
 
 The first with `--record-only` needs torch alone; the second then reads what was recorded, on any machine.
 Two gloo ranks train a small model (`sleeping_job.py`), `--parallel` such jobs at a time, each on two cores of its own
-with `--busy` loops on the same two. Without a sleep, no finding may name a late rank or a stalled host.
+with `--busy` loops on the same two. Without a sleep, no finding may name a rank.
 
 With a sleep, on rank 1 in every step, each recording is held against what taking the sleep out really saves on the same
 cores under the same load (`saves ms`): runs without the recorder just before and just after it, in which every second
@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 STEPS, STRETCHES = 60, 20
 PROFILED = (20, 25)
-NAMES_A_RANK = ("straggler", "host-stall")
+NAMES_A_RANK = ("straggler", "load-imbalance", "host-stall")
 CORES = 2
 CLOSE = 0.10
 
@@ -185,7 +185,7 @@ def read(path: Path) -> Recording:
     if "error" in measured:
         return Recording(int(name[3:]), error=measured["error"])
     document = stepscope.load(path.with_name(name)).document
-    named = [f for f in document["findings"] if f["id"] in NAMES_A_RANK]
+    named = [f for f in document["findings"] if f["id"] in NAMES_A_RANK and f["ranks"]]
     return Recording(int(name[3:]), document["step"]["unprofiled_ms"], named, **measured)
 
 

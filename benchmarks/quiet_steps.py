@@ -32,6 +32,8 @@ SRC = HERE.parent / "src"
 JOBS = "lstm:cell_loop,small:none,lm:tokenise,lstm:none"
 WAYS = ("plain", "light", "record")
 STEPS_IN_BLOCK, SETTLING = 12, 3
+WARM_UP = 3
+"""steps before the window in which the profiler already runs; they belong to the window's block"""
 CORES = 6
 DRAWS = 1000
 LIMITS = {"before": 0.01, "after": 0.02, "light": 0.01}
@@ -121,7 +123,7 @@ def start(job: str, way: str, folder: Path, args: argparse.Namespace) -> tuple[s
     listener.bind(str(folder / f"{way}.socket"))
     listener.listen()
     listener.settimeout(PATIENCE_S)
-    window = (args.blocks // 2) * STEPS_IN_BLOCK
+    window = (args.blocks // 2) * STEPS_IN_BLOCK + WARM_UP
     record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(folder / f"run-{way}")]
     before = {
         "plain": [],

@@ -18,7 +18,9 @@ INJECT = SOURCE / "stepscope" / "record" / "launch" / "inject"
 
 def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TEARDOWN_CUPTI")}
-    return {**kept, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    # Sets of strings in a pickle lie in the order of their hashes, which differ from process to process.
+    same = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
+    return {**kept, **same, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def started(command: list[str], where: Path, config: RecordConfig | None = None) -> "subprocess.CompletedProcess[str]":

@@ -1,4 +1,8 @@
-"""Scripts of real shapes, plain and recorded: the same output to the last bit, the right steps, no step too many."""
+"""Scripts of real shapes, plain and recorded: the same output to the last bit, the right steps, no step too many.
+
+What they print is every loss, and at their end digests of what `torch.save` writes of model, state, copy, average and
+optimizers (`scripts/digests.py`).
+"""
 
 import gzip
 import json
@@ -14,7 +18,8 @@ def both_ways(where: Path, command: list[str], *options: str) -> str:
     """Return what a recording said; the job's own output and exit code are those without it."""
     plain, done = started(command, where), recorded(where, command, *options)
     assert (plain.returncode, done.returncode) == (0, 0), plain.stderr + done.stderr
-    assert plain.stdout == done.stdout != ""
+    assert plain.stdout == done.stdout
+    assert all(f"saved {name} " in done.stdout for name in ("model", "state", "copy", "average"))
     assert "Traceback" not in done.stderr and "no longer followed" not in done.stderr, done.stderr
     return done.stderr
 

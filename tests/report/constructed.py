@@ -151,6 +151,7 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "transfer_ms": 46.1,
                 "exposed_ms": 9.0,
                 "busbw_gb_per_s": 330.4,
+                "live_busbw_gb_per_s": 311.7,
                 "late_rank": 37 % ranks,
             }
             for op in ("all_gather", "reduce_scatter")
@@ -196,6 +197,43 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
             "ranks": [{"rank": 0, "peak_allocated_bytes": 71_000_000_000, "timeline": _memory()}],
             "fullest_rank": 0,
         },
+        "devices": [
+            {
+                "rank": r,
+                "device": "NVIDIA H200",
+                "num_samples": 60,
+                "sm_clock_mhz": 1410.0 if r == 1 else 1980.0,
+                "max_sm_clock_mhz": 1980.0,
+                "power_w": 640.0,
+                "power_limit_w": 700.0,
+                "temperature_c": 71.0,
+                "utilization_pct": 93.0,
+                "throttled_pct": 48.0 if r == 1 else 0.0,
+                "throttle_reasons": {"hw_thermal_slowdown": 48.0} if r == 1 else {},
+                "others_bytes": None,
+            }
+            for r in range(ranks)
+        ],
+        "nccl": [
+            {
+                "rank": 0,
+                "version": "2.28.9",
+                "channels": 16,
+                "transports": {"P2P/CUMEM": 14, "NET/IB": 2},
+                "network": "IB",
+                "warnings": [],
+            }
+        ],
+        "memory_steps": [
+            {
+                "rank": r,
+                "step": [0, 10, 20, 30],
+                "allocated_bytes": [60_000_000_000 + r, 71_000_000_000, 70_000_000_000, 71_000_000_000],
+                "reserved_bytes": [62_000_000_000, 74_000_000_000, 74_000_000_000, None],
+                "host_bytes": [4_000_000_000] * 4,
+            }
+            for r in range(ranks)
+        ],
         "by_strategy": {
             "name": "fsdp",
             "sure": "stated",

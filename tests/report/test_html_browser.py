@@ -22,7 +22,7 @@ pytestmark = [
 
 SECTIONS = (
     "findings", "budget", "waterfall", "steps", "code", "heatmap", "timeline", "ranks", "collectives", "calibration",
-    "memory", "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
+    "memory", "devices", "strategy", "kernels", "operators", "idle", "critical-path", "checks", "trust",
 )  # fmt: skip
 CANVAS = "document.querySelector('#timeline canvas')"
 HOSTILE = (
@@ -55,6 +55,16 @@ def test_every_section_is_drawn_without_a_word_on_the_console(opened: Browser) -
     assert set(SECTIONS) <= set(there)
     assert opened.console() == []
     assert [url for url in opened.requests() if not url.startswith("file:")] == []
+
+
+def test_what_was_recorded_beside_the_traces_is_shown(opened: Browser) -> None:
+    text = opened.run("return document.querySelector('#devices').textContent")
+    assert re.search(r"1,?410 of 1,?980 MHz", text), text
+    assert "hw thermal slowdown 48" in text, text
+    assert "P2P/CUMEM 14, NET/IB 2" in text
+    assert re.search(r"311\.7|312", opened.run("return document.querySelector('#collectives').textContent"))
+    assert opened.run("return document.querySelectorAll('#memory polyline').length") >= 2
+    assert "step by step" in opened.run("return document.querySelector('#memory').textContent")
 
 
 def test_canvases_hold_a_picture(opened: Browser) -> None:

@@ -43,9 +43,9 @@ def parts(budget: RankBudget | None) -> list[dict[str, float]]:
 def test_parts_of_a_cpu_rank(tmp_path: Path) -> None:
     run = built_run(tmp_path, [gloo_rank(0, arrives=12 * MS), gloo_rank(1, arrives=14 * MS)])
     first, second = budgets(aligned(run))
-    base = {"data_loading": 3, "forward": 4, "backward": 5, "optimizer": 1, "exposed_transfer": 3, "unknown": 2}
+    base = {"data_loading": 3, "forward": 4, "backward": 5, "optimizer": 1, "exposed_transfer": 3, "other_compute": 2}
     assert parts(first) == [{**base, "wait": 2}] * 2
-    assert parts(second) == [{**base, "unknown": 4}] * 2  # after its all-reduce was asked for and before it began
+    assert parts(second) == [{**base, "unknown": 2}] * 2  # after its all-reduce was asked for and before it began
 
 
 def test_waiting_inside_backward_is_communication(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The shape of minGPT's adder: a callback after step 0 generates token by token for thousands of calls."""
 
 import torch
+from digests import print_digests
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 CALLS, STEPS = 2_000, 24
@@ -49,3 +50,4 @@ for step in range(STEPS):
     print(step, loss.item().hex())
     if step in (0, 12):
         print("sum", evaluate())
+print_digests(model, optimizer)

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+from digests import print_digests
 from torch.utils.data import DataLoader, Dataset
 
 FOLDER = Path(tempfile.mkdtemp())
@@ -48,3 +49,4 @@ if __name__ == "__main__":
         scheduler.step()
         torch.save({"epoch": epoch, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, FOLDER / "c.pt")
         shutil.copyfile(FOLDER / "c.pt", FOLDER / "best.pt")
+    print_digests(model, optimizer)

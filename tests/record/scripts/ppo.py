@@ -3,6 +3,7 @@
 import time
 
 import torch
+from digests import print_digests
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -39,3 +40,4 @@ for _ in range(ITERATIONS):
             torch.nn.utils.clip_grad_norm_(actor.parameters(), 0.5)
             optimizer.step()
             print(loss.item().hex())
+print_digests(torch.nn.ModuleList([actor, critic]), optimizer)

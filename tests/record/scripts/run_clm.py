@@ -1,13 +1,13 @@
 """The shape of Transformers' `run_clm.py`: its Trainer on a tiny model, one process or two ranks of DDP."""
 
 import logging
-import sys
 import tempfile
 
 import transformers  # looks for torch before it imports it
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import torch  # isort: skip
+from digests import print_digests  # isort: skip
 
 logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
@@ -55,4 +55,5 @@ if __name__ == "__main__":
     trainer = Trainer(model, arguments, train_dataset=Blocks(64), eval_dataset=Blocks(8), callbacks=[Losses()])
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    sys.stdout.flush()
+    if trainer.is_world_process_zero():
+        print_digests(model, trainer.optimizer.optimizer)

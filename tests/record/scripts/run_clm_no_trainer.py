@@ -8,6 +8,7 @@ from accelerate.utils import set_seed
 from transformers import GPT2Config, GPT2LMHeadModel, default_data_collator, get_scheduler
 
 import torch  # isort: skip
+from digests import print_digests  # isort: skip
 from torch.utils.data import DataLoader
 
 transformers.utils.logging.set_verbosity_error()
@@ -40,4 +41,5 @@ if __name__ == "__main__":
             with torch.no_grad():
                 losses.append(accelerator.gather_for_metrics(model(**batch).loss.repeat(2)))
         accelerator.print("perplexity", math.exp(torch.cat(losses).mean()).hex())
+    print_digests(accelerator.unwrap_model(model), optimizer.optimizer)
     accelerator.end_training()

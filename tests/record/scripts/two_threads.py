@@ -1,24 +1,27 @@
-"""Two training loops in two threads of one process, each with a model of its own."""
+"""Two training loops in two threads of one process, each with a model of its own; prints the losses of both."""
 
 import threading
 
 import torch
+from digests import print_digests
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-
-done: list[int] = []
+STEPS = 300
+models = [torch.nn.Linear(8, 8) for _ in range(2)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9) for model in models]
+losses: list[list[float]] = [[], []]
 
 
 def train(number: int) -> None:
     """Train for as many steps as the other thread."""
-    model = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for _ in range(300):
-        model(torch.ones(2, 8)).square().mean().backward()
+    model, optimizer = models[number], optimizers[number]
+    for _ in range(STEPS):
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    done.append(number)
+        losses[number].append(loss.item())
 
 
 threads = [threading.Thread(target=train, args=(number,)) for number in range(2)]
@@ -26,4 +29,6 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print("trained", sorted(done))
+for number in range(2):
+    print("thread", number, *(loss.hex() for loss in losses[number]))
+    print_digests(models[number], optimizers[number])

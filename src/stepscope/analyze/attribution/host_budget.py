@@ -9,6 +9,8 @@ At each instant, the first that holds:
     the autograd engine runs a node          backward: its own code
     none of these for 3 ms or more           host_stall
     inside a range that names a part         that part: python between two operators
+    outside all ranges                       other_compute: the loop's own python, where ranges name the forward passes;
+                                             not while a collective that was asked for has not begun
     anything else                            unknown
 
 Operators that only wrap others (autograd nodes, communication calls and what is around them) do not count as running:
@@ -53,6 +55,8 @@ def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     ranges = [(COMPUTE_PART[region], _spans(rank, marks.rows_of(region))) for region in _INNER_FIRST]
     named = [(PART_CODE[part], subtract(spans, stalls)) for part, spans in ranges]
     after = [*wrappers, (PART_CODE["backward"], nodes), *named, (PART_CODE["host_stall"], stalls)]
+    if len(marks.rows_of(Region.FORWARD)):
+        after.append((PART_CODE["other_compute"], _nothing_asked_for(rank, cuts)))
     return [*operators, data], after
 
 
@@ -85,6 +89,12 @@ def _long_holes(recorded: Intervals, cuts: Int64s) -> Intervals:
     holes = complement(recorded, int(cuts[0]), int(cuts[-1]))
     long = holes.end - holes.start >= STALL_NS
     return Intervals(holes.start[long], holes.end[long])
+
+
+def _nothing_asked_for(rank: Rank, cuts: Int64s) -> Intervals:
+    """Return the time in which no collective was asked for that has not begun."""
+    asked = union(rank.collectives.issue_ns, rank.collectives.start_ns)
+    return complement(asked, int(cuts[0]), int(cuts[-1]))
 
 
 def _spans(rank: Rank, rows: Rows) -> Intervals:

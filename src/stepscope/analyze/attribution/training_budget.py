@@ -64,13 +64,27 @@ def beyond_window(
 
 def _beyond(training: TrainingStep, rank: Rank, periods: StepPeriods, on_device: bool) -> LogAdditions:
     added, spread = _added(training, rank.rank, on_device=on_device)
+    ordinary = _ordinary(training, rank, periods)
     return LogAdditions(
-        ordinary=_ordinary(training, rank, periods),
-        gap_ns=_by_part(training.region_gain_ns.get(rank.rank, {}), on_device=on_device),
+        ordinary=ordinary,
+        gap_ns=_by_part(_gains(training, rank, periods.of(ordinary)), on_device=on_device),
         added_ns=added,
         loading_factor=1.0 if on_device else training.loading_factor.get(rank.rank, 1.0),
         spread_ns=spread,
     )
+
+
+def _gains(training: TrainingStep, rank: Rank, periods: StepPeriods) -> dict[str, float]:
+    """Return by region how much longer it takes in ordinary steps than in those profiled ones that stand for the run.
+
+    Against all of the window's where none of those is in the log: a step that was held up is not what the budget has.
+    """
+    of_step = training.region_gain_ns.get(rank.rank, {})
+    step = periods.step[periods.typical]
+    numbers = rank.steps.number[step[step != NO_STEP]].tolist()
+    chosen = [of_step[n] for n in numbers if n in of_step] or list(of_step.values())
+    means = {name: float(np.mean([gains[name] for gains in chosen])) for name in (chosen[0] if chosen else ())}
+    return {name: gain for name, gain in means.items() if gain > 0}
 
 
 def _ordinary(training: TrainingStep, rank: Rank, periods: StepPeriods) -> Mask:

@@ -27,7 +27,7 @@ from stepscope.analyze.attribution.budget import PART_OF_CAUSE, RankBudget
 from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
 from stepscope.analyze.attribution.training_budget import LogAdditions
 from stepscope.analyze.step.parts import PART_CODE, PARTS
-from stepscope.analyze.step.periods import StepPeriods, profiled_step_ns
+from stepscope.analyze.step.periods import profiled_step_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.units import ms, ns_of_ms
@@ -213,11 +213,9 @@ def _entries(budget: RankBudget, *, even: bool) -> Floats:
 
 def _of_periods(budget: RankBudget, kept: Mask) -> RankBudget:
     """Return the budget of some of its periods alone."""
-    p = budget.periods
-    periods = StepPeriods(p.step[kept], p.start_ns[kept], p.end_ns[kept], p.complete[kept])
     return replace(
         budget,
-        periods=periods,
+        periods=budget.periods.of(kept),
         part_ns=budget.part_ns[kept],
         cause_ns=budget.cause_ns[kept],
         unmatched_comm_ns=budget.unmatched_comm_ns[kept],

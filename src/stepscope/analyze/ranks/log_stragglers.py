@@ -8,7 +8,9 @@ How late a rank is, is the median over steps of its own time less the others' me
 long tails and hang together from one step to the next (a busy machine stays busy for a while), so the interval of
 that median is of as many independent steps as the autocorrelation leaves. A rank is late where the whole interval lies
 above zero, the median is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are
-named in at most 2 of 100 runs (`tests/analyze/ranks/test_log_stragglers.py` has size and power).
+named in at most 2 of 100 runs (`tests/analyze/ranks/test_log_stragglers.py` has size and power). Of fewer than ten
+known steps every single one has to be late as well: the load of two seconds makes one of two equal ranks the later one
+in most of them.
 """
 
 from collections.abc import Sequence
@@ -29,6 +31,7 @@ WAITING = "regions.gradient_sync.ns"
 _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least"""
 _MIN_STEPS = 5
+_FEW_STEPS = 10
 _FALSE_ALARMS = 0.015
 """in which share of runs with equal ranks any may be named late by chance"""
 _MIN_STRETCHES, _MAX_STRETCHES, _STEPS_IN_STRETCH = 4, 8, 6
@@ -63,13 +66,17 @@ class LateRank:
     others_ns: int = 0
     """median own time of the rank, and of the others"""
 
+    def is_late(self, slowdown: float = DEFAULT_SLOWDOWN) -> bool:
+        """Return whether that is lateness and not chance."""
+        enough = self.num_steps >= _FEW_STEPS or self.steps_late == self.num_steps
+        return enough and self.low_ns > 0 and self.lasts and self.slowdown >= slowdown
+
 
 def late_ranks(
     logs: Sequence[StepLog], *, window_steps: int = DEFAULT_WINDOW_STEPS, slowdown: float = DEFAULT_SLOWDOWN
 ) -> list[LateRank]:
     """Return the ranks that are late over the last steps that all ranks have, the latest first."""
-    judged = lateness(logs, window_steps=window_steps)
-    found = [late for late in judged if late.low_ns > 0 and late.lasts and late.slowdown >= slowdown]
+    found = [late for late in lateness(logs, window_steps=window_steps) if late.is_late(slowdown)]
     return sorted(found, key=lambda late: -late.late_ns)
 
 

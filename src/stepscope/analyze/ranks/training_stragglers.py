@@ -5,7 +5,8 @@ say whether and by how much:
 
     late in the trace    late in the log    the log can tell
     yes                  yes                yes                 late, by what the log says
-    yes                  no                 yes                 not late: it was so in the window alone, a note says so
+    yes                  no                 yes                 not late: it was so in the window alone, or the log has
+                                                                too few steps to bear it out; a note says so
     no                   yes                yes                 late, the cause by the regions of the log
     yes                  -                  no                  late, by what the trace says
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.log_stragglers import WAITING, LateRank, lateness
-from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, Straggler, common_steps, own_times
+from stepscope.analyze.ranks.stragglers import Straggler, common_steps, own_times
 from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import Aligned
@@ -62,18 +63,15 @@ def training_stragglers(
         log = by_log.get(s.rank)
         if log is not None:
             late_ns[s.rank] = max(log.late_ns, 0)
-        if log is None or _is_late(log):
+        if log is None or log.is_late():
             found.append(s if log is None else _as_logged(s, log))
         elif s.rank in recurring:
             found.append(replace(s, late_ns_per_step=recurring[s.rank].late_ns_per_step))
-        elif log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ns < s.late_ns_per_step:
-            notes.append(_cleared(s, log))
         else:
-            found.append(s)
-            late_ns.pop(s.rank)
+            notes.append(_cleared(s, log))
     named = {s.rank for s in found}
     for rank, log in by_log.items():
-        if rank not in named and _is_late(log):
+        if rank not in named and log.is_late():
             found.append(_from_log(log, logs))
             late_ns[rank] = log.late_ns
     named = {s.rank for s in found}
@@ -81,8 +79,11 @@ def training_stragglers(
     return LateRanks(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
 
 
-def _is_late(log: LateRank) -> bool:
-    return log.low_ns > 0 and log.lasts and log.slowdown >= DEFAULT_SLOWDOWN
+def cleared_by_logs(shared: Aligned, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
+    """Return whether the logs can tell that a rank is not late, which the trace has so much later than the others."""
+    traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
+    told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
+    return bool(told) and not told[0].is_late()
 
 
 def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
@@ -159,9 +160,11 @@ def _typical_ns(log: StepLog, region: str) -> float:
 
 def _cleared(s: Straggler, log: LateRank) -> str:
     interval = f"{ms(log.low_ns):.1f} to {ms(log.high_ns):.1f}"
+    tells = log.num_steps >= _MIN_STEPS_TO_CLEAR or log.high_ns < s.late_ns_per_step
+    so = "it is no straggler" if tells else "too few to call it late; a longer recording would tell"
     return (
         f"rank {s.rank} was {ms(s.late_ns_per_step):.1f} ms late per step in the {s.num_steps} profiled steps, but "
-        f"{ms(log.late_ns):.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: it is no straggler"
+        f"{ms(log.late_ns):.1f} ms ({interval}) in the {log.num_steps} steps without the profiler: {so}"
     )
 
 

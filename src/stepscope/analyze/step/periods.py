@@ -51,6 +51,10 @@ class StepPeriods(ArrayRecord):
         """Return how long each period is."""
         return self.end_ns - self.start_ns
 
+    def of(self, kept: npt.NDArray[np.bool_]) -> "StepPeriods":
+        """Return some of the periods alone."""
+        return StepPeriods(self.step[kept], self.start_ns[kept], self.end_ns[kept], self.complete[kept])
+
     @property
     def typical(self) -> npt.NDArray[np.int64]:
         """Return the half of the periods whose length is nearest to the median, complete ones if there are any.

@@ -56,8 +56,9 @@ class TrainingStep(ArrayRecord):
     """logged steps that count, on the rank with the fewest"""
     event_steps: dict[int, frozenset[int]]
     """by rank: numbers of the logged steps, profiled ones included, that are not ordinary"""
-    region_gain_ns: dict[int, dict[str, float]]
-    """by rank and region: how much longer it takes in ordinary steps than in the profiled ones of the window"""
+    region_gain_ns: dict[int, dict[int, dict[str, float]]]
+    """by rank, ordinary profiled step of the window and region: how much longer it takes in the mean of the ordinary
+    steps without the profiler; negative where it takes less"""
     work_gain_ns: dict[int, dict[str, float]]
     """by rank and region of WORK_REGIONS: how much longer it takes in the mean step than in the ordinary one"""
     loading_factor: dict[int, float]
@@ -185,14 +186,13 @@ def _at(numbers: Int64s, wanted: Int64s) -> npt.NDArray[np.int64]:
     return np.asarray(order[np.searchsorted(numbers, wanted, sorter=order)])
 
 
-def _region_gain(rank: LoggedSteps) -> dict[str, float]:
-    """Return how much longer each region takes in ordinary steps than in ordinary profiled ones."""
+def _region_gain(rank: LoggedSteps) -> dict[int, dict[str, float]]:
+    """Return how much longer each region takes in ordinary steps than in each ordinary profiled one."""
     log = rank.log
-    window = in_window(log) & ~rank.event
-    if not window.any():
-        return {}
     times = region_times(log) | cause_times(log)
-    return _gains(times, rank.ordinary, window)
+    usual = {name: float(time[rank.ordinary].mean()) for name, time in times.items()}
+    window = np.flatnonzero(in_window(log) & ~rank.event)
+    return {int(log.step[i]): {name: usual[name] - float(time[i]) for name, time in times.items()} for i in window}
 
 
 def _loading_factor(rank: LoggedSteps) -> float:

@@ -8,6 +8,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import host_waits
+from stepscope.analyze.ranks.judged_stragglers import cleared_by_logs
 from stepscope.analyze.replay.owner_part import part_for
 from stepscope.analyze.replay.owner_removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -39,8 +40,14 @@ def late_lines(account: Account) -> list[Candidate]:
     if account.step is None or not all(account.ownership) or account.strategy.has("pp"):
         return []
     named = {s.rank for s in account.stragglers}
-    found = lines_of_late_ranks(account)
-    return [_candidate(account, late) for late in found if not set(late.ranks) <= named]
+    found = [late for late in lines_of_late_ranks(account) if not set(late.ranks) <= named]
+    return [_candidate(account, late) for late in found if not _cleared(account, late)]
+
+
+def _cleared(account: Account, late: LateLine) -> bool:
+    """Return whether the steps without the profiler say that none of these ranks is late."""
+    more_ns = late.late_ns - late.usual_ns
+    return all(cleared_by_logs(account.shared, rank, more_ns, account.run.logs) for rank in late.ranks)
 
 
 def lines_of_late_ranks(account: Account) -> list[LateLine]:

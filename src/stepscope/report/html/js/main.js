@@ -37,7 +37,7 @@ async function main() {
     cards(report), findings(report, grid), budget(report), pair(waterfall(report), grid && stepTimes(grid, report.steadiness)),
     code(report, data.trees),
     grid && heatmap(grid, report.ranks), slices && timeline(slices), ranks(report), collectives(report),
-    pair(calibration(data.calibration), memory(report)), strategyView(report), kernels(report), operators(report),
+    pair(calibration(data.calibration), memory(report)), devices(report), strategyView(report), kernels(report), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
   root.append(...parts.filter(Boolean));

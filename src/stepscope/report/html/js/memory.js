@@ -16,6 +16,7 @@ function memory(report) {
   const table = sortedTable("memory of ranks", view.ranks, used.map(column));
   const box = panel("memory", "Memory", el("div", { class: "halves" }, chart, table));
   const growing = view.ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
+  box.append(memoryBySteps(report) ?? "");
   if (growing.length) box.append(el("p", { class: "warning" }, `Memory grows from step to step on rank ${growing.join(", ")}.`));
   return box;
 }

@@ -89,6 +89,7 @@ function collectives(report) {
       timeColumn("wait", "wait_ms", { bar: true }),
       timeColumn("exposed", "exposed_ms"),
       rateColumn("bus GB/s", "busbw_gb_per_s"),
+      ...(report.collectives.some((r) => known(r.live_busbw_gb_per_s)) ? [rateColumn("all steps GB/s", "live_busbw_gb_per_s")] : []),
       { title: "last to arrive", get: (r) => r.late_rank, show: (v) => (known(v) ? `rank ${v}` : NONE) },
     ], { filter: (r) => `${r.op} ${r.group}`, sort: 4 }));
 }
