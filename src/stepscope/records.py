@@ -4,11 +4,17 @@ Two arrays compared give an array, so the equality that a dataclass writes for i
 a million numbers is of no use to anybody.
 """
 
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 MAX_REPR = 240
 _MAX_TEXT = 40
+
+Record = TypeVar("Record", bound="ArrayRecord")
+Found = TypeVar("Found")
 
 
 class ArrayRecord:
@@ -18,6 +24,22 @@ class ArrayRecord:
         shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self) if f.repr]  # type: ignore[arg-type]
         text = f"{type(self).__name__}({', '.join(shown)})"
         return text if len(text) <= MAX_REPR else text[: MAX_REPR - 4] + "...)"
+
+
+def once_per_record(function: Callable[[Record], Found]) -> Callable[[Record], Found]:
+    """Return the function of a record that is asked once for each: what it found is kept as long as the record is.
+
+    What it returns must not hold the record itself, or neither would ever go.
+    """
+    known: WeakKeyDictionary[Record, Found] = WeakKeyDictionary()
+
+    @wraps(function)
+    def asked_once(record: Record) -> Found:
+        if record not in known:
+            known[record] = function(record)
+        return known[record]
+
+    return asked_once
 
 
 def _short(value: Any) -> str:

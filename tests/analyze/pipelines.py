@@ -3,7 +3,7 @@
 Stages compute exactly as scheduled, messages take `TRANSFER` microseconds, steps follow each other without a pause.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
@@ -43,8 +43,13 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> list[Order]:
     return orders
 
 
-def timed(orders: Sequence[Order], took: dict[str, float]) -> list[list[tuple[float, float]]]:
-    """Return `(start, end)` of every action: as soon as its rank is free and its input is there."""
+def timed(
+    orders: Sequence[Order], took: dict[str, float], work: Sequence[float] = ()
+) -> list[list[tuple[float, float]]]:
+    """Return `(start, end)` of every action: as soon as its rank is free and its input is there.
+
+    `work` says how many times the usual work each stage has.
+    """
     last = max(stage for order in orders for _, stage, _ in order)
     ends: dict[tuple[str, int, int], float] = {}
     out: list[list[tuple[float, float]]] = [[] for _ in orders]
@@ -58,8 +63,9 @@ def timed(orders: Sequence[Order], took: dict[str, float]) -> list[list[tuple[fl
                 continue
             ready = ends[before] + (TRANSFER if before[1] != stage else 0) if before else 0.0
             start = max(done[-1][1] if done else 0.0, ready)
-            done.append((start, start + took[kind]))
-            ends[kind, stage, i] = start + took[kind]
+            end = start + took[kind] * (work[stage] if work else 1.0)
+            done.append((start, end))
+            ends[kind, stage, i] = end
     return out
 
 
@@ -72,15 +78,19 @@ def source(action: tuple[str, int, int], last: int) -> tuple[str, int, int] | No
 
 def pipeline_run(
     folder: Path, orders: Sequence[Order], *, forward: float = 200, backward: float = 400, steps: int = 3,
-    marked: bool = False, scaled: bool = False,
+    marked: bool = False, scaled: bool = False, work: Sequence[float] = (),
+    make: Callable[..., RankTrace] = RankTrace, finish: Callable[[RankTrace, float, float], None] | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run of these orders, one rank each; `scaled` ones scale gradients on the host after every backward."""
-    spans = timed(orders, {"F": forward, "B": backward})
+    """Return the run of these orders, one rank each; `scaled` ones scale gradients on the host after every backward.
+
+    `finish` sees each trace before it is written, with when the last step begins and ends.
+    """
+    spans = timed(orders, {"F": forward, "B": backward}, work)
     length = max(end for span in spans for _, end in span)
     last = max(stage for order in orders for _, stage, _ in order)
     ranks = []
     for r, (order, span) in enumerate(zip(orders, spans, strict=True)):
-        trace = RankTrace(r, world_size=len(orders), clock_offset_us=250 * r)
+        trace = make(r, world_size=len(orders), clock_offset_us=250 * r)
         for n in range(steps):
             at = n * length + 1000
             trace.step(n, at - 50, at + length - 50)
@@ -92,6 +102,8 @@ def pipeline_run(
         # The device's last work of the step before: without it nobody knows when the first step began.
         before = 1000 + span[-1][1] - length
         trace.kernel("older", at=None, start=before - 20, end=before)
+        if finish is not None:
+            finish(trace, at - 50, at + length - 50)
         ranks.append(trace)
     return built_run(folder, ranks)
 
