@@ -1,9 +1,11 @@
 """Records that hold arrays compare by identity and print in one line: every one of them, found by its types."""
 
+import gc
 import inspect
 import pkgutil
 import types
 import typing
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib import import_module
@@ -14,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import stepscope
-from stepscope.records import MAX_REPR, ArrayRecord
+from stepscope.records import MAX_REPR, ArrayRecord, once_per_record
 
 JOB_SIDE = ("stepscope.record.", "stepscope.bench.", "stepscope.integrations.")
 """no arrays there: the standard library and torch only"""
@@ -99,3 +101,27 @@ def test_repr_is_short_whatever_a_record_holds() -> None:
     shown = repr(Big(np.zeros((1000, 3)), "x" * 10_000, tuple(range(9))))
     assert shown.endswith("Big(values=float64[1000, 3], name='" + "x" * 36 + "..., rows=<9 in a tuple>)")
     assert len(repr(Big(np.zeros(1), "x", ()))) <= MAX_REPR
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sample(ArrayRecord):
+    """A record of some numbers."""
+
+    values: npt.NDArray[np.int64]
+
+
+def test_a_function_asked_once_per_record_forgets_it_with_the_record() -> None:
+    asked = []
+
+    @once_per_record
+    def size(record: Sample) -> int:
+        asked.append(1)
+        return len(record.values)
+
+    one, other = Sample(np.arange(3)), Sample(np.arange(5))
+    assert [size(one), size(other), size(one)] == [3, 5, 3]
+    assert len(asked) == 2
+    known = weakref.ref(one)
+    del one
+    gc.collect()
+    assert known() is None

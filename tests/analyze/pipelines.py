@@ -3,7 +3,7 @@
 Stages compute exactly as scheduled, messages take `TRANSFER` microseconds, steps follow each other without a pause.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
@@ -78,19 +78,15 @@ def source(action: tuple[str, int, int], last: int) -> tuple[str, int, int] | No
 
 def pipeline_run(
     folder: Path, orders: Sequence[Order], *, forward: float = 200, backward: float = 400, steps: int = 3,
-    marked: bool = False, scaled: bool = False, work: Sequence[float] = (),
-    make: Callable[..., RankTrace] = RankTrace, finish: Callable[[RankTrace, float, float], None] | None = None,
+    marked: bool = False, scaled: bool = False,
 ) -> Run:  # fmt: skip
-    """Return the run of these orders, one rank each; `scaled` ones scale gradients on the host after every backward.
-
-    `finish` sees each trace before it is written, with when the last step begins and ends.
-    """
-    spans = timed(orders, {"F": forward, "B": backward}, work)
+    """Return the run of these orders, one rank each; `scaled` ones scale gradients on the host after every backward."""
+    spans = timed(orders, {"F": forward, "B": backward})
     length = max(end for span in spans for _, end in span)
     last = max(stage for order in orders for _, stage, _ in order)
     ranks = []
     for r, (order, span) in enumerate(zip(orders, spans, strict=True)):
-        trace = make(r, world_size=len(orders), clock_offset_us=250 * r)
+        trace = RankTrace(r, world_size=len(orders), clock_offset_us=250 * r)
         for n in range(steps):
             at = n * length + 1000
             trace.step(n, at - 50, at + length - 50)
@@ -102,8 +98,6 @@ def pipeline_run(
         # The device's last work of the step before: without it nobody knows when the first step began.
         before = 1000 + span[-1][1] - length
         trace.kernel("older", at=None, start=before - 20, end=before)
-        if finish is not None:
-            finish(trace, at - 50, at + length - 50)
         ranks.append(trace)
     return built_run(folder, ranks)
 
