@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from agreement_numbers import SLACK_MS, misfits
 from rich.console import Console
 
 from stepscope.analyze.account import Account, account_of
@@ -45,8 +46,6 @@ from stepscope.whatif.settings import what_if
 
 _SURE = 2.0
 """times the doubt: a change that no test can miss"""
-_SLACK_MS = 1e-3
-"""what rounding to the contract's digits may change"""
 _FAILS_WITH = {"data-bound": "data_loading_pct", "copy-bound": "host_device_copies_pct"}
 
 
@@ -55,6 +54,7 @@ def contradictions(account: Account) -> list[str]:
     diagnosis = diagnose(account)
     conclusion = conclude(account, diagnosis)
     return [
+        *misfits(report_json(account, diagnosis)),
         *_of_savings(account, diagnosis),
         *_of_verdict(account, diagnosis, conclusion),
         *_of_checks(account, conclusion),
@@ -176,18 +176,26 @@ def _of_renderings(account: Account, diagnosis: Diagnosis, conclusion: Conclusio
 def _of_next(account: Account, diagnosis: Diagnosis) -> Iterator[str]:
     """Yield what `next:` suggests where that is not the first finding's, or saves something else than it says."""
     commands = [command for command, _ in next_commands(diagnosis, ["RUN"])]
-    suggested = [c for c in commands if " whatif " in c]
+    suggested = [c for c in commands if c.split()[1] in ("whatif", "code")]
     if bool(suggested) != bool(diagnosis.worth):
         yield f"next suggests {suggested} beside {len(diagnosis.worth)} findings that save something"
-    if not suggested:
+    if not suggested or " whatif " not in suggested[0]:
         return
-    setting = shlex.split(suggested[0])[-1]
-    first = diagnosis.worth[0]
-    answer = what_if(account, [setting]).prediction
+    first, words = diagnosis.worth[0], shlex.split(suggested[0])[3:]
+    given = dict(zip(words[::2], words[1::2], strict=True))
+    answer = what_if(
+        account,
+        [given[key] for key in given if key == "--set"],
+        without=[given[key] for key in given if key == "--without"],
+        scale=[given[key] for key in given if key == "--scale"],
+        ranks=[int(rank) for rank in given["--ranks"].split(",")] if "--ranks" in given else None,
+    ).prediction
     saved_ms, said_ms = ((answer.baseline_ns - answer.step_ns) / NS_PER_MS, first.alone_ns / NS_PER_MS)
     alike = [f for f in diagnosis.findings if f.id == first.id]
-    if len(alike) == 1 and abs(saved_ms - said_ms) > _SLACK_MS + 1e-6 * said_ms:
-        yield f"next: {setting} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
+    # A setting stands for one finding, a line or a module for itself; a factor is said in four digits.
+    slack_ms = SLACK_MS + (1e-3 if "--scale" in given else 1e-6) * said_ms
+    if (len(alike) == 1 or "--set" not in given) and abs(saved_ms - said_ms) > slack_ms:
+        yield f"next: {' '.join(words)} saves {saved_ms:.3f} ms, {first.id} says {said_ms:.3f}"
 
 
 def _of_words(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) -> Iterator[str]:

@@ -1,14 +1,18 @@
 """Is a rank of a clean job called late on a busy machine, and is one that sleeps called late by what it costs?
 
-    python benchmarks/false_stragglers.py [--runs 50] [--busy 2] [--sleep-ms 0] [--out results]
+    PYTHONPATH=src python benchmarks/false_stragglers.py [--runs 50] [--parallel 7] [--busy 2] [--sleep-ms 0]
+    PYTHONPATH=src python benchmarks/false_stragglers.py --read RUNS
 
-Two gloo ranks train a small model for two seconds with busy loops beside them. Without a sleep, no finding may name a
-late rank or a stalled host. With one, on rank 1 in every step, each recording is held against what the job itself
-measures in the same minute: every second stretch of eight steps is without the sleep, by the ranks' own clocks.
+The first with `--record-only` needs torch alone; the second then reads what was recorded, on any machine.
+Two gloo ranks train a small model (`sleeping_job.py`), `--parallel` such jobs at a time, each on two cores of its own
+with `--busy` loops on the same two. Without a sleep, no finding may name a late rank or a stalled host.
 
-`slept ms` is how long the sleep itself took in the recorded job, by the job's clock: median of all steps, and of the
-profiled ones. A busy machine wakes a sleeping process late, and that is part of what the sleep costs: `off by` is held
-against it.
+With a sleep, on rank 1 in every step, each recording is held against what taking the sleep out really saves on the same
+cores under the same load (`saves ms`): runs without the recorder just before and just after it, in which every second
+stretch of steps is without the sleep; the mean of the differences between neighbouring stretches, with its 95 %
+interval. A busy machine wakes a sleeping process late (`slept ms`, median of all steps of the recorded job and of the
+profiled ones), and gives one that just slept its cores sooner: neither the sleep asked for nor the one that it became
+is what is saved. `off by` is the finding's distance from `saves ms`.
 """
 
 import argparse
@@ -19,137 +23,217 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
-STEPS, STRETCH, WARMUP = 60, 8, 8
+HERE = Path(__file__).resolve().parent
+SRC = HERE.parent / "src"
+STEPS, STRETCHES = 60, 20
 PROFILED = (20, 25)
 NAMES_A_RANK = ("straggler", "host-stall")
-RANKS = 2
+CORES = 2
+CLOSE = 0.10
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What one recording says, and what the sleep costs by the job itself."""
+
+    number: int
+    step_ms: float | None = None
+    found: list[dict] = field(default_factory=list)
+    slept_ms: list[float] = field(default_factory=list)
+    saves_ms: list[float] = field(default_factory=list)
+    """differences of neighbouring stretches with and without the sleep"""
+    error: str | None = None
+
+    @property
+    def late_ms(self) -> float | None:
+        """What the finding says that the late rank costs; None where no rank is named."""
+        return max((f["cost_ms_per_step"] for f in self.found if f["id"] == "straggler"), default=None)
+
+    @property
+    def off(self) -> float | None:
+        """How far that is from what taking the sleep out saves, as a share of it."""
+        if self.late_ms is None or not self.saves_ms:
+            return None
+        return self.late_ms / statistics.fmean(self.saves_ms) - 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--busy", type=int, default=2, help="loops beside the job")
+    parser.add_argument("--parallel", type=int, default=1, help="jobs at a time, each on two cores of its own")
+    parser.add_argument("--busy", type=int, default=2, help="loops beside each job, on its cores")
     parser.add_argument("--sleep-ms", type=float, default=0.0, help="on rank 1, in every step")
-    parser.add_argument("--no-compare", action="store_true", help="without the runs in which the sleep comes and goes")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no recording is started after that")
     parser.add_argument("--out", help="folder to keep the recordings in")
-    parser.add_argument("--job", choices=("train", "compare"), help=argparse.SUPPRESS)
+    parser.add_argument("--record-only", action="store_true", help="leave the reading to --read; needs --out")
+    parser.add_argument("--read", metavar="RUNS", help="a folder that an earlier run kept")
     args = parser.parse_args()
-    if args.job:
-        return launch(args) if "RANK" not in os.environ else train(args)
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            runs(args, Path(args.out or scratch))
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-    return 0
+    if args.read:
+        return read_all(Path(args.read))
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(args.out or scratch).resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        record_all(args, out)
+        return 0 if args.record_only else read_all(out)
 
 
-def runs(args: argparse.Namespace, out: Path) -> None:
-    names = f"{'run':>4} {'step ms':>8} {'cost ms':>8} {'slept ms':>9} {'profiled':>9} {'found ms':>9} {'off by':>7}"
-    print(f"{names}  findings that name a rank", flush=True)
-    named, close = 0, 0
-    for number in range(args.runs):
-        cost_ms = measured_ms(args) if args.sleep_ms and not args.no_compare else None
-        step_ms, found, slept_ms = recorded(args, out / f"run{number}")
-        slept, profiled = (statistics.median(part) if part else None for part in (slept_ms, slept_ms[slice(*PROFILED)]))
-        named += bool(found)
-        late_ms = max((f["cost_ms_per_step"] for f in found), default=None)
-        off = abs(late_ms / slept - 1) if slept and late_ms is not None else None
-        close += off is not None and off <= 0.10
-        texts = [f"{f['id']} {f['ranks']} {f['cost_ms_per_step']:.1f} ms" for f in found]
-        shown = [f"{x:.1f}" if x is not None else "-" for x in (step_ms, cost_ms, slept, profiled, late_ms)]
-        percent = f"{off:.1%}" if off is not None else "-"
-        columns = " ".join(f"{text:>{width}}" for text, width in zip(shown, (8, 8, 9, 9, 9), strict=True))
-        print(f"{number:4} {columns} {percent:>7}  {', '.join(texts) or '-'}", flush=True)
-    print(f"{named} of {args.runs} recordings name a rank" + (f"; {close} within 10 %" if args.sleep_ms else ""))
+# ---- recorded
 
 
-def measured_ms(args: argparse.Namespace) -> float:
-    """Return what the sleep costs per step, by a run without the recorder in which it comes and goes."""
-    done = run(job(args, "compare"))
-    return float(json.loads(done.splitlines()[-1])["cost_ms"])
+def record_all(args: argparse.Namespace, out: Path) -> None:
+    """Leave `run<n>/` and `run<n>.job.json`, which holds what the job itself measured, of every recording."""
+    free = sorted(os.sched_getaffinity(0))
+    slots = max(1, min(args.parallel, len(free) // CORES))
+    deadline = time.monotonic() + 60 * args.minutes
+    waiting = deque(range(args.runs))
+    load = {"parallel": slots, "cores": CORES, "of": len(free), "busy": args.busy, "sleep_ms": args.sleep_ms}
+    (out / "load.json").write_text(json.dumps(load))
+
+    def work(cores: list[int]) -> None:
+        os.sched_setaffinity(0, cores)  # of this thread, and of what it starts
+        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(args.busy)]
+        try:
+            while waiting and time.monotonic() < deadline:
+                one_run(args.sleep_ms, waiting.popleft(), out)
+        finally:
+            for loop in loops:
+                loop.kill()
+                loop.wait()
+
+    with ThreadPoolExecutor(slots) as pool:
+        list(pool.map(work, [free[CORES * i : CORES * (i + 1)] for i in range(slots)]))
 
 
-def recorded(args: argparse.Namespace, folder: Path) -> tuple[float, list[dict], list[float]]:
-    """Return the step of a recording, its findings that name a rank, and how long each sleep took."""
-    stepscope, report = [sys.executable, "-m", "stepscope.cli.main"], folder.with_suffix(".json")
+def one_run(sleep_ms: float, number: int, out: Path) -> None:
+    began = time.monotonic()
     steps = ":".join(map(str, PROFILED))
-    done = run([*stepscope, "record", "--out", str(folder), "--steps", steps, "--", *job(args, "train")])
-    run([*stepscope, "report", str(folder), "--json", str(report), "--force"])
-    found = json.loads(report.read_text())
-    return found["step"]["unprofiled_ms"], [f for f in found["findings"] if f["id"] in NAMES_A_RANK], slept_ms_of(done)
+    record = [
+        sys.executable,
+        "-m",
+        "stepscope.cli.main",
+        "record",
+        "--out",
+        str(out / f"run{number}"),
+        "--steps",
+        steps,
+    ]
+    try:
+        saves = saved_ms(sleep_ms) if sleep_ms else []
+        slept = said(run([*record, "--", *job("train", sleep_ms, STEPS)]), "slept_ms")
+        saves += saved_ms(sleep_ms) if sleep_ms else []
+        measured = {"slept_ms": slept, "saves_ms": saves}
+    except (RuntimeError, OSError, ValueError, KeyError, IndexError) as e:
+        measured = {"error": f"{type(e).__name__}: {e}"}
+    (out / f"run{number}.job.json").write_text(json.dumps(measured))
+    print(f"run {number}: {time.monotonic() - began:.0f} s {measured.get('error', '')}", flush=True)
 
 
-def slept_ms_of(output: str) -> list[float]:
-    """Return how long the sleep took in each step, as the job printed it."""
-    lines = [line for line in output.splitlines() if line.startswith('{"slept_ms"')]
-    return json.loads(lines[-1])["slept_ms"] if lines else []
+def saved_ms(sleep_ms: float) -> list[float]:
+    """Return what the sleep costs per step, of each two neighbouring stretches with and without it."""
+    means = said(run(job("compare", sleep_ms, STRETCHES)), "stretch_ms")
+    return [a - b for a, b in zip(means[::2], means[1::2], strict=True)]
 
 
-def job(args: argparse.Namespace, what: str) -> list[str]:
-    return [sys.executable, "-W", "ignore", __file__, "--job", what, "--sleep-ms", str(args.sleep_ms)]
+def said(output: str, name: str) -> list[float]:
+    """Return the numbers that the job printed under a name."""
+    line = [line for line in output.splitlines() if line.startswith(f'{{"{name}"')][-1]
+    numbers: list[float] = json.loads(line)[name]
+    return numbers
+
+
+def job(way: str, sleep_ms: float, count: int) -> list[str]:
+    return [sys.executable, "-W", "ignore", str(HERE / "sleeping_job.py"), way, str(sleep_ms), str(count)]
 
 
 def run(command: list[str]) -> str:
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
     if done.returncode:
-        raise SystemExit(f"{' '.join(command[-8:])} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command[-8:])} ended with {done.returncode}: {done.stderr[-1500:]}")
     return done.stdout
 
 
-def launch(args: argparse.Namespace) -> int:
-    """Start both ranks of the job and wait for them."""
-    with tempfile.TemporaryDirectory() as folder:
-        environ = {**os.environ, "WORLD_SIZE": str(RANKS), "STORE": f"{folder}/store"}
-        ranks = [
-            subprocess.Popen(job(args, args.job), env={**environ, "RANK": str(r), "LOCAL_RANK": str(r)})
-            for r in range(RANKS)
-        ]
-        return max(rank.wait() for rank in ranks)
+# ---- read
 
 
-def train(args: argparse.Namespace) -> int:
-    """Train as one rank; `compare` takes the sleep out of every second stretch of steps."""
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    rank = int(os.environ["RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{os.environ['STORE']}", rank=rank, world_size=RANKS)
-    width = 512
-    layers = [layer for _ in range(4) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x = torch.randn(128, width)
-    times: dict[bool, list[float]] = {True: [], False: []}
-    slept_ms: list[float] = []
-    since = time.perf_counter()
-    for step in range(WARMUP + 8 * STRETCH if args.job == "compare" else STEPS):
-        sleeps = args.job == "train" or (step - WARMUP) // STRETCH % 2 == 0
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        if sleeps and args.sleep_ms and rank == 1:
-            lies_down = time.perf_counter()
-            time.sleep(args.sleep_ms / 1000)
-            slept_ms.append((time.perf_counter() - lies_down) * 1000)
-        loss.backward()
-        optimizer.step()
-        now = time.perf_counter()
-        if step >= WARMUP:
-            times[sleeps].append((now - since) * 1000)
-        since = now
-    if args.job == "compare" and rank == 0:
-        print(json.dumps({"cost_ms": statistics.median(times[True]) - statistics.median(times[False])}))
-    if slept_ms and args.job == "train":
-        print(json.dumps({"slept_ms": slept_ms}), flush=True)
-    dist.destroy_process_group()
+def read_all(out: Path) -> int:
+    load = json.loads((out / "load.json").read_text())
+    print(
+        f"{load['parallel']} jobs at a time on {load['cores']} of {load['of']} cores each, {load['busy']} busy loops "
+        f"beside each, a sleep of {load['sleep_ms']:g} ms on rank 1"
+    )
+    print(header(), flush=True)
+    results = []
+    for path in sorted(out.glob("run*.job.json"), key=lambda p: int(p.name[3:].partition(".")[0])):
+        results.append(read(path))
+        print(row(results[-1]), flush=True)
+    print(summary(results, load["sleep_ms"]))
     return 0
+
+
+def read(path: Path) -> Recording:
+    import stepscope
+
+    name = path.name.partition(".")[0]
+    measured = json.loads(path.read_text())
+    if "error" in measured:
+        return Recording(int(name[3:]), error=measured["error"])
+    document = stepscope.load(path.with_name(name)).document
+    named = [f for f in document["findings"] if f["id"] in NAMES_A_RANK]
+    return Recording(int(name[3:]), document["step"]["unprofiled_ms"], named, **measured)
+
+
+# ---- shown
+
+WIDTHS = (4, 8, 9, 17, 9, 9, 9, 7)
+
+
+def header() -> str:
+    names = ("run", "step ms", "saves ms", "95 %", "slept ms", "profiled", "found ms", "off by")
+    return (
+        " ".join(f"{name:>{width}}" for name, width in zip(names, WIDTHS, strict=True)) + "  findings that name a rank"
+    )
+
+
+def row(r: Recording) -> str:
+    if r.error is not None:
+        return f"{r.number:4} FAILED {' '.join(r.error.split())[-400:]}"
+    saves = statistics.fmean(r.saves_ms) if r.saves_ms else None
+    slept, profiled = (statistics.median(part) if part else None for part in (r.slept_ms, r.slept_ms[slice(*PROFILED)]))
+    cells = [str(r.number), number(r.step_ms), number(saves), interval_text(r.saves_ms)]
+    cells += [number(slept), number(profiled), number(r.late_ms), "-" if r.off is None else f"{r.off:+.1%}"]
+    texts = [f"{f['id']} {f['ranks']} {f['cost_ms_per_step']:.1f} ms" for f in r.found]
+    columns = " ".join(f"{text:>{width}}" for text, width in zip(cells, WIDTHS, strict=True))
+    return f"{columns}  {', '.join(texts) or '-'}"
+
+
+def interval_text(x: list[float]) -> str:
+    if len(x) < 2:
+        return "-"
+    reach = 2.0 * statistics.stdev(x) / len(x) ** 0.5
+    return f"{statistics.fmean(x) - reach:.1f} to {statistics.fmean(x) + reach:.1f}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
+
+
+def summary(results: list[Recording], sleep_ms: float) -> str:
+    done = [r for r in results if r.error is None]
+    text = f"{sum(bool(r.found) for r in done)} of {len(done)} recordings name a rank"
+    if sleep_ms:
+        close = sum(r.off is not None and abs(r.off) <= CLOSE for r in done)
+        text += f"; {close} of {len(done)} are within {CLOSE:.0%} of what taking the sleep out saves"
+        every = [x for r in done for x in r.saves_ms]
+        text += f" ({statistics.fmean(every):.1f} ms, {interval_text(every)}, over all runs)" if every else ""
+    failed = len(results) - len(done)
+    return text + (f"; {failed} failed" if failed else "")
 
 
 if __name__ == "__main__":

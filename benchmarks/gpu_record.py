@@ -10,7 +10,7 @@ bit by bit. Light mode's overhead is measured by `overhead.py` in alternating bl
     PYTHONPATH=src python benchmarks/gpu_record.py --out results --wild WILD.py [--jobs lstm:cell_loop,...]
 
 instead asks whether steps outside the window are as fast as unrecorded ones, on the jobs of that file: plain,
-`record --light` and `record` in turn, three of each within eight minutes (`quiet_steps.py`).
+`record --light` and `record` by turns, three of each within six minutes (`quiet_steps.py`).
 """
 
 import argparse
@@ -78,7 +78,7 @@ def parsed() -> argparse.Namespace:
 def quiet(args: argparse.Namespace, out: Path) -> int:
     """Compare steps outside the window with unrecorded ones; `results/` then holds quiet.json and quiet.md."""
     found = quiet_steps.measured(args)
-    text = quiet_steps.markdown(found, args)
+    text = quiet_steps.markdown(found)
     (out / "quiet.json").write_text(json.dumps(found))
     (out / "quiet.md").write_text(text)
     print(text)

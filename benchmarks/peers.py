@@ -1,5 +1,6 @@
 """The same runs through stepscope, HTA and TraceLens: time, memory, whether the numbers agree, and whom they blame.
 
+    python benchmarks/peers.py [--rounds 5] [--write docs/peers.md]     how fast: the whole table (`peer_speed.py`)
     python benchmarks/peers.py RUN ... --peers PYTHON [--rounds 2] [--shift-rank 1] [--shift-ms 20] [--out peers.json]
 
 PYTHON is the interpreter of an environment with `HolisticTraceAnalysis` and TraceLens (github.com/AMD-AGI/TraceLens).
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 OURS = ("stepscope", "stepscope report")
 PEERS = ("HTA", "TraceLens")
 Result = dict[str, Any]
@@ -40,6 +42,14 @@ def main() -> int:
         tool, *files = arguments.run_one
         print(json.dumps(measured(tool, files)))
         return 0
+    if not arguments.runs:
+        import peer_speed
+
+        text = peer_speed.speed_table(arguments)
+        print(text)
+        if arguments.write:
+            peer_speed.write(Path(arguments.write), text)
+        return 0
     results = [case_result(Path(run), arguments) for run in arguments.runs]
     for show in (cost_table, agreement_table, blame_table):
         print(show(results), end="\n\n")
@@ -50,12 +60,19 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="*", help="folders with one trace per rank")
+    parser.add_argument("runs", nargs="*", help="folders with one trace per rank; none for the table of speed")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter with HTA and TraceLens")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--shift-rank", type=int, default=1)
     parser.add_argument("--shift-ms", type=int, default=20)
     parser.add_argument("--out")
+    speed = parser.add_argument_group("the table of speed")
+    speed.add_argument("--write", metavar="PAGE", help="page whose table is replaced")
+    speed.add_argument("--megabytes", type=int, default=100, help="of the trace of one rank")
+    speed.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 9, 64])
+    speed.add_argument("--events", type=int, default=100_000, help="of each of several ranks")
+    speed.add_argument("--peer-ranks", type=int, default=8, help="largest number of ranks that the peers get")
+    speed.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-benchmarks")
     parser.add_argument("--run-one", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -145,7 +162,6 @@ def slow_ranks(run: Path) -> list[int] | None:
 
 
 def stepscope() -> Tool:
-    sys.path.insert(0, str(ROOT / "src"))
     from stepscope.analyze.kernels.call_costs import call_costs
     from stepscope.analyze.kernels.kernel_costs import kernel_costs
     from stepscope.analyze.kernels.kernels import kernel_table
@@ -215,7 +231,6 @@ def _launched(rank: Any) -> Result:
 
 
 def stepscope_report() -> Tool:
-    sys.path.insert(0, str(ROOT / "src"))
     from stepscope.analyze.account import account_of
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json

@@ -2,21 +2,24 @@
 
     PYTHONPATH=src python benchmarks/quiet_steps.py --wild WILD.py [--jobs lstm:cell_loop,small:none]
 
-Every round starts each job plain, under `record --light` and under `record`, one after the other, and the job times
-itself (`wild_steps.py`). Three comparisons, each with a 95 % interval that knows of runs and of steps:
+Every round starts each job three times, plain, under `record --light` and under `record`, on the same cores. The three
+run by turns, a block of steps each while the others wait (`wild_steps.py`): what drifts on the machine meets all of
+them alike. Three comparisons of mean steps, with a 95 % interval over rounds and, inside each, pairs of blocks:
 
-    before / plain    steps before the window of the recorded run against the same steps of the plain one
-    after / plain     steps after it
-    light / plain     all steps but the first
+    before / plain    blocks before the window of the recorded run against the same blocks of the plain one
+    after / plain     blocks after it
+    light / plain     all blocks but the first
 
 by wall time and by CPU time of the training thread; the narrower of the two is the answer where the other cannot tell.
-Rounds go on until `--rounds` are done or `--minutes` are over. Nothing but torch is needed.
+The first steps of each block, in which the device's queue fills again, are left out. Rounds go on until `--rounds` are
+done or `--minutes` are over. Nothing but torch is needed.
 """
 
 import argparse
 import json
 import os
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -28,15 +31,17 @@ HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 JOBS = "lstm:cell_loop,small:none,lm:tokenise,lstm:none"
 WAYS = ("plain", "light", "record")
-SETTLED = 6  # the first steps, in which everything is set up
+STEPS_IN_BLOCK, SETTLING = 12, 3
+CORES = 6
 DRAWS = 1000
 LIMITS = {"before": 0.01, "after": 0.02, "light": 0.01}
+PATIENCE_S = 90
 
 
 def main() -> int:
     args = parsed()
     results = measured(args)
-    print(markdown(results, args))
+    print(markdown(results))
     if args.out:
         Path(args.out).write_text(json.dumps(results, indent=1))
     return 0
@@ -53,120 +58,166 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wild", help="the file with the jobs: build(workload, fault) returns step(i)")
     parser.add_argument("--jobs", default=JOBS, metavar="WORKLOAD:FAULT,...")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=8.0, help="no run is started after that")
-    parser.add_argument("--wild-steps", type=int, default=110)
-    parser.add_argument("--window", default="40:46", help="the profiled steps of the recorded runs")
+    parser.add_argument("--minutes", type=float, default=5.5, help="no three runs are started after that")
+    parser.add_argument(
+        "--blocks", type=int, default=13, help=f"of {STEPS_IN_BLOCK} steps; the middle one has the window"
+    )
 
 
 def measured(args: argparse.Namespace) -> dict:
-    """Return `{job: {way: [{"wall", "cpu"}, ...]}}` and what the recorder said; a run that fails leaves its error."""
+    """Return the runs of each job, round by round, and what the recorder said; a round that fails leaves its error."""
     deadline = time.monotonic() + 60 * args.minutes
     jobs = args.jobs.split(",")
-    runs: dict = {job: {way: [] for way in WAYS} for job in jobs}
-    notes: dict = {job: [] for job in jobs}
+    results: dict = {"blocks": args.blocks, "runs": {job: [] for job in jobs}, "notes": {job: [] for job in jobs}}
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[-CORES:])  # the same for all three ways
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(args.rounds):
             for job in jobs:
-                for way in turned(WAYS, number):
-                    if time.monotonic() < deadline:
-                        one_run(job, way, Path(scratch) / f"{job.replace(':', '-')}-{way}-{number}", args, runs, notes)
-    return {"runs": runs, "notes": notes, "window": args.window}
+                if time.monotonic() < deadline:
+                    folder = Path(scratch) / f"{job.replace(':', '-')}-{number}"
+                    folder.mkdir()
+                    try:
+                        results["runs"][job].append(one_round(job, number, folder, args, results["notes"][job]))
+                    except (OSError, ValueError, RuntimeError) as e:
+                        results["notes"][job].append(f"round {number}: {type(e).__name__}: {e}"[:600])
+    return results
+
+
+def one_round(job: str, number: int, folder: Path, args: argparse.Namespace, notes: list[str]) -> dict:
+    """Return `{way: {"wall", "cpu"}}`, of each block the times of its steps."""
+    started = {way: start(job, way, folder, args) for way in turned(WAYS, number)}
+    try:
+        gates = {way: ready(way, process, listener) for way, (process, listener) in started.items()}
+        for block in range(args.blocks):
+            for way in turned(WAYS, number + block):
+                gates[way].sendall(b"g")
+                await_block(way, gates[way])
+        for way, (process, _) in started.items():
+            code = process.wait(PATIENCE_S)
+            if code:
+                notes.append(f"{way}: exit code {code}: {(folder / f'{way}.log').read_text()[-300:]}")
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as e:
+        said = {way: (folder / f"{way}.log").read_text()[-300:] for way in started}
+        raise RuntimeError(f"{e}; {said}") from e
+    finally:
+        for process, listener in started.values():
+            listener.close()
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    about = json.loads((folder / "run-record" / "run.json").read_text())
+    notes += [f"round {number}: {warning}" for warning in about.get("warnings") or []]
+    return {way: json.loads((folder / f"{way}.json").read_text()) for way in WAYS}
 
 
 def turned(ways: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """Return the ways in another order for every round: what drifts meets all of them alike."""
+    """Return the ways in another order for every block: none always runs after the same other."""
     return ways[number % len(ways) :] + ways[: number % len(ways)]
 
 
-def one_run(job: str, way: str, folder: Path, args: argparse.Namespace, runs: dict, notes: dict) -> None:
-    folder.mkdir()
-    workload, fault = job.split(":")
-    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(folder / "run")]
-    before = {"plain": [], "light": [*record, "--light", "--"], "record": [*record, "--steps", args.window, "--"]}[way]
-    times = folder / "times.json"
-    command = [*before, sys.executable, str(HERE / "wild_steps.py"), args.wild, workload, fault]
-    env = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "2"}
-    try:
-        done = subprocess.run(
-            [*command, str(args.wild_steps), str(times)], env=env, capture_output=True, text=True, timeout=240
-        )
-        runs[job][way].append(json.loads(times.read_text()))
-    except (OSError, ValueError, subprocess.TimeoutExpired) as e:
-        notes[job].append(f"{way}: {type(e).__name__}: {e}"[:300])
-        return
-    if done.returncode:
-        notes[job].append(f"{way}: exit code {done.returncode}: {done.stderr[-300:]}")
-    if way == "record" and (folder / "run" / "run.json").exists():
-        about = json.loads((folder / "run" / "run.json").read_text())
-        said = [f"unprofiled {about['unprofiled_step_ms']} ms", *(about.get("warnings") or [])]
-        notes[job].append(f"record: {'; '.join(said)}")
+def start(job: str, way: str, folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, socket.socket]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(folder / f"{way}.socket"))
+    listener.listen()
+    listener.settimeout(PATIENCE_S)
+    window = (args.blocks // 2) * STEPS_IN_BLOCK
+    record = [sys.executable, "-m", "stepscope.cli.main", "record", "--out", str(folder / f"run-{way}")]
+    before = {
+        "plain": [],
+        "light": [*record, "--light", "--"],
+        "record": [*record, "--steps", f"{window}:{window + 6}", "--"],
+    }
+    command = [
+        *before[way],
+        sys.executable,
+        str(HERE / "wild_steps.py"),
+        str(Path(args.wild).resolve()),
+        *job.split(":"),
+    ]
+    command += [str(args.blocks), str(STEPS_IN_BLOCK), str(folder / f"{way}.socket"), str(folder / f"{way}.json")]
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(SRC),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "2",
+        "KINETO_LOG_LEVEL": "5",
+    }
+    with (folder / f"{way}.log").open("w") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log), listener
+
+
+def ready(way: str, process: subprocess.Popen, listener: socket.socket) -> socket.socket:
+    """Return the job's end of the gate once it has built its model."""
+    gate, _ = listener.accept()
+    gate.settimeout(PATIENCE_S)
+    await_block(way, gate)
+    return gate
+
+
+def await_block(way: str, gate: socket.socket) -> None:
+    if gate.recv(1) != b"r":
+        raise RuntimeError(f"the {way} run ended early")
 
 
 # ---- compared
 
 
-def comparisons(runs: dict, window: str) -> dict:
-    """Return per comparison and clock `{"ratio", "low", "high", "plain_ms"}`, None where a side has no run."""
-    first, last = map(int, window.split(":"))
+def comparisons(rounds: list[dict], blocks: int) -> dict:
+    """Return per comparison and clock `{"ratio", "low", "high", "plain_ms"}`, None where there is no round."""
+    middle = blocks // 2
     spans = {
-        "before": ("record", slice(SETTLED, first - 2)),
-        "after": ("record", slice(last + 3, None)),
-        "light": ("light", slice(SETTLED, None)),
+        "before": ("record", range(1, middle)),
+        "after": ("record", range(middle + 1, blocks)),
+        "light": ("light", range(1, blocks)),
     }
     return {
-        name: {
-            clock: compared([run[clock][span] for run in runs["plain"]], [run[clock][span] for run in runs[way]])
-            for clock in ("wall", "cpu")
-        }
+        name: {clock: compared(rounds, way, clock, span) for clock in ("wall", "cpu")}
         for name, (way, span) in spans.items()
     }
 
 
-def compared(plain: list[list[float]], other: list[list[float]]) -> dict | None:
-    """Return the ratio of typical steps, with an interval over runs and, inside each, over blocks of steps."""
-    plain, other = [run for run in plain if run], [run for run in other if run]
-    if not plain or not other:
+def compared(rounds: list[dict], way: str, clock: str, span: range) -> dict | None:
+    """Return the ratio of mean steps, with an interval over rounds and, inside each, over pairs of blocks."""
+    if not rounds:
         return None
+    pairs = [[(mean_ms(r["plain"][clock][b]), mean_ms(r[way][clock][b])) for b in span] for r in rounds]
     draw = random.Random(0)
-    ratios = sorted(typical(redrawn(other, draw)) / typical(redrawn(plain, draw)) for _ in range(DRAWS))
+    ratios = sorted(ratio([draw.choices(r, k=len(r)) for r in draw.choices(pairs, k=len(pairs))]) for _ in range(DRAWS))
     return {
-        "ratio": typical(other) / typical(plain),
+        "ratio": ratio(pairs),
         "low": ratios[int(0.025 * DRAWS)],
         "high": ratios[int(0.975 * DRAWS)],
-        "plain_ms": typical(plain),
+        "plain_ms": statistics.fmean(plain for r in pairs for plain, _ in r),
     }
 
 
-def typical(runs: list[list[float]]) -> float:
-    return statistics.fmean(statistics.median(run) for run in runs)
+def mean_ms(block: list[float]) -> float:
+    return statistics.fmean(block[SETTLING:])
 
 
-def redrawn(runs: list[list[float]], draw: random.Random, block: int = 5) -> list[list[float]]:
-    """Return runs drawn anew, and inside each blocks of neighbouring steps: neighbours resemble each other."""
-    out = []
-    for run in draw.choices(runs, k=len(runs)):
-        begins = draw.choices(range(max(1, len(run) - block + 1)), k=-(-len(run) // block))
-        out.append([value for begin in begins for value in run[begin : begin + block]])
-    return out
+def ratio(pairs: list[list[tuple[float, float]]]) -> float:
+    """Return the mean over rounds of the median over blocks: one that met another process is not the job."""
+    return statistics.fmean(statistics.median(other / plain for plain, other in r) for r in pairs)
 
 
 # ---- shown
 
 
-def markdown(results: dict, args: argparse.Namespace) -> str:
+def markdown(results: dict) -> str:
     rows = [
-        f"Steps of unrecorded and recorded runs in turn, window {args.window}, by the job's own clock; difference from "
-        "plain in %, with its 95 % interval.",
+        f"Plain, light and recorded runs by turns, blocks of {STEPS_IN_BLOCK} steps, by the job's own clock; "
+        "difference from plain in %, with its 95 % interval.",
         "",
-        "| job | runs | plain ms | before/plain: wall | CPU | after / plain: wall | CPU | light / plain: wall | CPU |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| job | rounds | plain ms: wall | CPU | before / plain: wall | CPU | after / plain: wall | CPU "
+        "| light / plain: wall | CPU |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for job, runs in results["runs"].items():
-        found = comparisons(runs, results["window"])
-        plain = next((c["plain_ms"] for part in found.values() for c in part.values() if c), None)
+    for job, rounds in results["runs"].items():
+        found = comparisons(rounds, results["blocks"])
+        plain = [f"{found['light'][clock]['plain_ms']:.2f}" if rounds else "unknown" for clock in ("wall", "cpu")]
         cells = [cell(found[name][clock], LIMITS[name]) for name in found for clock in ("wall", "cpu")]
-        counts = "/".join(str(len(runs[way])) for way in WAYS)
-        rows.append(f"| {job} | {counts} | {'unknown' if plain is None else f'{plain:.2f}'} | {' | '.join(cells)} |")
+        rows.append(f"| {' | '.join([job, str(len(rounds)), *plain, *cells])} |")
     notes = [f"- {job}: {note}" for job, said in results["notes"].items() for note in said]
     return "\n".join([*rows, "", *notes]) + "\n"
 

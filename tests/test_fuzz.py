@@ -86,7 +86,7 @@ def test_what_breaks_the_contract_is_noticed(outcome, complaint):
 
 def test_what_keeps_the_contract_passes():
     assert complaints(REPORT, Outcome(0, stdout='{"ranks": [{"window_ms": 1.0}]}')) == []
-    assert complaints(REPORT, Outcome(2, stderr="stepscope report: expected a trace, found none\n")) == []
+    assert complaints(REPORT, Outcome(2, stderr="stepscope report: no trace in this folder\n")) == []
     assert complaints(Case(("compare", "a", "b", "--fail-on", "step_ms>5%")), Outcome(1, stderr="a\nb\n")) == []
 
 

@@ -11,6 +11,7 @@ import stepscope
 from stepscope.contract.run_folder import json_object_in
 from stepscope.side_file import (
     MAX_BYTES,
+    MAX_DEPTH,
     MAX_LINE_BYTES,
     OVERLONG,
     RefusedFile,
@@ -103,3 +104,11 @@ def _opens(call: ast.Call) -> bool:
     return text in ("open", "os.open", "np.load", "np.fromfile") or (
         text.endswith((".read_text", ".read_bytes", ".open")) and not text.startswith("files(")
     )
+
+
+def test_values_nested_too_deeply_are_no_json_whatever_python_bears() -> None:
+    parsed_json("[" * MAX_DEPTH + "]" * MAX_DEPTH)
+    parsed_json("[" + ", ".join(["[1]"] * 500) + "]")
+    for text in ("[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2), '{"a":' * 500 + "1e999" + "}" * 500):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parsed_json(text)

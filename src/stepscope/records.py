@@ -13,8 +13,25 @@ from weakref import WeakKeyDictionary
 MAX_REPR = 240
 _MAX_TEXT = 40
 
-Record = TypeVar("Record", bound="ArrayRecord")
-Found = TypeVar("Found")
+
+_Record = TypeVar("_Record", bound="ArrayRecord")
+_Answer = TypeVar("_Answer")
+
+
+def once_per_record(question: Callable[[_Record], _Answer]) -> Callable[[_Record], _Answer]:
+    """Return the question with its answer remembered for as long as the record it was asked of is there.
+
+    For small answers that several analyses ask for: records never change, so neither do answers.
+    """
+    answers: WeakKeyDictionary[_Record, _Answer] = WeakKeyDictionary()
+
+    @wraps(question)
+    def asked(record: _Record) -> _Answer:
+        if record not in answers:
+            answers[record] = question(record)
+        return answers[record]
+
+    return asked
 
 
 class ArrayRecord:
@@ -24,22 +41,6 @@ class ArrayRecord:
         shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in fields(self) if f.repr]  # type: ignore[arg-type]
         text = f"{type(self).__name__}({', '.join(shown)})"
         return text if len(text) <= MAX_REPR else text[: MAX_REPR - 4] + "...)"
-
-
-def once_per_record(function: Callable[[Record], Found]) -> Callable[[Record], Found]:
-    """Return the function of a record that is asked once for each: what it found is kept as long as the record is.
-
-    What it returns must not hold the record itself, or neither would ever go.
-    """
-    known: WeakKeyDictionary[Record, Found] = WeakKeyDictionary()
-
-    @wraps(function)
-    def asked_once(record: Record) -> Found:
-        if record not in known:
-            known[record] = function(record)
-        return known[record]
-
-    return asked_once
 
 
 def _short(value: Any) -> str:

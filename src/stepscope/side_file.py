@@ -26,11 +26,14 @@ MAX_LOG_BYTES = 1 << 30
 MAX_LINE_BYTES = 1_000_000
 MAX_NAMED = 5
 """fields named one by one"""
+MAX_DEPTH = 100
+"""of values inside values; Python's own bound differs by version and is met again when they are written"""
 
 # Texts in which a number may be out of range; all others are parsed without a look at each number.
 _SUSPECT = re.compile(rb"\d{20}|9[2-9]\d{17}|[eE]\+?\d{3}|NaN|Infinity")
 _INT64 = range(-(2**63), 2**63)
 _MAX_INT_CHARACTERS = 20
+_TOO_DEEP = "values nested too deeply"
 
 
 class RefusedFile(OSError):
@@ -109,12 +112,24 @@ def parsed_json(text: bytes | str) -> ParsedJson:
     data = text.encode(errors="surrogatepass") if isinstance(text, str) else text
     try:
         if not _SUSPECT.search(data):
-            return ParsedJson(json.loads(data), ())
+            return ParsedJson(_flat_enough(json.loads(data), data), ())
         unusable: list[str] = []
         found = json.loads(data, parse_int=_int, parse_float=_float, parse_constant=lambda _: _UNUSABLE)
-        return ParsedJson(_without_unusable(found, "", unusable), tuple(unusable))
+        return ParsedJson(_without_unusable(_flat_enough(found, data), "", unusable), tuple(unusable))
     except RecursionError as error:
-        raise ValueError("values nested too deeply") from error
+        raise ValueError(_TOO_DEEP) from error
+
+
+def _flat_enough(value: Any, text: bytes) -> Any:
+    """Return the value; a `ValueError` where it holds values inside values beyond MAX_DEPTH."""
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return value
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [b for v in level if isinstance(v, dict | list) for b in (v.values() if isinstance(v, dict) else v)]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
 
 
 def unusable_fields(parsed: ParsedJson, name: str) -> list[str]:

@@ -105,7 +105,7 @@ def test_odd_arguments_are_one_line(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_dashes_are_no_value_of_any_option(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of([name, "--out=--", "run"]) == 2
-    assert "argument --out: expected a value, found '--'" in capsys.readouterr().err
+    assert "argument --out: '--' is not a value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("jobs", ["99999999", "4"])
@@ -120,7 +120,7 @@ def test_more_jobs_than_a_machine_can_have_are_as_many_as_it_has(
 
 @pytest.mark.parametrize("text", ["1e400", "9" * 400, str(MAX_BYTES + 2**20), "0", "-1", ".", "1.2.3", "\u00b2", "nan"])
 def test_sizes_beyond_every_machine_are_refused(text: str) -> None:
-    with pytest.raises(Exception, match="expected a size above 0"):
+    with pytest.raises(Exception, match="is not a size above 0"):
         size_bytes(text)
 
 

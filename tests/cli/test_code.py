@@ -82,7 +82,7 @@ def test_without_owners_it_says_how_to_get_them(tmp_path: Path, capsys: pytest.C
 
 def test_a_rank_that_has_none_is_a_usage_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["code", str(folder), "--no-cache", "--rank", "3"]) == 2
-    assert "--rank 3: expected a rank that recorded owners (0)" in capsys.readouterr().err
+    assert "--rank 3 recorded no owners; ranks that did: 0" in capsys.readouterr().err
 
 
 def test_source_that_was_not_kept_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -98,9 +98,9 @@ def test_nothing_is_left_running(tmp_path: Path) -> None:
     [
         ([], "the job's command is missing"),
         (["--"], "the job's command is missing"),
-        (["--steps", "5", "--", "true"], "--steps: expected FIRST:LAST"),
-        (["--steps", "5:5", "--", "true"], "expected FIRST:LAST with 0 <= FIRST < LAST"),
-        (["--ranks", "first", "--", "true"], "expected 'all' or rank numbers"),
+        (["--steps", "5", "--", "true"], "write FIRST:LAST"),
+        (["--steps", "5:5", "--", "true"], "the first step has to come before the last"),
+        (["--ranks", "first", "--", "true"], "'all' or numbers such as 0,3"),
         (["--", "no-such-command-here"], "cannot run 'no-such-command-here'"),
     ],
 )

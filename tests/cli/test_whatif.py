@@ -91,7 +91,7 @@ def test_a_line_is_taken_out(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ("given", "said"),
     [
         (["--without", "train.py:999"], "lines of that file near it"),
-        (["--without", "train.py:12", "--ranks", "7"], "expected recorded ranks"),
+        (["--without", "train.py:12", "--ranks", "7"], "not all of them were recorded"),
         (["--scale", "train.py:12"], "OWNER=FACTOR"),
         (["--scale", "train.py:12=1e9"], "OWNER=FACTOR"),
         (["--set", "data=instant", "--ranks", "0"], "--ranks says where"),

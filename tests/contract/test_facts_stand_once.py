@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.contract import step_line
 from stepscope.contract.flops import (
     ATTENTION,
     CONVOLUTION_BACKWARD,
@@ -17,6 +18,7 @@ from stepscope.contract.flops import (
     NESTED_PRODUCTS,
     PRODUCTS,
 )
+from stepscope.contract.run_json import RunJson
 from stepscope.cost.operators.operators import operator_cost
 from stepscope.record.window.flops import flops_of
 
@@ -129,3 +131,30 @@ def test_table_of_numbers_is_written_once(fact: str) -> None:
     wanted, home = NUMBERS[fact]
     places = {path for path, tree in TREES.items() for node in ast.walk(tree) if wanted <= numbered(node)}
     assert places <= {home}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(step_line.FORWARD, step_line.BACKWARD, step_line.GRADIENT_SYNC, step_line.OPTIMIZER),
+        *(step_line.LR_SCHEDULING, step_line.CLIPPING, step_line.LOADER_START, step_line.GARBAGE_COLLECTION),
+    ],
+)
+def test_region_of_the_step_log_is_named_once(name: str) -> None:
+    assert {path for path, tree in TREES.items() if name in texts(ast.walk(tree))} == {"contract/step_line.py"}
+
+
+def test_desk_asks_run_json_only_for_what_the_job_writes() -> None:
+    asked = {
+        node.args[0].value
+        for tree in TREES.values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "get"
+        and isinstance(node.func.value, ast.Attribute)
+        and node.func.value.attr == "description"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert len(asked) > 5
+    assert asked <= set(RunJson.__annotations__)

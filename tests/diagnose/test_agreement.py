@@ -1,10 +1,12 @@
 """Headline, findings, budget, checks, guides, health, investigation, comparison and `next:` agree with each other."""
 
-import importlib.util
+import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.analyze.build import built_run
@@ -18,11 +20,13 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.compare.reports import FindingChange
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.verdict import conclude
+from stepscope.document.report import report_json
 from stepscope.investigate.validation import Validation
 from stepscope.run.load import load
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
+sys.path.insert(0, str(ROOT / "benchmarks"))
 RECORDED = (
     "dlrm-8ranks",
     "gloo-ddp",
@@ -55,11 +59,7 @@ def one_rank_without_steps(folder: Path) -> Account:
 
 @pytest.fixture(scope="module")
 def agreement() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("agreement", ROOT / "benchmarks" / "agreement.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("agreement")
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -131,6 +131,49 @@ def test_a_pair_told_otherwise_is_noticed(agreement: ModuleType) -> None:
     still = replace(told, fixed=(), remaining=("straggler",))
     assert list(agreement._of_fates([change(20, 5)], still))
     assert list(agreement._of_fates([], replace(told, fixed=(), fresh=("straggler",))))
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("findings", 0, "saving_alone_ms"), 1e6),
+        (("findings", 0, "saving_high_ms"), 1e6),
+        (("findings", 0, "saving_low_ms"), -1.0),
+        (("findings", 0, "cost_ms_per_step"), 1e6),
+        (("findings", 0, "saving_pct"), 3.0),
+        (("findings_combined", 0, "saving_ms_per_step"), 1e6),
+        (("step", "budget", 0, "ms_per_step"), 1e6),
+        (("ranks", 0, "wait_ms"), 1e6),
+        (("ranks", 0, "exposed_comm_ms"), 1e6),
+        (("ranks", 0, "overlap_pct"), 120.0),
+        (("stragglers", 0, "late_ms_per_step"), 1e6),
+        (("efficiency", "mfu"), 1.5),
+    ],
+)
+def test_a_number_that_another_rules_out_is_noticed(
+    agreement: ModuleType, tmp_path: Path, where: tuple[str | int, ...], value: float
+) -> None:
+    account = account_of(late_run(tmp_path, late_us=2000, loading=True))
+    report = report_json(account, diagnose(account))
+    assert list(agreement.misfits(report)) == []
+    *path, last = where
+    place: Any = report
+    for key in path:
+        place = place[key]
+    place[last] = value
+    assert list(agreement.misfits(report))
+
+
+def test_a_saving_beyond_what_its_fix_can_remove_is_noticed(agreement: ModuleType, tmp_path: Path) -> None:
+    job = simulate(*FAULTS["data-loading"].faulty)
+    account = account_of(built_run(tmp_path, job.traces), unprofiled_ms=job.period_us / 1000)
+    report = report_json(account, diagnose(account))
+    first = report["findings"][0]
+    assert first["id"] == "data-loading" and list(agreement.misfits(report)) == []
+    step_ms = report["step"]["unprofiled_ms"]
+    first |= dict.fromkeys(("saving_alone_ms", "saving_high_ms", "cost_ms_per_step"), 0.99 * step_ms)
+    first["saving_pct"] = 99.0
+    assert [line for line in agreement.misfits(report) if "can remove" in line]
 
 
 def test_a_run_told_otherwise_is_noticed(agreement: ModuleType, tmp_path: Path) -> None:

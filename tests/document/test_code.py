@@ -60,7 +60,7 @@ def test_one_rank_has_its_own_costs_and_the_savings_of_the_job(tmp_path: Path) -
     saving = [next(r for r in view.lines if r.owner == "train.py:10").saving_ns for view in (mean, last)]
     assert saving[0] == saving[1] is not None
     assert code_document(account, last)["ranks"] == [1]
-    with pytest.raises(UsageError, match="--rank 7: expected a rank that recorded owners"):
+    with pytest.raises(UsageError, match="--rank 7 recorded no owners"):
         code_view(account, rank=7)
 
 

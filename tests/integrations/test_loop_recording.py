@@ -130,7 +130,7 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
     assert (config.wait, config.warmup, config.active, config.repeat) == (2, 1, 2, 1)
     assert (config.record_shapes, config.activities) == (True, ("cpu",))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
-    with pytest.raises(UsageError, match="schedule_option: expected wait"):
+    with pytest.raises(UsageError, match="schedule_option: there is no"):
         StepscopeKwargs(schedule_option={"first": 1}).build()
 
 
@@ -175,12 +175,12 @@ def test_engine_of_deepspeed_has_one_step_per_accumulation(tmp_path: Path) -> No
 
 
 def test_what_is_no_engine_is_refused() -> None:
-    with pytest.raises(UsageError, match="found Net without backward"), engine_recorded(Net()):
+    with pytest.raises(UsageError, match=r"Net has no backward\(\)"), engine_recorded(Net()):
         pass
 
 
 def test_wrong_setting_is_refused_before_training() -> None:
-    with pytest.raises(UsageError, match="active: expected a whole number of at least 1"):
+    with pytest.raises(UsageError, match="active has to be a whole number of at least 1"):
         LoopRecording(active=0)
 
 

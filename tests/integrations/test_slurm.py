@@ -44,5 +44,5 @@ def test_first_node_of_a_short_list(nodes: str, first: str) -> None:
 
 
 def test_what_is_no_list_is_refused() -> None:
-    with pytest.raises(UsageError, match="expected a list of hosts"):
+    with pytest.raises(UsageError, match="is not a list of hosts"):
         first_node("[1-2]")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stepscope.record.hooks.after_import import after_import
-from stepscope.record.hooks.loop.batch_size import BatchSize, size_of_batch
+from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.hooks.root_hooks import ATTRIBUTE, TimedCall, leave_out_of_state
@@ -27,24 +27,6 @@ class Loop:
         self.steps = steps
 
 
-@pytest.mark.parametrize(
-    ("batch", "samples", "tokens"),
-    [
-        (TOKENS, 4, 512),
-        ({"input_ids": TOKENS, "attention_mask": TOKENS}, 4, 512),
-        ([IMAGES, LABELS], 8, 0),
-        (IMAGES, 8, 0),
-        (IMAGES.to(torch.uint8), 8, 0),
-        ({"x": {"ids": (TOKENS,)}}, 4, 512),
-        ((torch.tensor(1.0),), 0, 0),
-        ("text", 0, 0),
-        (None, 0, 0),
-    ],
-)
-def test_size_of_a_batch(batch: Any, samples: int, tokens: int) -> None:
-    assert size_of_batch(batch) == (samples, tokens)
-
-
 def test_a_step_has_the_batches_loaded_in_it_and_the_most_frequent_count_wins() -> None:
     size = BatchSize()
     for step, loads in enumerate([3, 2, 2, 2]):  # one batch ahead
@@ -54,6 +36,16 @@ def test_a_step_has_the_batches_loaded_in_it_and_the_most_frequent_count_wins() 
     facts = size.facts()
     assert (facts["samples_per_step"], facts["tokens_per_step"]) == (8, 1024)
     assert facts["batch_source"].startswith("guess")
+
+
+def test_tokens_of_padded_batches_are_the_median_of_the_usual_steps() -> None:
+    size = BatchSize()
+    for step, real in enumerate([100, 90, 80, 110, 120]):
+        mask = torch.zeros_like(TOKENS)
+        mask[0, :real] = 1
+        size.loaded({"input_ids": TOKENS, "attention_mask": mask})
+        size.step_ended(Loop(step + 1))  # type: ignore[arg-type]
+    assert (size.facts()["samples_per_step"], size.facts()["tokens_per_step"]) == (4, 100)
 
 
 def test_unknown_tokens_come_with_a_reason() -> None:

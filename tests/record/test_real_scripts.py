@@ -114,7 +114,7 @@ def test_optimizers_at_unequal_rates_have_a_unit(
 def test_a_wrong_unit_is_said_before_the_job_starts(tmp_path: Path) -> None:
     done = recorded(tmp_path, script("unequal_rates.py", "sac"), "--step-of", "a b")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--step-of: expected loader" in done.stderr
+    assert ": give loader, optimizer" in done.stderr
 
 
 def test_two_training_threads_are_one_recording(tmp_path: Path) -> None:

@@ -19,5 +19,5 @@ def test_units() -> None:
     "text", ["", "0", "-1", "\u00b2", "\u0663", "9" * 5000, "Adam#", "Adam#\u00b2", "Adam#" + "9" * 400]
 )
 def test_what_is_no_unit_is_refused_with_what_is_one(text: str) -> None:
-    with pytest.raises(UsageError, match="expected loader, optimizer, a number"):
+    with pytest.raises(UsageError, match="give loader, optimizer, a number"):
         unit_from(text)

@@ -10,20 +10,27 @@ import pytest
 import torch
 
 import stepscope.record.hooks.loop.loop as loop_module
+import stepscope.record.hooks.loop.optimizer_steps as optimizer_steps_module
 import stepscope.record.hooks.loop.routine as routine_module
+import stepscope.record.hooks.loop.rows as rows_module
+import stepscope.record.hooks.loop.step_ends as step_ends_module
 import stepscope.record.session as session_module
 import stepscope.record.steps.regions as regions_module
 import stepscope.record.window.interruptions as interruptions_module
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
-from stepscope.record.hooks.loop.loop import MAX_IN_A_STEP
 from stepscope.record.hooks.loop.pattern import Event, Pattern
+from stepscope.record.hooks.loop.rows import MAX_IN_A_STEP
 from stepscope.record.hooks.loop.stretch import MAX_STRETCHES, plan_of
 from stepscope.record.session import Recorder
 from stepscope.record.window.interruptions import Interruption
 
 LOAD, FORWARD, BACKWARD, STEP = "data_loading", "forward_pass", "backward_pass", "optimizer_step"
+READERS_OF_THE_CLOCK = (
+    *(loop_module, optimizer_steps_module, rows_module, step_ends_module, routine_module),
+    *(session_module, regions_module, interruptions_module),
+)
 LOAD_NS, FORWARD_NS, GLUE_NS, BACKWARD_NS, CLIP_NS, STEP_NS = 5_000, 10_000, 1_000, 30_000, 70_000, 50_000
 
 
@@ -90,7 +97,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ns = 1_000_000_000
         self.spent: dict[str, int] = {}
-        for module in (loop_module, routine_module, session_module, regions_module, interruptions_module):
+        for module in READERS_OF_THE_CLOCK:
             monkeypatch.setattr(module, "perf_counter_ns", lambda: self.now_ns)
 
     def spend(self, name: str, ns: int) -> None:
@@ -154,7 +161,7 @@ def test_sums_over_all_micro_batches_agree_with_hand_timers(
     micro_batches: int, followed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if followed:
-        monkeypatch.setattr(loop_module, "SHORT_STEP_NS", 0)
+        monkeypatch.setattr(step_ends_module, "SHORT_STEP_NS", 0)
     torch.manual_seed(0)
     job = Job(Clock(monkeypatch))
     found = recorded([micro_batches] * 30, job, tmp_path / "run")

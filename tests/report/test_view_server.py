@@ -35,7 +35,7 @@ class SomeTables:
 
 
 def no_timeline() -> bytes:
-    raise InputError("the timeline cannot be made: expected steps, found none")
+    raise InputError("the timeline cannot be made: there are no steps")
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_page_has_a_policy_and_shows_names_as_text(serve: Any) -> None:
 def test_what_cannot_be_made_is_said_in_one_line(serve: Any) -> None:
     server = serve(ViewSite(name="run", report_html="", tables=SomeTables(), timeline=no_timeline))
     status, _, body = asked(server, f"/{server.token}/timeline")
-    assert (status, body) == (500, b"the timeline cannot be made: expected steps, found none\n")
+    assert (status, body) == (500, b"the timeline cannot be made: there are no steps\n")
 
 
 def test_tables_come_in_pages(serve: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 from tests.run.traces import event, trace_of
 
 from stepscope.trace.classify import EventKind, by_string, event_kinds, rows_named
+from stepscope.trace.table import SparseColumn
 
 
 @pytest.mark.parametrize(
@@ -114,3 +115,13 @@ def test_kernel_without_a_name_is_a_kernel_that_matches_no_name(tmp_path: Path) 
     trace = trace_of(tmp_path, [nameless])
     assert event_kinds(trace).tolist() == [EventKind.KERNEL]
     assert rows_named(trace, np.array([0]), lambda _: True).tolist() == []
+
+
+@pytest.mark.parametrize("asked", [[3], [0, 2, 3, 7, 9], list(range(12)), [-1, 3], []])
+def test_sparse_column_gives_the_same_by_search_and_by_table(asked: list[int]) -> None:
+    column = SparseColumn(np.array([2, 3, 9]), np.array([20, 30, 90]))
+    many = np.array(asked, np.int64)
+    expected = [{2: 20, 3: 30, 9: 90}.get(row, -5) for row in asked]
+    assert column.at(many, missing=-5).tolist() == expected
+    far = SparseColumn(np.array([2, 3, 9, 10_000]), np.array([20, 30, 90, 1]))  # too long for a table of so few rows
+    assert far.at(many, missing=-5).tolist() == expected

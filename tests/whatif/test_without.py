@@ -99,7 +99,7 @@ def test_an_answer_says_that_it_is_of_a_deletion(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("train.py", "expected FILE:LINE"),
+        ("train.py", "write FILE:LINE"),
         ("other.py:13", "files with recorded lines are train.py"),
         ("train.py:99", "lines of that file near it: 16, 17, 18, 19, 20, 21"),
         ("module:layers.*", "no module was recorded"),
@@ -114,7 +114,7 @@ def test_an_owner_that_is_none_is_a_usage_error(tmp_path: Path, given: str, said
 
 def test_ranks_that_are_none_are_a_usage_error(tmp_path: Path) -> None:
     run = Analysis(owned_run(tmp_path, HOST_BOUND))
-    with pytest.raises(UsageError, match="--ranks: expected recorded ranks"):
+    with pytest.raises(UsageError, match="not all of them were recorded"):
         run.without("train.py:13", ranks=[5])
 
 

@@ -111,7 +111,7 @@ def _conclusion(late: list[dict[str, Any]], logs: Sequence[StepLog], *, slow_ran
 def _own_ms(log: StepLog) -> float:
     """Return the median step without the profiler, less the wait for the other ranks' gradients."""
     own_ns = log.dur_ns - log.column("regions.gradient_sync.ns")
-    return float(np.nanmedian(own_ns[log.undisturbed])) / 1e6
+    return float(np.nanmedian(own_ns[log.unprofiled])) / 1e6
 
 
 def _next(folder: Path) -> list[str]:

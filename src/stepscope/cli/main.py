@@ -1,8 +1,10 @@
 """The `stepscope` command: read the arguments, let the command run, turn errors into one line and an exit code."""
 
 import argparse
+import gc
 import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
@@ -23,6 +25,7 @@ COMMANDS = {
     "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "code": "source lines and modules with what they cost, and what deleting them would save",
+    "hang": "who did not arrive: flight recorder dumps of a job that died",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "sql": "SQL over the tables of a run",
     "view": "the report, the tables and the timeline in the browser",
@@ -64,8 +67,18 @@ def _command(name: str, *arguments: str) -> int:
     taken.add_arguments(command)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    code: int = import_module(f"stepscope.cli.{name}").run(args)
+    code: int = _imported(f"stepscope.cli.{name}").run(args)
     return code
+
+
+def _imported(name: str) -> ModuleType:
+    """Return a module and leave what it loaded out of every later search for garbage: none of it ever is."""
+    gc.disable()
+    try:
+        return import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[str, ...]) -> None:
@@ -74,7 +87,7 @@ def _refuse_dashes_as_value(command: argparse.ArgumentParser, arguments: tuple[s
     for word in own:
         option, sign, value = word.partition("=")
         if option.startswith("--") and sign and value == "--":
-            command.error(f"argument {option}: expected a value, found '--'")
+            command.error(f"argument {option}: '--' is not a value")
 
 
 def _one_line(message: str) -> str:

@@ -175,7 +175,7 @@ def steps_from(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
     numbers = whole_number(first), whole_number(last)
     if not colon or numbers[0] is None or numbers[1] is None:
-        raise UsageError(f"--steps: expected FIRST:LAST such as 10:15 (LAST exclusive), found {text!r}")
+        raise UsageError(f"--steps {text!r}: write FIRST:LAST such as 10:15, which ends with step 14")
     return numbers[0], numbers[1]
 
 

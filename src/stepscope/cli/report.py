@@ -1,4 +1,7 @@
-"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces."""
+"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces.
+
+Renderings are imported where they are asked for: JSON needs no terminal library, text no page.
+"""
 
 import argparse
 import sys
@@ -9,10 +12,6 @@ from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.errors import InputError
-from stepscope.report.html import render_html
-from stepscope.report.text.steps import print_steps
-from stepscope.report.text.summary import print_summary
-from stepscope.report.text.terminal import console
 from stepscope.run.sources import has_steps_only
 from stepscope.run.step_log import readable_step_logs
 
@@ -27,11 +26,16 @@ def run(args: argparse.Namespace) -> int:
     document = report_json(account, diagnosis) if args.json else None
     page = None
     if args.html:
+        from stepscope.report.html import render_html
+
         page = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
     write_json(args.json, document, force=args.force)
     if page is not None:
         write_output(args.html, page, force=args.force)
     if "-" not in (args.json, args.html):
+        from stepscope.report.text.summary import print_summary
+        from stepscope.report.text.terminal import console
+
         print_summary(account, diagnosis, console(sys.stdout), given=_given(args))
     return 3 if account.run.unreadable else 0
 
@@ -44,6 +48,9 @@ def _report_steps(args: argparse.Namespace) -> int:
             f"--json and --html need traces, and {folder} has only step logs; stepscope report {folder} shows "
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
+    from stepscope.report.text.steps import print_steps
+    from stepscope.report.text.terminal import console
+
     logs, warnings = readable_step_logs(folder)
     if not logs:
         raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")

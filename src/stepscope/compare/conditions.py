@@ -72,8 +72,8 @@ def parse_gate(text: str) -> Gate:
     found = _GATE.match(text)
     if not found:
         raise UsageError(
-            f"--fail-on: expected NAME OP NUMBER such as 'data_loading_pct>30', OP one of {' '.join(_COMPARE)}; "
-            f"found {text!r}"
+            f"--fail-on {text!r} is no condition: write NAME OP NUMBER such as 'data_loading_pct>30', with one of "
+            f"{' '.join(_COMPARE)}"
         )
     return Gate(found["name"], found["op"], float(found["limit"]), bool(found["pct"]))
 

@@ -1,4 +1,8 @@
-"""What both sides rely on, standard library only: the files of a run folder, the regions of a step, collectives by
-name, FLOPs of operators, and TensorBoard's records. The job writes by it, the desk reads by it, and no fact of it
-stands twice.
+"""What both sides rely on, standard library only: the job writes by it, the desk reads by it, no fact stands twice.
+
+    run_folder, run_json, step_line, owners    the files of a run folder: their names, and what is in them
+    regions, collectives, precisions, flops    names in a trace and what they mean; FLOPs of operators
+    workload, tensorboard                      defaults of the benchmarks' model; TensorBoard's records
+
+`tests/contract/test_facts_stand_once.py` fails where one of its facts is written down a second time.
 """

@@ -5,6 +5,7 @@ Names of whole steps (`step_3`, `training_step`, `ddp_step`) mean no part: what 
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 
 
 class Region(IntEnum):
@@ -51,6 +52,7 @@ _PATTERNS = (
 _COMPILED = tuple((re.compile(pattern), region) for pattern, region in _PATTERNS)
 
 
+@lru_cache(maxsize=4096)
 def named_region(name: str) -> Region | None:
     """Return the part of training that a range's name stands for, None where it says nothing.
 

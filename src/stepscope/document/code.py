@@ -161,7 +161,7 @@ def _of_rank(account: Account, rank: int) -> CodeCosts | None:
         if one is not None and sums is not None and one.rank.rank == rank:
             return code_costs([one], [sums])
     known = rank_ranges([one.rank.rank for one in account.ownership if one is not None])
-    raise UsageError(f"--rank {rank}: expected a rank that recorded owners ({known})")
+    raise UsageError(f"--rank {rank} recorded no owners; ranks that did: {known}")
 
 
 def _row(account: Account, code: CodeCosts, one: LineCost | ModuleCost, saved: Mapping[str, float]) -> CodeRow:

@@ -21,7 +21,7 @@ from stepscope.document.by_strategy import by_strategy_json
 from stepscope.document.code import code_json
 from stepscope.document.plain_values import in_ms, ms_or_none, plain
 from stepscope.document.ranks import rank_json
-from stepscope.document.side_files import beside_json, live_busbw
+from stepscope.document.side_files import beside_json, live_busbw, logged_choice
 from stepscope.json_text import finite_document
 from stepscope.run.side_files import SideFiles
 from stepscope.units import ms
@@ -152,6 +152,7 @@ def _collective(row: CollectiveRow, beside: SideFiles) -> dict[str, Any]:
         "late_rank": row.late_rank,
         "unmatched": row.unmatched,
         "live_busbw_gb_per_s": _rounded(live_busbw(beside, row.op, row.group)),
+        "nccl": logged_choice(beside, row.op, row.group),
     }
 
 
@@ -188,6 +189,13 @@ def _kernel(k: Kernel) -> dict[str, Any]:
             "bound": k.bound,
             "bound_from": k.bound_from,
             "occupancy_pct": k.occupancy_pct,
+            "occupancy_from": k.occupancy_from,
+            "sm_pct": k.sm_pct,
+            "dram_pct": k.dram_pct,
+            "tensor_pct": k.tensor_pct,
+            "stall": k.stall,
+            "stall_share": k.stall_share,
+            "measured_share": k.measured_share,
         }
     )
 

@@ -12,6 +12,7 @@ from stepscope.document.plain_values import in_ms
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
+from stepscope.trace.nccl.log import NcclLog
 
 _MAX_POINTS = 400
 _MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")
@@ -62,3 +63,28 @@ def live_busbw(beside: SideFiles, op: str, group: Group) -> float | None:
         mine = [c for c in of_op if {c.group, c.group_desc} & names and group.size in (None, c.group_size)]
     timed = [c.busbw_gb_per_s for c in mine if c.busbw_gb_per_s is not None]
     return float(np.mean(timed)) if timed else None
+
+
+def logged_choice(beside: SideFiles, op: str, group: Group) -> dict[str, Any] | None:
+    """Return what NCCL's logs say of an operation: algorithms, protocols, channels, transports; None without a log.
+
+    Choices are logged by operation and size, not by group: a rank count that differs from the group's rules a log out.
+    """
+    logs = [log for log in beside.nccl if group.size is None or _made_for(log, group.size)]
+    if not logs:
+        return None
+    chosen: dict[tuple[str, str, int | None], int] = {}
+    for choice in (c for log in logs for c in log.choices if c.op == op):
+        key = (choice.algorithm, choice.protocol, choice.channels)
+        chosen[key] = chosen.get(key, 0) + choice.count
+    names = ("algorithm", "protocol", "channels")
+    ordered = sorted(chosen.items(), key=lambda item: -item[1])
+    return {
+        "choices": [{**dict(zip(names, key, strict=True)), "count": count} for key, count in ordered],
+        "transports": sorted({name for log in logs for name in log.transports}),
+    }
+
+
+def _made_for(log: NcclLog, ranks: int) -> bool:
+    """Return whether a log tells of a communicator of that many ranks; True where it tells of none."""
+    return not log.communicators or any(c.num_ranks == ranks for c in log.communicators)

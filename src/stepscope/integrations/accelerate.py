@@ -56,7 +56,7 @@ def schedule_from(option: dict[str, int]) -> dict[str, int]:
     """
     unknown = [name for name in option if name not in _SCHEDULE]
     if unknown:
-        raise UsageError(f"schedule_option: expected {', '.join(_SCHEDULE)}, found {unknown[0]!r}")
+        raise UsageError(f"schedule_option: there is no {unknown[0]!r}; use {', '.join(_SCHEDULE)}")
     ours = {name: option[name] for name in ("wait", "warmup", "active", "repeat") if option.get(name) is not None}
     if option.get("skip_first"):
         ours["wait"] = ours.get("wait", 0) + option["skip_first"]

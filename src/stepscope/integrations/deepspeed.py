@@ -32,8 +32,7 @@ def recorded(engine: Any, **settings: Any) -> Iterator[LoopRecording]:
     lacking = [name for name in (*_METHODS, "is_gradient_accumulation_boundary") if not hasattr(engine, name)]
     if lacking:
         raise UsageError(
-            f"recorded: expected the engine that deepspeed.initialize returns, found {type(engine).__name__} "
-            f"without {lacking[0]}()"
+            f"recorded: {type(engine).__name__} has no {lacking[0]}(); give the engine from deepspeed.initialize"
         )
     recording = LoopRecording(**settings)
     recording.begin(optimizers=[engine.optimizer])

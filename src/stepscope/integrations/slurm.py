@@ -60,5 +60,5 @@ def first_node(nodes: str) -> str:
     """
     found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
     if found is None:
-        raise UsageError(f"slurm: expected a list of hosts such as gpu[07-09], found {nodes!r}")
+        raise UsageError(f"slurm: {nodes!r} is not a list of hosts such as gpu[07-09]; check SLURM_JOB_NODELIST")
     return "".join(part or "" for part in found.groups())

@@ -1,16 +1,17 @@
 """In the job: steps and regions are timed, a window is profiled, and a helper process writes the run folder.
 
 Needs torch and the standard library only, works from PYTHONPATH alone, and never disturbs training: on any
-trouble it says so once and switches itself off. On the training path are `session`, `regions` and `step_log`;
-everything slow is in the helper (`writer`) or on a background thread (`open_run`).
+trouble it says so once and switches itself off. On the training path are `session`, `steps/` and `hooks/`;
+everything slow is in the helper process or on a background thread.
 
-    settings      config, schedule
-    recorder      session, regions, step_log, device_timer, undisturbed
-    the window    window, kineto, cuda_range, profiler_guard, budget
-    after it      after_window, step_census, flops, owners  FLOPs of one step, and the lines of another's operators
-    the way out   handover, open_run, outbox  |  writer, trace_file, step_statistics, description
-    who and where rank, strategy, groups, facts, claim, agreement, side_channel, clock_probe
-    beside steps  samplers, standard_samplers, memory*, telemetry, live_collectives, collective_*, nccl_log
-    no code       launch, inject, inject_point, hooks, seen, recorded, outside_tool
-    for users     profile (stepscope.profile, stepscope.region), annotate, quick_check
+    config, session    settings; the recorder of one process
+    steps/             every step timed: regions, evaluation, the device's time, the log
+    window/            the profiled window: schedule, budget, Kineto, the watchdog
+    after_window       FLOPs of one step, and the lines of another's operators: owners/
+    hooks/             steps and regions found in an unmodified script
+    collectives/ memory/ samplers/    what else is measured, in the window and beside the steps
+    helper/            the way out: handover, outbox, the writer process, run.json
+    launch/            `stepscope record`: the recorder put into a job without a change of code
+    rank, strategy, facts             who and where this process is, and what the job is
+    profile, annotate, quick_check    for users: stepscope.profile, stepscope.region
 """

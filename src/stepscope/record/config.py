@@ -87,16 +87,16 @@ class RecordConfig:
             ("launches", 1),
         ):
             if getattr(self, name) < least:
-                raise UsageError(f"{name}: expected a whole number of at least {least}, found {getattr(self, name)}")
+                raise UsageError(f"{name} has to be a whole number of at least {least}, not {getattr(self, name)}")
         if self.outside_tool not in (None, "nsys", "ncu"):
-            raise UsageError(f"outside_tool: expected 'nsys' or 'ncu', found {self.outside_tool!r}")
+            raise UsageError(f"outside_tool has to be 'nsys' or 'ncu', not {self.outside_tool!r}")
         if self.tool not in ("torch", "cuda"):
-            raise UsageError(f"tool: expected 'torch' or 'cuda', found {self.tool!r}")
+            raise UsageError(f"tool has to be 'torch' or 'cuda', not {self.tool!r}")
 
     def with_steps(self, first: int, last: int) -> "RecordConfig":
         """Return the same settings with the window on steps `first` to `last - 1`, counted from 0."""
         if not 0 <= first < last:
-            raise UsageError(f"--steps {first}:{last}: expected FIRST:LAST with 0 <= FIRST < LAST (LAST exclusive)")
+            raise UsageError(f"--steps {first}:{last}: the first step has to come before the last, which is left out")
         warmup = min(WARMUP_STEPS, first)
         return replace(self, wait=first - warmup, warmup=warmup, active=last - first, repeat=1)
 
@@ -118,7 +118,7 @@ class RecordConfig:
             known = {f.name for f in fields(cls)}
             return cls(**{name: _settled(value) for name, value in found.items() if name in known})
         except (ValueError, TypeError, AttributeError) as e:
-            raise UsageError(f"{VARIABLE}: expected the JSON that `stepscope record` sets, found {text[:80]!r}") from e
+            raise UsageError(f"{VARIABLE} holds {text[:80]!r}, which `stepscope record` does not set; unset it") from e
 
 
 def default_out(environ: Mapping[str, str] | None = None) -> str:
@@ -134,9 +134,9 @@ def ranks_from(text: "str | int | list[int] | tuple[int, ...] | None") -> tuple[
         parts = text.split(",") if isinstance(text, str) else [text] if isinstance(text, int) else text
         chosen = sorted({int(part) for part in parts})
     except (ValueError, TypeError) as e:
-        raise UsageError(f"ranks: expected 'all' or rank numbers such as 0,3, found {text!r}") from e
+        raise UsageError(f"ranks have to be 'all' or numbers such as 0,3, not {text!r}") from e
     if not chosen or chosen[0] < 0:
-        raise UsageError(f"ranks: expected 'all' or rank numbers such as 0,3, found {text!r}")
+        raise UsageError(f"ranks have to be 'all' or numbers such as 0,3, not {text!r}")
     return tuple(chosen)
 
 

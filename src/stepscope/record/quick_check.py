@@ -93,7 +93,7 @@ def quick_check(
     which returns the loss.
     """
     if steps < 1 or warmup < 0:
-        raise UsageError(f"quick_check: expected steps >= 1 and warmup >= 0, found {steps} and {warmup}")
+        raise UsageError(f"quick_check: steps have to be at least 1 and warmup at least 0, not {steps} and {warmup}")
     loss_of = forward or (lambda m, batch: _loss(m, batch, loss_fn))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with state_kept(model, optimizer, loader=loader):
@@ -187,8 +187,8 @@ def _loss(model: torch.nn.Module, batch: Any, loss_fn: Callable[..., torch.Tenso
         return output.loss if loss_fn is None else loss_fn(output, batch)
     if loss_fn is None or not isinstance(batch, list | tuple) or len(batch) != 2:
         raise UsageError(
-            f"quick_check: expected batches (inputs, targets) or dicts, found {type(batch).__name__}; "
-            "give forward=lambda model, batch: ... that returns the loss"
+            f"quick_check: a batch has to be (inputs, targets) with a loss_fn, or a dict, not {type(batch).__name__}; "
+            "or give forward=lambda model, batch: ... that returns the loss"
         )
     inputs, targets = batch
     return loss_fn(model(inputs), targets)

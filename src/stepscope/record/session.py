@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from stepscope.contract.step_line import BEFORE, WARMUP, RegionTimes
 from stepscope.record.after_window import AfterWindow
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
@@ -34,20 +35,19 @@ from stepscope.record.helper.open_run import OpenRun
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers.samplers import Samplers
 from stepscope.record.samplers.standard import standard_samplers
+from stepscope.record.steps.before_window import StepsBeforeWindow
 from stepscope.record.steps.device_timer import device_timer
+from stepscope.record.steps.evaluation import Evaluation
 from stepscope.record.steps.log import PastStep, StepLog
-from stepscope.record.steps.regions import EVALUATION, OF_TRAINING, Regions, RegionTimes, summed
+from stepscope.record.steps.regions import Regions, summed
 from stepscope.record.steps.statistics import FIRST_STEPS
-from stepscope.record.window.budget import TypicalStep, anonymous_bytes
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.schedule import BEFORE, WARMUP, next_busy_step, phase_of
+from stepscope.record.window.schedule import next_busy_step, phase_of
 from stepscope.record.window.watchdog import Watchdog
 from stepscope.record.window.window import Window
 
 _current: "Recorder | None" = None
-_NO_TIME = {"ns": 0, "n": 0}
-_REGULAR_STEPS = 3
 
 
 def current() -> "Recorder | None":
@@ -75,12 +75,9 @@ class Recorder:
         self._held: tuple[int, RegionTimes] | None = None  # a moment at which the step may have ended
         self._known = JobFacts()
         self._guard = ProfilerGuard()
-        self._watchdog = Watchdog(lambda: self._undisturbed(self._look_at_budget))
-        self._longest_ns: int | None = None  # of the steps before the window that stand for the others
-        self._first_bytes: int | None = None  # of memory, after the first steps
-        self._evaluation: RegionTimes = {}  # since the last step ended
-        self._evaluated_until_ns: int | None = None
-        self._evaluated_step: int | None = None  # the last one that had some
+        self._watchdog = Watchdog(lambda: self._try(self._look_at_budget))
+        self._before_window = StepsBeforeWindow()
+        self._evaluation = Evaluation()
         self._after: AfterWindow | None = None
         self._phase = phase_of(0, config)[0]
         self._busy_step = next_busy_step(1, config, also=FIRST_STEPS)  # until then nothing is to be done between steps
@@ -120,7 +117,7 @@ class Recorder:
         self.samplers.tell("on_begin")
         self._step_start_ns = perf_counter_ns()
         if phase_of(0, self.config)[0] != BEFORE:
-            self._undisturbed(self._before_first_step)
+            self._try(self._before_first_step)
 
     def region_begin(self, name: str) -> None:
         """Enter a region that the script marks itself, on this thread."""
@@ -188,7 +185,7 @@ class Recorder:
     def steps_passed(self, steps: list[PastStep]) -> None:
         """Say that steps ended: when by `perf_counter_ns`, their regions, and what `mark_step_end` returned then."""
         if self.on:
-            self._undisturbed(lambda: self._steps_passed(steps))
+            self._try(lambda: self._steps_passed(steps))
 
     def step_begin(self) -> None:
         """Say that training begins again now: what passed since the last step ended was evaluation.
@@ -196,12 +193,12 @@ class Recorder:
         It is a region of its own in the step that begins, with all that was loaded and computed in it.
         """
         if self.on:
-            self._undisturbed(self._step_begin)
+            self._try(self._step_begin)
 
     def evaluation_goes_on(self) -> None:
         """Say that an evaluation is under way in which nothing was told of: it is not to be profiled."""
         if self.on:
-            self._undisturbed(self._evaluation_goes_on)
+            self._try(self._evaluation_goes_on)
 
     def note(self, **facts: Any) -> None:
         """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
@@ -215,7 +212,7 @@ class Recorder:
     def groups_end(self) -> None:
         """Say that the process groups are about to go: what they tell is asked for now."""
         if self.on and self._run is not None:
-            self._undisturbed(self._send_facts)
+            self._try(self._send_facts)
 
     def close(self) -> None:
         """Finish: end the window, hand over what is left, let the helper complete the folder. Safe to call twice."""
@@ -225,8 +222,8 @@ class Recorder:
         _current = None
         atexit.unregister(self.close)
         if self._run is None and self.on and os.getpid() == self._pid and has_other_ranks():
-            self._undisturbed(self._open_run)  # they will wait to hear that this one recorded nothing
-        self._undisturbed(self._close)
+            self._try(self._open_run)  # they will wait to hear that this one recorded nothing
+        self._try(self._close)
         self.on = False
 
     def _look_at_budget(self) -> None:
@@ -235,7 +232,7 @@ class Recorder:
         if self.on and self._after is not None:
             self._after.look_at_budget()
 
-    def _undisturbed(self, act: Callable[[], None]) -> None:
+    def _try(self, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception as e:  # noqa: BLE001 - training comes first
@@ -283,20 +280,14 @@ class Recorder:
 
     def _step_begin(self) -> None:
         now_ns = perf_counter_ns()
-        since_ns = self._step_start_ns if self._evaluated_until_ns is None else self._evaluated_until_ns
-        kept = {n: t for n, t in self._regions_until(now_ns).items() if n not in OF_TRAINING}
-        own_ns = max(0, now_ns - since_ns - sum(t["ns"] for t in kept.values()))
-        count = 1 if self._evaluated_until_ns is None else 0
-        self._evaluation = summed(self._evaluation, {**kept, EVALUATION: {"ns": own_ns, "n": count}})
-        self._evaluated_until_ns = now_ns
-        last, self._evaluated_step = self._evaluated_step, self.step
-        if last is not None and self.step - last <= _REGULAR_STEPS:
-            return  # part of the routine, as a rollout in every step of reinforcement learning is
-        paused_ns = self._leave_evaluation_out()
-        self._evaluated_until_ns += paused_ns
+        is_routine = self._evaluation.is_routine(self.step)
+        regions = self._regions_until(now_ns)
+        self._evaluation.add(regions, step=self.step, step_start_ns=self._step_start_ns, now_ns=now_ns)
+        if not is_routine:
+            self._evaluation.leave_out(self._leave_evaluation_out())
 
     def _evaluation_goes_on(self) -> None:
-        if self._evaluated_step is None or self.step - self._evaluated_step > _REGULAR_STEPS:
+        if not self._evaluation.is_routine(self.step):
             self._leave_evaluation_out()
 
     def _leave_evaluation_out(self) -> int:
@@ -327,10 +318,7 @@ class Recorder:
         held = self._held
         regions = held[1] if held is not None and held[0] == at_ns else self._regions_until(now_ns)
         self._held = None
-        if self._evaluation:
-            regions = summed(self._evaluation, regions)
-        evaluated_ns = self._evaluation.get(EVALUATION, _NO_TIME)["ns"]
-        self._evaluation, self._evaluated_until_ns = {}, None
+        regions, evaluated_ns = self._evaluation.end_step(regions)
         line = {
             "step": self.step,
             "dur_ns": end_ns - self._step_start_ns,
@@ -341,7 +329,7 @@ class Recorder:
         }
         self._log.add({**line, "late_ns": perf_counter_ns() - end_ns})
         if not profiled and self.step >= FIRST_STEPS and not self._known.windows:
-            self._longest_ns = max(self._longest_ns or 0, end_ns - self._step_start_ns - evaluated_ns)
+            self._before_window.note(end_ns - self._step_start_ns - evaluated_ns)
         self._last_ns = end_ns - self._step_start_ns - evaluated_ns
         self.step += 1
         paused = self.step == self._busy_step and self._before_step()
@@ -355,7 +343,7 @@ class Recorder:
         assert self._log is not None
         longest_ns = self._log.add_past(steps, first=self.step, start_ns=self._step_start_ns, phase=self._phase)
         if not self._known.windows:
-            self._longest_ns = max(self._longest_ns or 0, longest_ns)
+            self._before_window.note(longest_ns)
         self.step += len(steps)
         self._step_start_ns = steps[-1][0]
         self.samplers.tell("on_steps_passed", len(steps))
@@ -375,10 +363,10 @@ class Recorder:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
         if self.step == FIRST_STEPS:
-            self._first_bytes = anonymous_bytes()
+            self._before_window.note_memory()
             self._send_facts()
         elif phase_of(self.step, self.config)[0] == WARMUP or self._window.usual.longest_s is None:
-            self._window.usual = self._usual_step()
+            self._window.usual = self._before_window.typical(self.step)
         paused |= self._window.before_step(self.step)
         if not self._window.is_recording and self._after.begin(self.step, self._window.usual):
             self._watchdog.start()
@@ -387,13 +375,6 @@ class Recorder:
         planned = (next_busy_step(self.step + 1, self.config, also=FIRST_STEPS), self._after.next_step(self.step))
         self._busy_step = min((step for step in planned if step is not None), default=None)
         return paused
-
-    def _usual_step(self) -> TypicalStep:
-        """Return what the steps before the window were like."""
-        now_bytes, steps = anonymous_bytes(), self.step - FIRST_STEPS
-        grew = now_bytes - self._first_bytes if now_bytes is not None and self._first_bytes is not None else 0
-        per_step = max(0, grew) // steps if steps > 0 else 0
-        return TypicalStep(None, self._longest_ns / 1e9 if self._longest_ns else None, per_step)
 
     def _is_watched(self) -> bool:
         return self._after is not None and self._after.is_watching

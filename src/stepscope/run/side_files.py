@@ -16,9 +16,9 @@ from typing import Any
 
 from stepscope.contract.run_folder import rank_of
 from stepscope.records import ArrayRecord
-from stepscope.run.nccl_log import NcclLog, nccl_log
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
 from stepscope.run.telemetry import Telemetry, read_telemetry
+from stepscope.trace.nccl.log import NcclLog, nccl_log
 from stepscope.units import ns_of_ms
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"

@@ -12,7 +12,9 @@ from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
 from stepscope.units import printable
 
-TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
+TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", ".nsys-rep")
+_NSYS_REPORT = ".nsys-rep"
+_EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
 RESULTS_JSON = "results.json"
 """what a benchmark leaves"""
@@ -184,9 +186,18 @@ def _in_folder(folder: Path) -> list[Source]:
         Source(p, claimed=rank_in_name(p.name) is not None)
         for p in names
         if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)
+        if not _is_exported(p)
     ]
+
+
+def _is_exported(path: Path) -> bool:
+    """Return whether a report of Nsight Systems lies beside its own export, which is read instead."""
+    if not path.name.endswith(_NSYS_REPORT):
+        return False
+    stem = path.name.removesuffix(_NSYS_REPORT)
+    return any((path.parent / f"{stem}{ending}").is_file() for ending in _EXPORTS)
 
 
 def _beside(name: str) -> bool:
     """Return whether a file of a run folder belongs to a rank but is not its trace (`rank00000.groups.json`)."""
-    return rank_of(name) is not None and ".trace." not in name
+    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", _NSYS_REPORT))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.run_folder import json_object, rank_of
+from stepscope.contract.step_line import WARMUP
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.step_columns import MISSING as MISSING
@@ -27,7 +28,6 @@ from stepscope.units import ms
 ENDING = ".steps.jsonl"
 SETTLING_STEPS = 1
 """unprofiled steps after a profiled one that do not count: ranks still wait for each other's export"""
-_PROFILER_WARM_UP = "warmup"
 MAX_RANK = 1 << 30
 
 
@@ -62,9 +62,9 @@ class StepLog(ArrayRecord):
         return self.numbers.get(path, np.full(len(self), np.nan))
 
     @property
-    def undisturbed(self) -> npt.NDArray[np.bool_]:
+    def unprofiled(self) -> npt.NDArray[np.bool_]:
         """Return which steps ran without the profiler (its own warm-up included) and not right after it."""
-        disturbed = self.profiled | (np.array(self.phase, str) == _PROFILER_WARM_UP)
+        disturbed = self.profiled | (np.array(self.phase, str) == WARMUP)
         near = disturbed.copy()
         for k in range(1, SETTLING_STEPS + 1):
             near[k:] |= disturbed[:-k]
@@ -192,10 +192,10 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
 
 
 def _settled(log: StepLog) -> tuple[Int64s, int]:
-    """Return the durations of undisturbed steps after warm-up, and how many steps the warm-up took."""
-    undisturbed = log.dur_ns[log.undisturbed & (log.dur_ns > 0)]
-    first = slow_start(undisturbed)
-    return undisturbed[first:], first
+    """Return the durations of unprofiled steps after warm-up, and how many steps the warm-up took."""
+    unprofiled = log.dur_ns[log.unprofiled & (log.dur_ns > 0)]
+    first = slow_start(unprofiled)
+    return unprofiled[first:], first
 
 
 def _parsed(lines: Iterable[bytes]) -> tuple[dict[str, Any], StepColumns, int]:

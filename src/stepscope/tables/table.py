@@ -123,7 +123,7 @@ def _of_values(column: Column, values: Sequence[Any]) -> Cells:
 def _typed(column: Column, given: Cells | npt.NDArray[Any]) -> Cells:
     cells = given if isinstance(given, Cells) else Cells(given)
     if (cells.texts is not None) != (column.dtype == "text"):
-        raise ValueError(f"{column.name}: expected {column.dtype}")
+        raise ValueError(f"{column.name}: the cells have to be {column.dtype}")
     if cells.missing is not None and not column.null:
         raise ValueError(f"{column.name}: must not be empty")
     return Cells(cells.values.astype(_NUMPY[column.dtype], copy=False), cells.texts, cells.missing)

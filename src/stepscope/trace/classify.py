@@ -130,17 +130,25 @@ def _device_kind(name: str) -> EventKind:
 
 def by_string(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
-    table = np.zeros(len(trace.strings) + 1, np.uint8)
-    used = np.zeros(len(trace.strings) + 1, bool)
-    used[ids] = True  # NO_STRING is -1: the extra last slot, which stays 0
-    for i in np.flatnonzero(used[:-1]):
-        table[i] = rule(trace.strings[i])
-    return table[ids]
+    return _of_strings(trace, ids, rule)[ids]
 
 
 def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str], bool]) -> npt.NDArray[np.intp]:
     """Return those of `rows` whose name satisfies `matches`."""
-    return rows[by_string(trace, trace["name"][rows], matches).astype(bool)]
+    names = trace["name"][rows]
+    table = _of_strings(trace, names, matches)
+    return rows[table.astype(bool)[names]] if table.any() else rows[:0]
+
+
+def _of_strings(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+    """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
+    used = np.zeros(len(trace.strings) + 1, bool)
+    used[ids] = True  # NO_STRING is -1: the extra last slot, which stays 0
+    table = np.zeros(len(used), np.uint8)
+    strings = trace.strings
+    wanted = np.flatnonzero(used[:-1]).tolist()
+    table[wanted] = [rule(strings[i]) for i in wanted]
+    return table
 
 
 def _refine(kinds: Kinds, kind: EventKind, trace: Trace, rule: Callable[[str], int]) -> None:

@@ -45,9 +45,14 @@ class SettingRequest(ArrayRecord):
     def __str__(self) -> str:
         return f"{self.key}={self.value}"
 
-    def expected(self, what: str) -> UsageError:
-        """Return the error for a value that cannot be used."""
-        return UsageError(f"--set {self}: expected {what}")
+    def error(self, why: str) -> UsageError:
+        """Return the error for a value that cannot be used: why not, and what can."""
+        return UsageError(f"--set {self}: {why}")
+
+    def check_value(self, word: str) -> None:
+        """Refuse any value but the one that the setting has."""
+        if self.value != word:
+            raise self.error(f"the only value is {self.key}={word}")
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,7 @@ def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False
     """Return the maker of a setting that has one value."""
 
     def make(asked: SettingRequest) -> SettingChange:
-        if asked.value != word:
-            raise asked.expected(f"{asked.key}={word}")
+        asked.check_value(word)
         if device:
             _needs_device(asked)
         return SettingChange(change, doubt)
@@ -91,8 +95,7 @@ def fix(word: str, finding: str) -> Maker:
     """Return the maker of a setting that undoes a fault the rules know."""
 
     def make(asked: SettingRequest) -> SettingChange:
-        if asked.value != word:
-            raise asked.expected(f"{asked.key}={word}")
+        asked.check_value(word)
         if finding not in asked.fixes:
             return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
         return made_of(asked.fixes[finding])
@@ -115,9 +118,9 @@ def straggler(asked: SettingRequest) -> SettingChange:
     elif re.fullmatch(r"\d+(,\d+)*", asked.value):
         late = [int(part) for part in asked.value.split(",")]
     else:
-        raise asked.expected("off, or ranks such as 3 or 1,3")
+        raise asked.error("give off, or ranks such as 3 or 1,3")
     if not set(late) <= set(ranks) or set(late) == set(ranks):
-        raise asked.expected(f"some but not all of the recorded ranks ({', '.join(map(str, ranks[:16]))})")
+        raise asked.error(f"name some of the recorded ranks ({rank_ranges(ranks)}), but not all of them")
     return SettingChange(lambda replay: straggler_off(replay, late))
 
 
@@ -137,8 +140,7 @@ def fewer(asked: SettingRequest) -> SettingChange:
 
 def overlap(asked: SettingRequest) -> SettingChange:
     """Return gradients sent while backward runs."""
-    if asked.value != "perfect":
-        raise asked.expected("overlap=perfect")
+    asked.check_value("perfect")
     backward = _backward(asked)
     return SettingChange(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
 
@@ -157,8 +159,7 @@ def bucket_mb(asked: SettingRequest) -> SettingChange:
 
 def copies(asked: SettingRequest) -> SettingChange:
     """Return the run without copies between host and device."""
-    if asked.value != "hidden":
-        raise asked.expected("copies=hidden")
+    asked.check_value("hidden")
     _needs_device(asked)
     moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
     return SettingChange(lambda replay: without_work(replay, moves))
@@ -166,8 +167,7 @@ def copies(asked: SettingRequest) -> SettingChange:
 
 def recompute(asked: SettingRequest) -> SettingChange:
     """Return the run without forward work repeated in backward."""
-    if asked.value != "off":
-        raise asked.expected("recompute=off")
+    asked.check_value("off")
     _needs_device(asked)
     again: Masks = [v.costs.recomputed & (v.rank.work.step >= 0) for v in asked.account.ranks]
     return SettingChange(lambda replay: without_work(replay, again))
@@ -182,7 +182,7 @@ def kernel(asked: SettingRequest) -> SettingChange:
     ran = {int(code) for c, is_kernel in zip(costs, kinds, strict=True) for code in np.unique(c.family[is_kernel])}
     present = sorted(FAMILIES[code].value for code in ran)
     if family not in present:
-        raise asked.expected(f"a family whose kernels ran ({', '.join(f'kernel:{name}' for name in present)})")
+        raise asked.error(f"no such kernel ran; there is {', '.join(f'kernel:{name}' for name in present)}")
     code = FAMILY_CODE[Family(family)]
     chosen: Masks = [(c.family == code) & is_kernel for c, is_kernel in zip(costs, kinds, strict=True)]
     return SettingChange(lambda replay: faster_work(replay, chosen, share))
@@ -193,9 +193,9 @@ def microbatches(asked: SettingRequest) -> SettingChange:
     number = _number(asked)
     account, view = asked.account, asked.account.views.pipeline
     if not number.is_integer():
-        raise asked.expected("a whole number such as microbatches=16")
+        raise asked.error("the number of micro-batches is a whole number, such as microbatches=16")
     if view is None or not view.microbatches or account.step is None:
-        raise asked.expected(f"a run with a pipeline, found strategy {account.strategy.name!r}")
+        raise asked.error(f"this run has no pipeline; its strategy is {account.strategy.name}")
     bubble_ns = view.bubble_pct / 100 * account.step.step_ns
     note = f"{asked}: by formula; of the step, the bubble's {view.bubble_pct:.1f} % shrinks by {view.microbatches}/m"
     return SettingChange(_same, 0.3, bubble_ns * (1 - view.microbatches / number), note)
@@ -208,13 +208,13 @@ def _same(replay: Replay) -> Replay:
 def _times(asked: SettingRequest) -> float:
     found = _TIMES.match(asked.value)
     if not found or not float(found[1]):
-        raise asked.expected("a factor above 0 such as 2x or 0.5x")
+        raise asked.error("give a factor above 0, such as 2x or 0.5x")
     return float(found[1])
 
 
 def _number(asked: SettingRequest) -> float:
     if not re.fullmatch(r"\d+\.?\d*|\.\d+", asked.value) or not 0 < float(asked.value) < 1e9:
-        raise asked.expected("a number above 0 such as 16")
+        raise asked.error("give a number above 0, such as 16")
     return float(asked.value)
 
 
@@ -222,9 +222,9 @@ def _backward(asked: SettingRequest) -> Masks:
     """Return the work of the backward pass, where collectives are of gradients alone."""
     _needs_device(asked)
     if asked.account.strategy.has(*_NOT_FREE):
-        found = asked.account.strategy.name
-        raise asked.expected(
-            f"communication of gradients alone, found {found!r}: its collectives are needed where they stand"
+        raise asked.error(
+            f"this run is {asked.account.strategy.name}: not all its collectives are of gradients, and the others "
+            "cannot be moved"
         )
     return [_backward_of(view) for view in asked.account.ranks]
 
@@ -238,4 +238,5 @@ def _backward_of(view: RankView) -> Mask:
 def _needs_device(asked: SettingRequest) -> None:
     without = [rank.rank for rank in asked.account.run.ranks if not rank.has_device]
     if without:
-        raise asked.expected(f"device work on every rank, found none of rank {rank_ranges(without)}")
+        ranks = f"rank{'s' if len(without) > 1 else ''} {rank_ranges(without)}"
+        raise asked.error(f"this setting is about device work, and the run has {ranks} without device work")

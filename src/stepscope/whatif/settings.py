@@ -109,9 +109,11 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Sett
     key, _, value = text.partition("=")
     name = FAMILY if key.startswith("kernel:") else key
     setting = next((s for s in SETTINGS if s.key == name), None)
-    if setting is None or not value:
+    if setting is not None and not value:
+        raise UsageError(f"--set {text}: a value is missing; write {setting.key}={setting.values}")
+    if setting is None:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
-        raise UsageError(f"--set: expected KEY=VALUE, one of {known}; found {text!r}")
+        raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
     found = fixes.get(FINDING_OF_SETTING.get(text, ""))
     return MAKERS[setting.key](SettingRequest(account, key, value, fixes)) if found is None else made_of(found)
 

@@ -46,7 +46,7 @@ def scaled_owner(text: str) -> OwnerChange:
     found = _SCALE.match(text)
     if found is None or not float(found["factor"]) <= _MAX_FACTOR:
         raise UsageError(
-            f"--scale {text}: expected OWNER=FACTOR such as train.py:42=0.5, at most {_MAX_FACTOR:g} times"
+            f"--scale {text}: write OWNER=FACTOR such as train.py:42=0.5, with a factor of at most {_MAX_FACTOR:g}"
         )
     return OwnerChange(f"{found['owner']} x{found['factor']}", found["owner"], float(found["factor"]))
 
@@ -61,7 +61,7 @@ def owner_setting(account: Account, change: OwnerChange, *, ranks: Sequence[int]
     wanted = set(present if ranks is None else ranks)
     if not wanted <= set(present):
         raise UsageError(
-            f"--ranks: expected recorded ranks ({rank_ranges(present)}), found {rank_ranges(sorted(wanted))}"
+            f"--ranks {rank_ranges(sorted(wanted))}: not all of them were recorded; there is {rank_ranges(present)}"
         )
     parts = [
         part_of(one, name) if one is not None and one.rank.rank in wanted else NO_PART for one in account.ownership

@@ -9,7 +9,7 @@ The first of these that holds at an instant names its part:
     a collective that no other rank matches  unknown: waiting and transfer cannot be told apart
     a collective waits for a later rank      wait; pipeline_bubble between the stages of a pipeline
     the device is idle                       data_loading, launch_gap, host_sync, allocator, host_stall, unknown
-                                             by the cause (`idle.py`)
+                                             by the cause (`idle.py`); other_compute where it runs another rank's work
 
 Parts are integer nanoseconds and sum to the period.
 """
@@ -23,11 +23,12 @@ import numpy.typing as npt
 
 from stepscope.analyze.attribution.host_budget import host_layers
 from stepscope.analyze.attribution.idle import Cause, Idle, idle_time
+from stepscope.analyze.attribution.shared_device import others_on_device
 from stepscope.analyze.step.layers import NOTHING, label_ns, painted
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE, PARTS
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
 from stepscope.analyze.step.regions import Regions, marks_of, regions
-from stepscope.intervals import Intervals, union
+from stepscope.intervals import EMPTY, Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.matching.match import POINT_TO_POINT
@@ -52,6 +53,7 @@ PART_OF_CAUSE = {
     Cause.QUEUED: "unknown",
     Cause.PROFILER: "unknown",
     Cause.UNKNOWN: "unknown",
+    Cause.SHARED: "other_compute",
 }
 
 
@@ -87,21 +89,21 @@ def budgets(shared: Aligned) -> tuple[RankBudget | None, ...]:
     None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
     """
     pipeline = is_pipeline(shared.run.ranks)
-    found = tuple(
-        rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline)
-        for index, rank in enumerate(shared.run.ranks)
-    )
+    each = zip(shared.run.ranks, shared.wait_ns, others_on_device(shared), strict=True)
+    found = tuple(rank_budget(rank, wait_ns=ns, pipeline=pipeline, others=others) for rank, ns, others in each)
     in_steps = [b is not None and bool((b.periods.step != NO_STEP).any()) for b in found]
     return tuple(b if steps else None for b, steps in zip(found, in_steps, strict=True)) if any(in_steps) else found
 
 
-def rank_budget(rank: Rank, *, wait_ns: Int64s, pipeline: bool = False) -> RankBudget | None:
-    """Return the budget of one rank, given how long it waited in each of its collectives (UNMATCHED: unknown)."""
+def rank_budget(rank: Rank, *, wait_ns: Int64s, pipeline: bool = False, others: Intervals = EMPTY) -> RankBudget | None:
+    """Return the budget of one rank, given how long it waited in each of its collectives (UNMATCHED: unknown), and
+    when other ranks' work ran on its device.
+    """
     periods = step_periods(rank)
     if periods is None:
         return None
     comm = _comm_layers(rank, wait_ns, pipeline=pipeline)
-    return _device_budget(rank, periods, comm) if rank.has_device else _host_budget(rank, periods, comm)
+    return _device_budget(rank, periods, comm, others) if rank.has_device else _host_budget(rank, periods, comm)
 
 
 def is_pipeline(ranks: Sequence[Rank]) -> bool:
@@ -148,7 +150,7 @@ def _comm_layers(rank: Rank, wait_ns: Int64s, *, pipeline: bool) -> Layers:
     ]
 
 
-def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget:
+def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers, others: Intervals) -> RankBudget:
     work, cuts = rank.work, periods.cuts
     marks = marks_of(rank)
     found = regions(rank, marks)
@@ -160,7 +162,7 @@ def _device_budget(rank: Rank, periods: StepPeriods, comm: Layers) -> RankBudget
     ]
     copies = (PART_CODE["copy"], _union(work.start_ns, work.end_ns, moves))
     device = painted([*compute, copies, *comm], cuts)
-    idle = idle_time(rank, marks, idle=device.of(NOTHING), cuts=cuts)
+    idle = idle_time(rank, marks, idle=device.of(NOTHING), cuts=cuts, others=others)
     busy_ns = _rows(label_ns(device, cuts, _UNMATCHED_COMM + 1), periods)
     cause_ns = _rows(label_ns(idle.slices, cuts, len(Cause)), periods)
     part_ns = _with_unmatched(busy_ns)

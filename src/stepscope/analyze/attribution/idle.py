@@ -3,8 +3,8 @@
 A gap ends with a device operation, and that operation's launch tells what the device waited for:
 
     launched well before the gap   the work lay queued: the device's own turnaround between two operations; when
-                                   longer, another stream, or something that the trace does not hold (another
-                                   process on the same device, a dependency)
+                                   longer, another rank of the job on the same device (`shared_device.py`), another
+                                   stream, or something that no trace holds (another job there, a dependency)
     launched during the gap        the host was late. What it did until the launch is the cause: it waited for the
                                    device, allocated, loaded data, stalled; or it ran operators and python, which
                                    is what launching costs
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.blocked import BlockCause, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
-from stepscope.intervals import Intervals, covered_ns
+from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
@@ -54,11 +54,13 @@ class Cause(IntEnum):
     """the work was queued and did not start: the trace does not say why"""
     PROFILER = 9
     UNKNOWN = 10
+    SHARED = 11
+    """the work was queued while the device ran another rank's"""
 
 
 CAUSE_NAMES = (
     "launch", "device_turnaround", "host_sync", "allocator", "data_loading", "garbage_collector", "host_stall",
-    "other_stream", "queued", "profiler", "unknown",
+    "other_stream", "queued", "profiler", "unknown", "shared_device",
 )  # fmt: skip
 """as reports name them, by `Cause`"""
 
@@ -70,7 +72,8 @@ _OF_BLOCKED = {
     BlockCause.SYNC: Cause.SYNC,
     BlockCause.STALL: Cause.STALL,
 }
-_DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN)
+_DEVICES_OWN = (Cause.TURNAROUND, Cause.OTHER_STREAM, Cause.QUEUED, Cause.UNKNOWN, Cause.SHARED)
+_LAY_QUEUED = (Cause.OTHER_STREAM, Cause.QUEUED)
 _NOT_IDLE = 200
 
 
@@ -98,14 +101,17 @@ class Idle(ArrayRecord):
     gaps: Gaps
 
 
-def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s) -> Idle:
-    """Return the causes of a rank's idle time, which lies between the first and the last cut."""
+def idle_time(rank: Rank, marks: Marks, *, idle: Intervals, cuts: Int64s, others: Intervals = EMPTY) -> Idle:
+    """Return the causes of a rank's idle time, which lies between the first and the last cut.
+
+    `others` is when work of other ranks ran on the same device.
+    """
     next_work = np.searchsorted(rank.work.start_ns, idle.end)
     next_work = np.where(next_work < len(rank.work), next_work, -1)
     launched = _launched_ns(rank, next_work)
     decided = _by_launch(rank, idle, next_work, launched)
     blocked = host_blocked(rank, marks, cuts)
-    slices = _painted_gaps(idle, decided, launched, blocked, cuts)
+    slices = _painted_gaps(idle, decided, launched, blocked, cuts, others)
     slices = _with_lost_lead(slices, blocked, _ran_dry(idle, slices, blocked))
     return Idle(slices, Gaps(idle.start, idle.end, _main_cause(idle, slices), next_work))
 
@@ -135,10 +141,16 @@ def _stream_before(rank: Rank, moment: Int64s) -> Int64s:
 
 
 def _painted_gaps(
-    idle: Intervals, decided: npt.NDArray[np.uint8], launched: Int64s, blocked: Timeline, cuts: Int64s
+    idle: Intervals,
+    decided: npt.NDArray[np.uint8],
+    launched: Int64s,
+    blocked: Timeline,
+    cuts: Int64s,
+    others: Intervals,
 ) -> Timeline:
     """Return the idle time cut into slices of one cause each."""
-    by_cause = [(int(c), _where(idle, decided == c)) for c in _DEVICES_OWN]
+    shared = intersect(_where(idle, np.isin(decided, _LAY_QUEUED)), others)
+    by_cause = [(int(Cause.SHARED), shared), *((int(c), _where(idle, decided == c)) for c in _DEVICES_OWN)]
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
     after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
     by_host = [(int(cause), blocked.of(kind)) for kind, cause in _OF_BLOCKED.items()]

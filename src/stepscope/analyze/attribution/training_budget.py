@@ -21,6 +21,7 @@ from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.analyze.step.training_step import TrainingStep
+from stepscope.contract.step_line import BACKWARD, CLIPPING, FORWARD, GRADIENT_SYNC, LR_SCHEDULING, OPTIMIZER
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import FAR_LONGER
@@ -29,12 +30,12 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 _PART_OF_WORK = {
-    "forward_pass": "forward",
-    "backward_pass": "backward",
-    "gradient_sync": "wait",
-    "optimizer_step": "optimizer",
-    "lr_scheduling": "optimizer",
-    "gradient_clipping_warmup": "optimizer",
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    GRADIENT_SYNC: "wait",
+    OPTIMIZER: "optimizer",
+    LR_SCHEDULING: "optimizer",
+    CLIPPING: "optimizer",
 }
 
 

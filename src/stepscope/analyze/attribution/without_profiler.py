@@ -8,7 +8,8 @@ within a line all entries shrink by the same factor:
     1. the profiler's own buffers                                 1. operators and what lies between them: recording
     2. launch_gap, except the device's turnaround                    costs the same for each; three tenths stay
     3. host_sync, host_stall, allocator, data_loading, unknown    2. wait, pipeline_bubble
-    4. wait, pipeline_bubble: other ranks' hosts were slowed too  3. data_loading, host_stall
+    4. wait, pipeline_bubble: other ranks' hosts were slowed too; 3. data_loading, host_stall
+       other ranks' work on a shared device
     5. everything else                                            4. everything else
 
 Line 5 means that the device itself was slower while profiled, which a warning says. Where the step is *longer* without
@@ -53,7 +54,7 @@ _ON_DEVICE = (
     _causes(Cause.LAUNCH),
     _causes(Cause.SYNC, Cause.STALL, Cause.GC, Cause.ALLOCATOR, Cause.DATA, Cause.OTHER_STREAM, Cause.QUEUED,
             Cause.UNKNOWN),
-    _WAITS,
+    (*_WAITS, *_causes(Cause.SHARED)),
     tuple(range(_NUM_ENTRIES)),
 )  # fmt: skip
 _OPERATORS = tuple(PART_CODE[part] for part in ("forward", "backward", "optimizer", "other_compute", "unknown"))

@@ -167,6 +167,7 @@ def _pageable_copies(rank: Rank) -> Int64s:
     return np.unique(work.launch_row[copies[pageable.astype(bool)]])
 
 
+@once_per_record
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
     ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))

@@ -28,6 +28,9 @@ _BACKWARD_NODE = "autograd::engine::evaluate_function"
 _IMPOSSIBLE = 10**30
 """FLOPs or bytes that no operator has: a damaged or hostile trace"""
 
+_MAX_SPREAD = 32
+"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
+
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
 
@@ -87,8 +90,9 @@ def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost
     columns = [trace.arg(name).at(calls.row, missing=NO_STRING) for name in ("input_dims", "input_types", "concrete")]
     variant = calls.name.astype(np.int64)
     for column in columns:
-        _, variant = np.unique(variant * (len(trace.strings) + 1) + column + 1, return_inverse=True)
-    _, first = np.unique(variant, return_index=True)
+        variant = _numbered(variant * (len(trace.strings) + 1) + column + 1)
+    first = np.zeros(int(variant.max(initial=-1)) + 1, np.int64)
+    first[variant[::-1]] = np.arange(len(variant))[::-1]  # the first of each is written last
     costs = []
     for i in first.tolist():
         dims, types, concrete = (trace.text(int(column[i])) for column in columns)
@@ -96,6 +100,16 @@ def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost
         cost = operator_cost(name, dims=dims, types=types, concrete=concrete)
         costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
     return variant, costs
+
+
+def _numbered(keys: Int64s) -> Int64s:
+    """Return the keys (none below 0) as numbers from 0 on, in their order and without gaps."""
+    size = int(keys.max(initial=-1)) + 1
+    if size > _MAX_SPREAD * (len(keys) + 1):
+        return np.unique(keys, return_inverse=True)[1]
+    there = np.zeros(size, bool)
+    there[keys] = True
+    return (np.cumsum(there) - 1)[keys]
 
 
 def _recomputed(trace: Trace, calls: HostCalls) -> Mask:

@@ -6,6 +6,7 @@ the names tell (the sum of a split product's parts does none of them); bytes go 
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ class KernelCosts(ArrayRecord):
         """Return how long each row of the work took."""
         return self.rank.work.end_ns - self.rank.work.start_ns
 
-    @property
+    @cached_property
     def is_matmul(self) -> Mask:
         """Return which rows are kernels of matrix products, with those that only serve a product."""
         return np.isin(self.family, _MATMUL_CODES)

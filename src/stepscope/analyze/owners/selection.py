@@ -53,7 +53,7 @@ def owner_name(text: str, owned: Sequence[Ownership]) -> OwnerName:
         return _module(text, owned)
     found = _LINE.match(text)
     if found is None:
-        raise UsageError(f"{text}: expected FILE:LINE such as train.py:42, or module:GLOB such as module:layers.*.bn")
+        raise UsageError(f"{text}: write FILE:LINE such as train.py:42, or module:GLOB such as module:layers.*.bn")
     first = int(found["first"])
     name = OwnerName(text, found["file"], first, int(found["last"] or first))
     files = {f.file for one in owned for f in one.frames if same_file(f.file, name.file)}

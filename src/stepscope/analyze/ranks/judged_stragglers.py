@@ -153,7 +153,7 @@ def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
 
 
 def _typical_ns(log: StepLog, region: str) -> float:
-    times: npt.NDArray[np.float64] = np.nan_to_num(log.column(f"regions.{region}.ns"))[log.undisturbed]
+    times: npt.NDArray[np.float64] = np.nan_to_num(log.column(f"regions.{region}.ns"))[log.unprofiled]
     return float(np.median(times)) if len(times) else 0.0
 
 

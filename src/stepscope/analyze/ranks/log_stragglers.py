@@ -160,7 +160,7 @@ def _own_ns(log: StepLog) -> Floats:
     waited = log.column(WAITING)
     waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
     own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
-    return np.where(log.undisturbed, own, np.nan) if log.undisturbed.any() else np.asarray(own, float)
+    return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
 
 
 def _by_step(own: Floats, typical: Floats, rank: int) -> Floats:

@@ -9,13 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analyze.replay.graph import Graph, end_times, step_ends
+from stepscope.analyze.replay.graph import Floats, Graph, Wiring, end_times, step_ends
+from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, with_host_factor
+from stepscope.records import ArrayRecord
+from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
+from stepscope.trace.schema import NO_STRING
+from stepscope.trace.table import Int64s
 from stepscope.units import printable
 
 _MAX_SEGMENTS = 30
-_KINDS = {
+_KINDS: dict[int, str] = {
     EventKind.KERNEL: "kernel",
     EventKind.COMM_KERNEL: "collective",
     EventKind.COPY: "copy",
@@ -23,6 +28,7 @@ _KINDS = {
 }
 
 _LAUNCH = ("launch", "latency and gaps between operations")
+_PARTS = ("host", "arrival", "device")
 _HOST_PARTS = ("own_ns", "data_ns", "allocator_ns", "stall_ns")
 _HOST_PARTS_NAMED = ("operators, launches and python", "loading data", "allocating device memory", "stalled")
 
@@ -59,14 +65,13 @@ def critical_path(replay: Replay) -> CriticalPath:
     last = graph.num_steps - 1
     half = max(0, last - max(1, (last + 1) // 2))
     begin_ns = float(ends[:, half].max()) if last else 0.0
-    owners = _owners(replay)
+    path = _walk(graph, duration, end, begin_ns)
     totals: dict[tuple[int, str, str], float] = defaultdict(float)
-    for node, start, stop, waited_ns in _walk(graph, duration, end, begin_ns):
-        if node not in owners:  # where ranks meet: takes no time
+    for owner, start, stop, waited_ns in zip(_owners(replay, path.node), *path.times(), strict=True):
+        if owner is None:  # where ranks meet: takes no time
             continue
-        rank, what, name = owners[node]
-        totals[(rank, what, name)] += max(0.0, stop - max(start, begin_ns))
-        totals[(rank, *_LAUNCH)] += max(0.0, min(waited_ns, start - begin_ns))
+        totals[owner] += max(0.0, stop - max(start, begin_ns))
+        totals[(owner[0], *_LAUNCH)] += max(0.0, min(waited_ns, start - begin_ns))
     steps = max(last - half, 1)
     whole = sum(totals.values()) or 1.0
     segments = [
@@ -77,51 +82,107 @@ def critical_path(replay: Replay) -> CriticalPath:
     return CriticalPath(tuple(segments), whole / steps, _slack(replay, duration, end))
 
 
-def _walk(
-    graph: Graph, duration: np.ndarray, end: np.ndarray, begin_ns: float
-) -> list[tuple[int, float, float, float]]:
-    """Return `(node, start, end, lag before it)` along the path, from the last end back to `begin_ns`."""
-    path, wiring = [], graph.wiring
+@dataclass(frozen=True, eq=False, repr=False)
+class _Path(ArrayRecord):
+    """The nodes of the path, from the last back to the first."""
+
+    node: Int64s
+    start_ns: Floats
+    end_ns: Floats
+    lag_ns: Floats
+    """between what a node waited for and its start"""
+
+    def times(self) -> tuple[list[float], list[float], list[float]]:
+        """Return starts, ends and lags."""
+        return self.start_ns.tolist(), self.end_ns.tolist(), self.lag_ns.tolist()
+
+
+def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path:
+    """Return the path from the last end back to `begin_ns`."""
+    start = end - duration
+    source, lag = _held_by(graph.wiring, start, end)
+    source[start <= begin_ns] = NOTHING
+    lag[start <= begin_ns] = 0.0
+    before, nodes = source.tolist(), []
     node = int(np.argmax(end))
     while node >= 0:
-        start = float(end[node] - duration[node])
-        edges = slice(wiring.first_edge[node], wiring.first_edge[node + 1])
-        source = wiring.edge_from[edges]
-        ready = end[source] + wiring.edge_lag_ns[edges]
-        binding = int(np.argmax(ready)) if len(ready) else -1
-        held = binding >= 0 and ready[binding] >= start - 1
-        lag = float(wiring.edge_lag_ns[edges][binding]) if held else 0.0
-        path.append((node, start, float(end[node]), lag if start > begin_ns else 0.0))
-        node = int(source[binding]) if held and start > begin_ns else -1
-    return path
+        nodes.append(node)
+        node = before[node]
+    path = np.array(nodes, np.int64)
+    return _Path(path, start[path], end[path], lag[path])
 
 
-def _owners(replay: Replay) -> dict[int, tuple[int, str, str]]:
-    """Return rank, kind and name of the nodes of each rank."""
-    owners: dict[int, tuple[int, str, str]] = {}
+def _held_by(wiring: Wiring, start: Floats, end: Floats) -> tuple[Int64s, Floats]:
+    """Return per node what it waited for longest, with the lag between; NOTHING where it waited for nothing."""
+    source, lag = np.full(len(start), NOTHING, np.int64), np.zeros(len(start))
+    ready = end[wiring.edge_from] + wiring.edge_lag_ns
+    waiting = np.flatnonzero(np.diff(wiring.first_edge))
+    if not len(waiting):
+        return source, lag
+    first = wiring.first_edge[waiting]
+    latest = np.maximum.reduceat(ready, first)
+    num_edges = np.diff(np.append(first, len(ready)))
+    latest_edges = np.flatnonzero(ready == np.repeat(latest, num_edges))
+    binding = latest_edges[np.searchsorted(latest_edges, first)]  # the first of those that end last
+    held = latest >= start[waiting] - 1
+    source[waiting[held]] = wiring.edge_from[binding[held]]
+    lag[waiting[held]] = wiring.edge_lag_ns[binding[held]]
+    return source, lag
+
+
+Owner = tuple[int, str, str]
+"""rank, kind and name of what a node stands for"""
+
+
+def _owners(replay: Replay, nodes: Int64s) -> list[Owner | None]:
+    """Return whose these nodes are, None for those of no rank."""
     graph = replay.graph
-    for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
-        names = [_item_name(replay, index, i) for i in range(len(program))]
-        spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
-        doing = [_HOST_PARTS_NAMED[i] for i in np.argmax(spent, axis=0).tolist()]
-        for i, node in enumerate(graph.host[index].tolist()):
-            owners[node] = (rank.rank, "host", doing[i % len(program)])
-        for i, node in enumerate(graph.device[index].tolist()):
-            owners[node] = (rank.rank, *names[i % len(program)])
-        owners |= dict.fromkeys(graph.arrival[index].tolist(), (rank.rank, *_LAUNCH))
+    rank_of, place_of = np.full(len(graph), NOTHING, np.int32), np.zeros(len(graph), np.int64)
+    for index, parts in enumerate(zip(graph.host, graph.arrival, graph.device, strict=True)):
+        for part, of_part in enumerate(parts):
+            rank_of[of_part] = index
+            place_of[of_part] = len(_PARTS) * np.arange(len(of_part)) + part
+    ranks, names = replay.shared.run.ranks, dict[int, _Names]()
+    owners: list[Owner | None] = []
+    for index, code in zip(rank_of[nodes].tolist(), place_of[nodes].tolist(), strict=True):
+        if index == NOTHING:
+            owners.append(None)
+            continue
+        if index not in names:
+            names[index] = _Names(ranks[index], replay.programs[index])
+        place, part = divmod(code, len(_PARTS))
+        owners.append((ranks[index].rank, *names[index].of(place, _PARTS[part])))
     return owners
 
 
-def _item_name(replay: Replay, index: int, item: int) -> tuple[str, str]:
-    rank, program = replay.shared.run.ranks[index], replay.programs[index]
-    kind = EventKind(int(program.kind[item]))
-    if not rank.has_device:
-        return _KINDS.get(kind, "other"), "gloo"
-    name = rank.trace.text(int(rank.work.name[program.device_index[item]])) or "?"
-    return _KINDS.get(kind, "other"), printable(name, width=120)
+class _Names:
+    """Kind and name of what a rank's nodes stand for, each distinct name made printable once."""
+
+    def __init__(self, rank: Rank, program: Program) -> None:
+        self._num_items = len(program)
+        spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
+        self._doing = np.argmax(spent, axis=0).tolist()
+        self._kind = program.kind.tolist()
+        self._name = rank.work.name[program.device_index].tolist() if rank.has_device else None
+        self._strings = rank.trace.strings
+        self._known: dict[tuple[int, int], tuple[str, str]] = {}
+
+    def of(self, place: int, part: str) -> tuple[str, str]:
+        """Return kind and name of one part of an item; places count on through the repetitions."""
+        item = place % self._num_items
+        if part == "host":
+            return part, _HOST_PARTS_NAMED[self._doing[item]]
+        return _LAUNCH if part == "arrival" else self._operation(item)
+
+    def _operation(self, item: int) -> tuple[str, str]:
+        kind, name = self._kind[item], self._name[item] if self._name else NO_STRING
+        if (kind, name) not in self._known:
+            text = "gloo" if self._name is None else "?" if name == NO_STRING else self._strings[name] or "?"
+            self._known[kind, name] = _KINDS.get(kind, "other"), printable(text, width=120)
+        return self._known[kind, name]
 
 
-def _slack(replay: Replay, duration: np.ndarray, end: np.ndarray) -> dict[int, float]:
+def _slack(replay: Replay, duration: Floats, end: Floats) -> dict[int, float]:
     """Return per rank the median slack of its compute in the last steps."""
     graph = replay.graph
     slack = graph.wiring.waits.latest(float(end.max()), duration) - end

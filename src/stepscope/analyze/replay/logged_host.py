@@ -57,7 +57,7 @@ def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
 
 def _quick_ns(log: StepLog, took: Floats) -> float | None:
     """Return how long a region takes in steps without the profiler in which the host did not wait."""
-    known = took[log.undisturbed & (took > 0)]
+    known = took[log.unprofiled & (took > 0)]
     if len(known) < _MIN_STEPS:
         return None
     return float(np.median(known[known <= _QUICK * known.min()]))

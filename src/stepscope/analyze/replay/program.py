@@ -144,9 +144,10 @@ def _queued_gaps(
     work = rank.work
     start, end, kind = work.start_ns[rows], work.end_ns[rows], work.kind[rows]
     ready = np.where(predecessor >= 0, end[predecessor], np.iinfo(np.int64).min)
-    for item, others in enumerate(waits_for):
-        if others:
-            ready[item] = max(ready[item], *(int(end[o]) for o in others))
+    pairs = [(item, other) for item, others in enumerate(waits_for) if others for other in others]
+    if pairs:
+        item, other = np.array(pairs, np.int64).T
+        np.maximum.at(ready, item, end[other])
     queued = (predecessor >= 0) & (launched <= ready) & (start >= ready)
     gaps = start - ready
     return {int(k): float(gaps[queued & (kind == k)].mean()) for k in np.unique(kind) if (queued & (kind == k)).any()}

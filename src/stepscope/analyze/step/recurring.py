@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.contract.step_line import DATA_LOADING, LOADER_START
 from stepscope.records import ArrayRecord
 
 Floats = npt.NDArray[np.float64]
 
-DATA_CAUSES = ("data_loading", "loader_start")
+DATA_CAUSES = (DATA_LOADING, LOADER_START)
 OUTSIDE = "outside every region"
 """host time of a step in none of its regions: code of the loop itself"""
 COMMUNICATION = "collectives outside every region"

@@ -157,7 +157,7 @@ def steadiness_of(
 
 def log_series(logs: Sequence[StepLog]) -> Series | None:
     """Return the undisturbed steps of the step logs, median over the ranks that have each; None without any."""
-    kept = [(log.step[keep], log.dur_ns[keep]) for log in logs for keep in (log.undisturbed & (log.dur_ns > 0),)]
+    kept = [(log.step[keep], log.dur_ns[keep]) for log in logs for keep in (log.unprofiled & (log.dur_ns > 0),)]
     return median_over_ranks(kept, source="step logs")
 
 

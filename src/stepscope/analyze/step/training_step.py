@@ -16,6 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.recurring import COMMUNICATION, NOTHING_RECURS, OUTSIDE, Recurring
+from stepscope.contract.step_line import (
+    BACKWARD,
+    CLIPPING,
+    DATA_LOADING,
+    FORWARD,
+    GRADIENT_SYNC,
+    LOADER_START,
+    LR_SCHEDULING,
+    OPTIMIZER,
+)
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import FAR_LONGER, mad_sigma, num_stretches, slow_start
@@ -25,8 +35,7 @@ from stepscope.units import ms
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
-WORK_REGIONS = ("forward_pass", "backward_pass", "gradient_sync", "optimizer_step", "lr_scheduling",
-                "gradient_clipping_warmup")  # fmt: skip
+WORK_REGIONS = (FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER, LR_SCHEDULING, CLIPPING)
 """the work of training itself: time there is not something else that the host does"""
 UNNAMED = (OUTSIDE, COMMUNICATION)
 """causes that no region names"""
@@ -132,7 +141,7 @@ class _Logged(ArrayRecord):
 
 def _logged(log: StepLog) -> _Logged | None:
     step_ns = _step_ns(log)
-    usable = np.flatnonzero(log.undisturbed & (step_ns > 0))
+    usable = np.flatnonzero(log.unprofiled & (step_ns > 0))
     counts = np.zeros(len(log), bool)
     counts[usable[slow_start(step_ns[usable]) :]] = True
     if counts.sum() < _MIN_STEPS:
@@ -275,14 +284,14 @@ def _with_loader_starts(excess: Floats, causes: tuple[str, ...]) -> Floats:
     A loader that is made anew starts its workers and joins the old ones around its first batch: that time is in no
     region of logs that know none for it.
     """
-    if OUTSIDE not in causes or "data_loading" not in causes or "loader_start" in causes:
+    if OUTSIDE not in causes or DATA_LOADING not in causes or LOADER_START in causes:
         return excess
-    outside, data = (excess[causes.index(name)] for name in (OUTSIDE, "data_loading"))
+    outside, data = (excess[causes.index(name)] for name in (OUTSIDE, DATA_LOADING))
     together = (outside > 0) & (data > 0)
     if together.sum() < _MIN_TOGETHER or together.sum() < _ALWAYS_TOGETHER * max((outside > 0).sum(), (data > 0).sum()):
         return excess
     out = excess.copy()
-    out[causes.index("data_loading")] += np.where(together, outside, 0.0)
+    out[causes.index(DATA_LOADING)] += np.where(together, outside, 0.0)
     out[causes.index(OUTSIDE)] = np.where(together, 0.0, outside)
     return out
 
@@ -304,7 +313,7 @@ def _region_gain(rank: _Logged) -> dict[str, float]:
 
 def _loading_factor(rank: _Logged) -> float:
     """Return 1 where either is unknown or next to nothing."""
-    time = region_times(rank.log).get("data_loading")
+    time = region_times(rank.log).get(DATA_LOADING)
     window = _window(rank.log) & ~rank.event
     if time is None or not window.any():
         return 1.0

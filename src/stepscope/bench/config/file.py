@@ -52,11 +52,11 @@ def read_config(path: str | Path) -> ConfigFile:
         raise InputError(f"{path}: cannot be read as a configuration: {reason}") from e
     try:
         values, lines = reader(text, str(path))
+        if not isinstance(values, dict):
+            raise InputError(f"{path}: has to hold sections such as train and workload, not {values!r}")
+        _refuse_odd_names(values, str(path))
     except RecursionError as e:
         raise InputError(f"{path}: its values are nested too deeply; write it flatter") from e
-    if not isinstance(values, dict):
-        raise InputError(f"{path}: has to hold sections such as train and workload, not {values!r}")
-    _refuse_odd_names(values, str(path))
     return ConfigFile(str(path), values, lines)
 
 

@@ -65,10 +65,11 @@ def _measure_run(
         warmup_steps=max(contender.warmup_steps - bool(check), 0),  # taking the gradients was one of them
         steps=int(settings["steps"]),
         device=bench.device,
+        fed=training.fed,
     )
     if check:
         count = sum(w.numel() for w in training.parallel.model.parameters())
-        emit_size(bench, contender, contender.name, parameters=count)
+        bench.emit(what="size", series=contender.name, parameters=count)
         _check_outcome(
             bench, contender, Outcome(gradients, _weights(training), samples.losses, training.number), reference, check
         )
@@ -87,19 +88,6 @@ def _check_outcome(bench: Bench, contender: Contender, found: Outcome, reference
         reference.append(found)
     judged = agreement(found, reference[0], precision=contender.workload.precision)
     bench.emit(what=what, series=contender.name, **judged.as_dict())
-
-
-def emit_size(bench: Bench, contender: Contender, name: str, *, parameters: int | None = None) -> None:
-    """Emit what one step of the whole job processes."""
-    work = contender.workload
-    per_rank = work.batch_size * contender.options.grad_accum
-    bench.emit(
-        what="size",
-        series=name,
-        samples_per_step=per_rank * bench.world_size,
-        tokens_per_step=per_rank * work.seq_len * bench.world_size,
-        parameters=parameters,
-    )
 
 
 def _record_trace(bench: Bench, contender: Contender, *, steps: int) -> None:

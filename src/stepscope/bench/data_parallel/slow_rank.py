@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from stepscope.bench.data_parallel.compare import emit_size
 from stepscope.bench.data_parallel.contender import Contender, clear_memory
 from stepscope.bench.session.measure import Samples, measure
 from stepscope.bench.session.rank import Bench
 from stepscope.bench.session.trace import wait_for_device
+from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.profile import profile, region
 
 
@@ -31,8 +31,6 @@ def measure_slow_rank(bench: Bench, settings: dict[str, Any]) -> None:
             late_ms = float(delay_ms) if bench.rank == int(settings["slow_rank"]) else 0.0
             samples, log = _measure_delay(bench, contender, settings, late_ms, folder=f"logs/{name}-run{run}")
             bench.emit(what="log", series=name, run=run, folder=log)
-            if run == 0:
-                emit_size(bench, contender, name)
             bench.emit(what="samples", series=name, run=run, **samples.as_dict())
 
 
@@ -50,7 +48,11 @@ def _measure_delay(
     with recording:
         step = _step(bench, training.step, late_ms, recording)
         samples = measure(
-            step, warmup_steps=int(settings["warmup_steps"]), steps=int(settings["steps"]), device=bench.device
+            step,
+            warmup_steps=int(settings["warmup_steps"]),
+            steps=int(settings["steps"]),
+            device=bench.device,
+            fed=training.fed,
         )
     return samples, str(recording.run_folder) if recording.run_folder else None
 
@@ -63,7 +65,7 @@ def _step(bench: Bench, step: Callable[[], torch.Tensor], late_ms: float, record
             time.sleep(late_ms / 1000)
         loss = step()
         if bench.device.type == "cuda":
-            with region("gradient_sync"):  # the host runs ahead of the device: here it waits for the other ranks
+            with region(GRADIENT_SYNC):  # the host runs ahead of the device: here it waits for the other ranks
                 wait_for_device(bench.device)
         recording.step()
         return loss

@@ -8,7 +8,17 @@ import torch
 
 from stepscope.bench.data_parallel.implementations.parallel import Parallel
 from stepscope.bench.learning_rate import learning_rate
+from stepscope.bench.workloads.fed import Fed
 from stepscope.bench.workloads.workload import Workload
+from stepscope.contract.step_line import (
+    BACKWARD,
+    CLIPPING,
+    DATA_LOADING,
+    FORWARD,
+    GRADIENT_SYNC,
+    LR_SCHEDULING,
+    OPTIMIZER,
+)
 from stepscope.errors import UsageError
 
 PEAK_LR = 1e-3
@@ -46,7 +56,8 @@ class Training:
         self.work, self.parallel, self.mark = work, parallel, mark
         self.number = 0
         self._warmup_steps, self._grad_accum, self._clip = warmup_steps, grad_accum, clip
-        self._batches = work.batches(rank=rank, world_size=world_size)
+        self.fed = Fed()
+        self._batches = work.batches(rank=rank, world_size=world_size, fed=self.fed)
         self._scaler = torch.amp.GradScaler(work.device.type, enabled=fp16)
         self._on_gradients: Callable[[], None] | None = None
 
@@ -62,18 +73,19 @@ class Training:
 
     def step(self) -> torch.Tensor:
         """Return the loss of one optimizer step, the mean over its micro-batches."""
-        with self.mark("lr_scheduling"):
+        with self.mark(LR_SCHEDULING):
             self.parallel.set_lr(self.lr)
         losses = [self._micro_batch(last=i == self._grad_accum - 1) for i in range(self._grad_accum)]
-        with self.mark("gradient_sync"):
+        with self.mark(GRADIENT_SYNC):
             self.parallel.finish()
         if self._clip and self.warming_up:
             self._clip_gradients()
         if self._on_gradients:
             self._on_gradients()
-        with self.mark("optimizer_step"):
+        with self.mark(OPTIMIZER):
             self.parallel.update(self._scaler)
         self.number += 1
+        self.fed.end_step()
         return torch.stack(losses).sum()
 
     def first_gradients(self) -> dict[str, torch.Tensor] | None:
@@ -93,16 +105,16 @@ class Training:
 
     def _micro_batch(self, *, last: bool) -> torch.Tensor:
         """Return the share of the loss that one micro-batch has, after its forward and backward."""
-        with self.mark("data_loading"):
+        with self.mark(DATA_LOADING):
             batch = next(self._batches)
         self.parallel.exchange = last
-        with self.mark("forward_pass"):
+        with self.mark(FORWARD):
             loss = self.work.loss(self.parallel.model, batch) / self._grad_accum
-        with self.mark("backward_pass"):
+        with self.mark(BACKWARD):
             self.parallel.backward(self._scaler.scale(loss))
         return loss.detach()
 
     def _clip_gradients(self) -> None:
-        with self.mark("gradient_clipping_warmup"):
+        with self.mark(CLIPPING):
             self._scaler.unscale_(self.parallel.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), CLIP_NORM)

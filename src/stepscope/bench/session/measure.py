@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from stepscope.bench.workloads.fed import Fed, PerStep
+
 WARMUP_STEPS = 10
 STEPS = 50
 _GB = 1e9
@@ -31,14 +33,27 @@ class Samples:
     """at the end of each measured step"""
     peak_memory_allocated_gb: float | None = None
     peak_memory_reserved_gb: float | None = None
+    samples_per_step: float | None = None
+    """of this rank, the mean over the measured steps; None where its batches do not tell"""
+    tokens_per_step: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the samples as they are streamed."""
         return asdict(self)
 
 
-def measure(step: Step, *, warmup_steps: int = WARMUP_STEPS, steps: int = STEPS, device: torch.device | str) -> Samples:
-    """Return the time of each of `warmup_steps + steps` calls of `step`, which may return its loss."""
+def measure(
+    step: Step,
+    *,
+    warmup_steps: int = WARMUP_STEPS,
+    steps: int = STEPS,
+    device: torch.device | str,
+    fed: Fed | None = None,
+) -> Samples:
+    """Return the time of each of `warmup_steps + steps` calls of `step`, which may return its loss.
+
+    `fed` is what counts the batches of these steps.
+    """
     clock = _DeviceClock() if torch.device(device).type == "cuda" else _HostClock()
     early = max(warmup_steps - 1, 0)
     for _ in range(early):
@@ -58,6 +73,7 @@ def measure(step: Step, *, warmup_steps: int = WARMUP_STEPS, steps: int = STEPS,
     clock.mark()
     times_ms = clock.times_ms()
     peak_allocated_gb, peak_reserved_gb = clock.peaks_gb()
+    per_step = PerStep(None, None) if fed is None or not steps else fed.per_step(slice(-steps, None))
     return Samples(
         warmup_ms=times_ms[:warmup_steps],
         step_ms=times_ms[warmup_steps:],
@@ -65,6 +81,8 @@ def measure(step: Step, *, warmup_steps: int = WARMUP_STEPS, steps: int = STEPS,
         memory_allocated_gb=None if None in memory_gb else tuple(memory_gb),  # type: ignore[arg-type]
         peak_memory_allocated_gb=peak_allocated_gb,
         peak_memory_reserved_gb=peak_reserved_gb,
+        samples_per_step=per_step.samples,
+        tokens_per_step=per_step.tokens,
     )
 
 

@@ -31,8 +31,6 @@ def rows(
             entry["name"],
             config={**config, "implementation": entry.get("implementation"), **entry.get("options", {})},
             runs=runs,
-            samples_per_step=size.get("samples_per_step"),
-            tokens_per_step=size.get("tokens_per_step"),
         )
         agreed = {k: v for k, v in first(by_rank, what="agreement", series=entry["name"]).items() if k not in _TAGS}
         row["agreement"] = agreed or None

@@ -29,14 +29,9 @@ def series(
     *,
     config: dict[str, Any],
     runs: Sequence[Sequence[Record]],
-    samples_per_step: float | None = None,
-    tokens_per_step: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return one row of the results from its runs, each the records of all ranks.
-
-    `samples_per_step` and `tokens_per_step` are those of the whole job; `more` is kept in the summary.
-    """
+    """Return one row of the results from its runs, each the records of all ranks; `more` is kept in the summary."""
     samples_ms = [_over_ranks([r["step_ms"] for r in ranks]) for ranks in runs if ranks]
     return {
         "name": name,
@@ -44,7 +39,7 @@ def series(
         "samples_ms": samples_ms,
         "warmup_ms": [_over_ranks([r["warmup_ms"] for r in ranks]) for ranks in runs if ranks],
         "summary": {
-            **_times(samples_ms, samples_per_step, tokens_per_step),
+            **_times(samples_ms, _whole_job(runs, "samples_per_step"), _whole_job(runs, "tokens_per_step")),
             **_losses(runs),
             **_memory([r for ranks in runs for r in ranks]),
             **more,
@@ -85,6 +80,14 @@ def write_results(document: dict[str, Any], folder: Path) -> Path:
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; choose another --out") from error
     return path
+
+
+def _whole_job(runs: Sequence[Sequence[Record]], name: str) -> float | None:
+    """Return what all ranks took in a step, the mean over the runs; None where a rank could not count it."""
+    by_run = [[record.get(name) for record in ranks] for ranks in runs if ranks]
+    if not by_run or any(count is None for ranks in by_run for count in ranks):
+        return None
+    return statistics.fmean(sum(ranks) for ranks in by_run)
 
 
 def _over_ranks(by_rank: Sequence[Sequence[float]]) -> list[float]:

@@ -137,7 +137,9 @@ def _measure_item(device: torch.device, settings: dict[str, Any], item: dict[str
     flops = work.flops_per_step()
     with closing(TrainStep(work, step_settings)) as step:
         check = check_first_steps(step)
-        samples = measure(step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device)
+        samples = measure(
+            step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device, fed=step.fed
+        )
     peak_bytes = host_memory.peak_bytes() if device.type == "cpu" else None
     return {
         "what": "samples",
@@ -145,8 +147,6 @@ def _measure_item(device: torch.device, settings: dict[str, Any], item: dict[str
         "check": check,
         "reference": halves,
         "flops_per_step": flops * micro,
-        "tokens_per_step": work.tokens_per_step * micro,
-        "samples_per_step": spec.batch_size * micro,
         "precision": spec.precision,
         "peak_host_bytes": None if None in (base_bytes, peak_bytes) else peak_bytes - base_bytes,  # type: ignore[operator]
     }

@@ -44,8 +44,6 @@ def _row(
         variant["name"],
         config={**changed, **variant["step"], **variant["env"], "warmup_steps": method.warmup_steps},
         runs=[[record] for record in ordered],
-        samples_per_step=first["samples_per_step"],
-        tokens_per_step=first["tokens_per_step"],
         flops_per_step=first["flops_per_step"],
         peak_host_memory_gb=max(host) / 1e9 if host else None,
     )

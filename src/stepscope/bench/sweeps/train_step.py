@@ -10,6 +10,7 @@ from torch import nn
 
 from stepscope.bench.sweeps.cuda_graph import CudaGraphStep
 from stepscope.bench.sweeps.host_offload import HostOptimizer, shard_on_host
+from stepscope.bench.workloads.fed import Fed
 from stepscope.bench.workloads.workload import Workload
 
 _FIRST_SCALE = 2.0**12
@@ -38,7 +39,8 @@ class TrainStep:
             shard_on_host(work.model)
         if self._set.compile:
             work.model.compile(mode=self._set.compile)
-        self._batches: Any = work.batches()
+        self.fed = Fed()
+        self._batches: Any = work.batches(fed=self.fed)
         self.optimizer = self._optimizer()
         self._scaler = torch.amp.GradScaler(
             work.device.type, init_scale=_FIRST_SCALE, enabled=work.spec.precision == "fp16"
@@ -51,6 +53,7 @@ class TrainStep:
             batches = [next(self._batches) for _ in range(self._set.accumulation)]
         except StopIteration as end:
             raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
+        self.fed.end_step()
         return self._take(batches)
 
     def close(self) -> None:

@@ -53,9 +53,12 @@ class Progress:
         step_s = (now_s - self._since_s) / max(done - self._since_step, 1)
         self._since_s, self._since_step = now_s, done
         config, lr = self._steps.config, self._steps.parallel.optimizer.param_groups[0]["lr"]
-        tokens = self._steps.work.tokens_per_step * config.train.grad_accum * self._process.world_size
         if self._events is not None:
-            rates = {"step_ms": step_s * 1e3, "tokens_per_sec": tokens / step_s}
+            taken = self._steps.fed.steps[-1]
+            counts = {"samples_per_sec": taken.samples, "tokens_per_sec": taken.tokens}
+            ranks = self._process.world_size
+            rates = {name: count * ranks / step_s for name, count in counts.items() if count is not None}
+            rates["step_ms"] = step_s * 1e3
             self._log(done, {"loss": loss, "learning_rate": lr, **rates})
         if self._say is not None:
             kind = "warm-up " if done <= config.scheduler.warmup_steps else "training"

@@ -16,8 +16,8 @@ from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.data_parallel.training import Mark, Training
 from stepscope.bench.trainer.process import Process
 from stepscope.bench.workloads.build import workload
-from stepscope.bench.workloads.loader import move_to_device
 from stepscope.bench.workloads.workload import Workload
+from stepscope.contract.step_line import CLIPPING
 from stepscope.errors import UsageError
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -52,6 +52,7 @@ class Steps(Training):
         """Go past the batches of steps that an earlier training took."""
         for _ in range(steps * self.config.train.grad_accum):
             next(self._batches)
+        self.fed.forget_batches()
 
     @property
     def scaler(self) -> Any:
@@ -59,7 +60,7 @@ class Steps(Training):
         return self._scaler
 
     def _clip_gradients(self) -> None:
-        with self.mark("gradient_clipping_warmup"):
+        with self.mark(CLIPPING):
             self._scaler.unscale_(self.parallel.optimizer)
             torch.nn.utils.clip_grad_norm_(self.parallel.model.parameters(), self.config.train.clip_norm)
 
@@ -79,8 +80,8 @@ class OwnBatches(Workload):
 
     given: Iterable[Any] = ()
 
-    def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Return this rank's batches on the device; a sampler is told each epoch."""
+    def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
+        """Return this rank's batches; a sampler is told each epoch."""
         epoch = 0
         while True:
             tell = getattr(getattr(self.given, "sampler", None), "set_epoch", None)
@@ -89,7 +90,7 @@ class OwnBatches(Workload):
             empty = True
             for batch in self.given:
                 empty = False
-                yield move_to_device(batch, self.device)
+                yield batch
             if empty:
                 raise UsageError("data: no batches are left; an iterator cannot start over, give a list")
             epoch += 1
@@ -126,5 +127,5 @@ def make_workload(config: BenchConfig, *, model: Any, data: Any, loss: Loss | No
     spec = workload_spec(config)
     same = {"spec": spec, "model": model.to(device), "device": device, "objective": loss}
     if isinstance(data, Dataset):
-        return Workload(**same, samples=data, tokens_per_step=spec.batch_size)
-    return OwnBatches(**same, samples=Dataset(), tokens_per_step=spec.batch_size, given=data)
+        return Workload(**same, samples=data)
+    return OwnBatches(**same, samples=Dataset(), given=data)

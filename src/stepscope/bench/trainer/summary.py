@@ -39,19 +39,16 @@ def summary(
     *,
     counted: Sequence[int],
     first: int,
-    tokens_per_step: int,
+    own_model: str | None,
     strategy: str,
     run_folder: Path | None,
 ) -> dict[str, Any]:
-    """Return the summary from the samples of all ranks, each of which took `tokens_per_step` tokens per micro-batch."""
-    per_step = config.train.grad_accum * len(records)
+    """Return the summary from the samples of all ranks; `own_model` names a model that the configuration did not build."""
     kept = [{**r, "step_ms": [r["step_ms"][step - first] for step in counted]} for r in records]
     row = series(
         strategy,
-        config={name: part for name, part in asdict(config).items() if name not in _OF_BENCHMARKS},
+        config=_settings(config, own_model),
         runs=[kept],
-        samples_per_step=config.workload.batch_size * per_step,
-        tokens_per_step=tokens_per_step * per_step,
     )
     return {
         "schema": SCHEMA,
@@ -65,6 +62,12 @@ def summary(
         "regions_ms": regions_ms(run_folder),
         "run_folder": str(run_folder) if run_folder is not None else None,
     }
+
+
+def _settings(config: BenchConfig, own_model: str | None) -> dict[str, Any]:
+    """Return the settings that were at work: nothing of the workload's sizes where the model came from outside."""
+    found = {name: part for name, part in asdict(config).items() if name not in _OF_BENCHMARKS}
+    return found if own_model is None else {**found, "workload": {"name": f"own model: {own_model}"}}
 
 
 def regions_ms(run_folder: Path | None) -> dict[str, float] | None:

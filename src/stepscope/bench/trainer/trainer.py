@@ -114,21 +114,28 @@ class Trainer:
                 loss = steps.step()
                 progress.after(loss)
                 if recording is not None:
+                    if steps.number == first + 1:
+                        taken = steps.fed.steps[0]
+                        recording.note(samples_per_step=taken.samples, tokens_per_step=taken.tokens)
                     recording.step()
                 return loss
 
             samples = measure(step, warmup_steps=0, steps=self.config.train.steps - first, device=process.device)
         run_folder = recording.run_folder if recording is not None else None
         found = None
-        if records := process.gathered(samples.as_dict()):
+        counted = trainer_summary.counted_steps(
+            self.config, recording.config if recording is not None else None, first=first
+        )
+        per_step = steps.fed.per_step([step - first for step in counted])
+        fed = {"samples_per_step": per_step.samples, "tokens_per_step": per_step.tokens}
+        if records := process.gathered({**samples.as_dict(), **fed}):
+            own = self._own["model"]
             found = trainer_summary.summary(
                 self.config,
                 records,
-                counted=trainer_summary.counted_steps(
-                    self.config, recording.config if recording is not None else None, first=first
-                ),
+                counted=counted,
                 first=first,
-                tokens_per_step=steps.work.tokens_per_step,
+                own_model=None if own is None else type(own).__name__,
                 strategy=_strategy(steps),
                 run_folder=run_folder,
             )
@@ -148,13 +155,10 @@ def _record(steps: Steps, out: Path, *, profiled: bool) -> Iterator[profile | No
     more = {name: getattr(settings, name) for name in ("record_shapes", "profile_memory", "with_stack")}
     ranks = "all" if settings.ranks is None else list(settings.ranks)
     with profile(out=out, **window, **more, ranks=ranks) as recording:
-        train = steps.config.train
         recording.note(
             model=steps.parallel.model,
             optimizer=steps.parallel.optimizer,
             **({"strategy": "ddp"} if "ddp" in _strategy(steps) else {}),  # others are known by their objects
-            tokens_per_step=steps.work.tokens_per_step * train.grad_accum,
-            samples_per_step=steps.config.workload.batch_size * train.grad_accum,
         )
         yield recording
 

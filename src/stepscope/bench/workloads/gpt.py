@@ -76,7 +76,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         device=device,
         samples=text_for(spec),
         objective=next_token_loss,
-        tokens_per_step=spec.batch_size * spec.seq_len,
         model_flops=_flops(spec),
     )
 

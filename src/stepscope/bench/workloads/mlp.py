@@ -29,7 +29,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         device=device,
         samples=PlantedVectors(width=spec.d_model, seed=spec.seed, cost_us=spec.option("preprocess_us", 0)),
         objective=_loss,
-        tokens_per_step=spec.batch_size,
         model_flops=_flops(spec),
     )
 

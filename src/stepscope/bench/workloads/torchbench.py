@@ -21,7 +21,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         device=device,
         samples=torch.utils.data.Dataset(),
         objective=_loss,
-        tokens_per_step=spec.batch_size,
         given=[inputs],
     )
 

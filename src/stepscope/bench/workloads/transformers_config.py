@@ -40,7 +40,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         device=device,
         samples=text_for(spec, vocab_size=int(config.vocab_size)),
         objective=_loss,
-        tokens_per_step=spec.batch_size * spec.seq_len,
     )
 
 

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from stepscope.bench.workloads.loader import move_to_device
 from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 from stepscope.errors import UsageError
 
@@ -35,9 +34,9 @@ class GivenBatches(Workload):
 
     given: Iterable[Any] = ()
 
-    def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Return this rank's batches on the device; a list or a loader starts over at its end."""
-        return (move_to_device(batch, self.device) for batch in islice(_endless(self.given), rank, None, world_size))
+    def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
+        """Return this rank's batches; a list or a loader starts over at its end."""
+        return islice(_endless(self.given), rank, None, world_size)
 
 
 def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
@@ -49,7 +48,6 @@ def build(spec: WorkloadSpec, device: torch.device, argument: str) -> Workload:
         "model": model.to(device),
         "device": device,
         "objective": loss,
-        "tokens_per_step": spec.batch_size,
     }
     if isinstance(batches, IterableDataset):
         batches = DataLoader(batches, batch_size=spec.batch_size)

@@ -1,6 +1,6 @@
 """What is trained in a benchmark: a model, its data and its loss, and the description it is built from."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from stepscope.bench.workloads.fed import Fed
 from stepscope.bench.workloads.loader import RankBatches, move_to_device
 from stepscope.contract.precisions import TRAINING_PRECISIONS
 from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
@@ -58,16 +59,20 @@ class Workload:
     """sample i is the same in every process, whatever the world size"""
     objective: Callable[[nn.Module, Any], torch.Tensor]
     """loss of a batch, in the precision of its inputs"""
-    tokens_per_step: int
-    """of one rank; samples for models without sequences"""
     model_flops: int | None = None
     """of one rank's forward and backward by formula; None: counted by running it"""
 
-    def batches(self, *, rank: int = 0, world_size: int = 1) -> Iterator[Any]:
-        """Return endless batches of this rank on the device: together, ranks see what one rank with all would see."""
+    def batches(self, *, rank: int = 0, world_size: int = 1, fed: Fed | None = None) -> Generator[Any, None, None]:
+        """Return this rank's batches on the device, each counted in `fed` before it goes there."""
+        return (
+            move_to_device(batch if fed is None else fed.counted(batch), self.device)
+            for batch in self._host_batches(rank=rank, world_size=world_size)
+        )
+
+    def _host_batches(self, *, rank: int, world_size: int) -> Iterator[Any]:
+        """Return endless batches of this rank: together, ranks see what one rank with all would see."""
         order = RankBatches(batch_size=self.spec.batch_size, rank=rank, world_size=world_size, count=len(self.samples))
-        loader = DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {})))
-        return (move_to_device(batch, self.device) for batch in loader)
+        return iter(DataLoader(self.samples, batch_sampler=order, **dict(self.spec.option("loader", {}))))
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
         """Return the loss of a batch; fp16 and bf16 by autocast."""

@@ -62,8 +62,8 @@ def _ranks(text: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         low, high = whole_number(first), whole_number(last or first)
         if low is None or high is None or part.endswith("-"):
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {text!r}")
+            raise argparse.ArgumentTypeError(f"{text!r} are no ranks; write them as 0,3,8-15")
         if high < low or high - low > 1 << 20:
-            raise argparse.ArgumentTypeError(f"expected ranks such as 0,3,8-15, found {part!r}")
+            raise argparse.ArgumentTypeError(f"{part!r} are no ranks; write them as 0,3,8-15")
         found.update(range(low, high + 1))
     return frozenset(found)

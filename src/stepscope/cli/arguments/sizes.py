@@ -36,7 +36,7 @@ def size_bytes(text: str) -> int:
     except (ValueError, OverflowError):  # two dots, or beyond every float
         size = 0
     if not 1 <= size <= MAX_BYTES:
-        raise argparse.ArgumentTypeError(f"expected a size above 0 such as 1048576, 25MB or 4KiB, found {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size above 0; write it as 1048576, 25MB or 4KiB")
     return size
 
 
@@ -44,7 +44,7 @@ def at_least_one(text: str) -> int:
     """Return a whole number of 1 or more."""
     number = whole_number(text)
     if not number:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {printable(text)!r}")
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} is not a whole number of at least 1")
     return number
 
 
@@ -52,7 +52,7 @@ def at_least_zero(text: str) -> int:
     """Return a whole number of 0 or more."""
     number = whole_number(text)
     if number is None:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {printable(text)!r}")
+        raise argparse.ArgumentTypeError(f"{printable(text)!r} is not a whole number of at least 0")
     return number
 
 
@@ -63,5 +63,5 @@ def above_zero(text: str) -> float:
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, found {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number

@@ -30,5 +30,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _port(text: str) -> int:
     number = whole_number(text)
     if number is None or number > 65535:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text}")
+        raise argparse.ArgumentTypeError(f"{text} is not a port from 0 to 65535")
     return number

@@ -93,5 +93,5 @@ def _sizes(text: str | None) -> list[float] | None:
     except ValueError:
         sizes = []
     if not sizes or not all(0 < size < math.inf for size in sizes):
-        raise UsageError(f"--sizes-mb: expected sizes above 0 in MB such as 1,5,25, found {text!r}")
+        raise UsageError(f"--sizes-mb {text!r}: write sizes above 0 in MB, such as 1,5,25")
     return sizes

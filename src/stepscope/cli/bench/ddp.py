@@ -47,6 +47,6 @@ def _checked(args: argparse.Namespace) -> tuple[str, ...]:
     if args.implementations:
         names = checked_names(args.implementations)
         if fp16 and (sharded := [name for name in names if name in SHARDED]):
-            raise UsageError(f"fp16 needs a loss scale that shards agree on, found {sharded[0]}; use --precision bf16")
+            raise UsageError(f"fp16 needs a loss scale that shards agree on, and {sharded[0]} has none; use bf16")
         return names
     return tuple(name for name in available(_DEFAULTS[args.what]) if not (fp16 and name in SHARDED))

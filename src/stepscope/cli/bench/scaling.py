@@ -7,7 +7,7 @@ from rich.console import Console
 
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.session.rank_records import complete_runs, environment, first
+from stepscope.bench.session.rank_records import complete_runs, environment
 from stepscope.bench.session.results import results, series, write_results
 from stepscope.cli.arguments.bench.scaling import MODES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
@@ -70,14 +70,11 @@ def _document(
         where = where or environment(launches[0].records, backend=args.backend)
         if not runs:
             continue
-        sizes = first(launches[0].records, what="size")
         rows.append(
             series(
                 f"{mode}-{size}",
                 config={**workload_settings(args), "mode": mode, "world_size": size, "warmup_steps": args.warmup_steps},
                 runs=runs,
-                samples_per_step=sizes.get("samples_per_step"),
-                tokens_per_step=sizes.get("tokens_per_step"),
             )
         )
     scaled = [in_ms(s, ("median",)) for s in scaling(rows)]
@@ -124,7 +121,7 @@ def _sizes(text: str) -> list[int]:
     except ValueError:
         sizes = []
     if not sizes or sizes[0] < 1:
-        raise UsageError(f"--world-sizes: expected whole numbers of at least 1 such as 1,2,4, found {text!r}")
+        raise UsageError(f"--world-sizes {text!r}: write whole numbers of at least 1, such as 1,2,4")
     return sizes
 
 
@@ -134,7 +131,7 @@ def _batch(args: argparse.Namespace, mode: str, size: int) -> int:
         return int(args.batch_size)
     if args.batch_size % size:
         raise UsageError(
-            f"strong scaling: expected --batch-size {args.batch_size} to be divisible by every world size, found "
-            f"{size}; use a multiple of {size}, or --mode weak"
+            f"--batch-size {args.batch_size} cannot be shared by {size} ranks, as strong scaling does; use a multiple "
+            f"of {size}, or --mode weak"
         )
     return int(args.batch_size // size)

@@ -104,7 +104,7 @@ def _delays(args: argparse.Namespace) -> list[float]:
     except ValueError:
         delays = [-1.0]
     if not all(0 <= delay < math.inf for delay in delays):
-        raise UsageError(f"--delays-ms: expected times of 0 ms or more such as 0,10,50, found {args.delays_ms!r}")
+        raise UsageError(f"--delays-ms {args.delays_ms!r}: write times of 0 ms or more, such as 0,10,50")
     if not 0 <= args.slow_rank < args.world_size:
         raise UsageError(f"--slow-rank {args.slow_rank} has to be below --world-size {args.world_size}")
     if args.world_size < 2:

@@ -89,6 +89,7 @@ def load_chips(path: str | Path) -> tuple[Chip, ...]:
     return tuple(_chip(row, f"{path}, chip {i}") for i, row in enumerate(rows, start=1))
 
 
+@cache
 def _built_in() -> dict[str, Any]:
     return tomllib.loads(files("stepscope.cost.chips").joinpath("hardware.toml").read_text(encoding="utf-8"))
 

@@ -92,8 +92,16 @@ def _curve(data: dict[str, Any]) -> Curve:
         r2=float(data["r2"]),
         mean_error=float(data["mean_error"]),
         max_error=float(data["max_error"]),
-        points=tuple((int(b), float(t) * NS_PER_US) for b, t in data["points"]),
+        points=_points(data["points"]),
     )
+
+
+def _points(points: list[list[float]]) -> tuple[tuple[int, float], ...]:
+    """Return what was measured; sizes start at one byte, since curves are drawn over their logarithm."""
+    sound = all(is_number(b, low=1, high=_MAX_BYTES) and is_number(t, low=0, high=_MAX_TIME_US) for b, t in points)
+    if not points or not sound:
+        raise ValueError("points should be pairs of bytes, one or more, and times in us")
+    return tuple((int(b), float(t) * NS_PER_US) for b, t in points)
 
 
 def _pieces(knots: list[list[float]]) -> Pieces:

@@ -29,6 +29,7 @@ from stepscope.diagnose.rules.recomputation import recomputation
 from stepscope.diagnose.rules.redundant_communication import redundant_communication
 from stepscope.diagnose.rules.repeated_module import repeated_module
 from stepscope.diagnose.rules.slow_link import slow_link
+from stepscope.diagnose.rules.slow_transport import slow_transport
 from stepscope.diagnose.rules.small_batch import small_batch
 from stepscope.diagnose.rules.stage_imbalance import stage_imbalance
 from stepscope.diagnose.rules.state_saves import host_stall_and_saves
@@ -91,6 +92,7 @@ GENERAL: tuple[Rule, ...] = (
     Rule(memory_bound_kernels, ("memory-bound-kernels",), _DEVICE, (Need.DEVICE,)),
     Rule(small_batch, ("small-batch",), _DEVICE, (Need.DEVICE,)),
     Rule(memory_pressure, ("memory-pressure",), _DEVICE, (Need.MEMORY,)),
+    Rule(slow_transport, ("slow-link",), _RANKS),
     Rule(profiler_overhead, ("profiler-overhead",), needs=(Need.UNPROFILED,)),
 )
 """what is left when the specific causes are fixed; their remedies would cover up any of them"""

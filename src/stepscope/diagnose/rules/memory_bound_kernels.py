@@ -8,6 +8,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
 from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -19,14 +20,16 @@ _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, F
 
 def memory_bound_kernels(account: Account) -> list[Candidate]:
     """Return runs of fusible kernels, fused into one pass each."""
-    chosen = [
+    fusible = [
         np.isin(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
         for v in account.ranks
     ]
+    beside = [mask & parameter_gradients(v.rank) for v, mask in zip(account.ranks, fusible, strict=True)]
+    chosen = [mask & ~leaf for mask, leaf in zip(fusible, beside, strict=True)]
     spent = device_ms(account, chosen)
     if not spent:
         return []
-    fused = [_fused_ns(view.costs, mask) for view, mask in zip(account.ranks, chosen, strict=True)]
+    fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, beside, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
     return [
         Candidate(
@@ -57,12 +60,15 @@ def _removed_ns(account: Account, chosen: Sequence[Mask], fused: Sequence[npt.ND
     return float(np.mean(removed)) + (account.step.ns("launch_gap") if account.step else 0.0)
 
 
-def _fused_ns(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+def _fused_ns(costs: KernelCosts, mask: Mask, beside: Mask) -> tuple[npt.NDArray[np.float64], Mask]:
     """Return times in which each run of consecutive chosen kernels takes what its longest one takes, and which
     kernels are the first of their run: the fused one is launched there.
+
+    What is `beside` a run, gradients of parameters that no other kernel reads, neither joins nor ends it.
     """
     work = costs.rank.work
     order = np.lexsort((work.start_ns, work.stream, work.device))
+    order = order[~beside[order]]
     run = np.cumsum(~mask[order] | np.concatenate(([True], ~mask[order][:-1])))
     duration = costs.duration_ns[order].astype(float)
     longest = np.zeros(int(run.max()) + 1 if len(run) else 1)
@@ -70,7 +76,7 @@ def _fused_ns(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> tuple[npt.NDAr
     np.maximum.at(longest, run[mask[order]], duration[mask[order]])
     np.add.at(total, run[mask[order]], duration[mask[order]])
     share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
-    out, first = np.empty(len(order)), np.zeros(len(order), bool)
+    out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
     out[order] = np.where(mask[order], duration * share[run], duration)
     first[order] = mask[order] & np.concatenate(([True], run[1:] != run[:-1]))[: len(order)]
     return out, first

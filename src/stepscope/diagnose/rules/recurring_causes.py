@@ -8,6 +8,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
+from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION
 from stepscope.diagnose.finding import Evidence
 from stepscope.diagnose.rules.measures import host_ms
 
@@ -25,23 +26,23 @@ class Named:
 
 
 _NAMED = {
-    "checkpoint": Named(
+    CHECKPOINT: Named(
         "Training stops for checkpoints",
         "checkpoint: the model is saved inside the training loop, and no step runs meanwhile",
         "Save less often, or in the background: torch.distributed.checkpoint.async_save, or copy the state to pinned "
         "memory and write it in a thread.",
     ),
-    "evaluation": Named(
+    EVALUATION: Named(
         "Training stops for evaluations",
         "evaluation: forward passes without gradients run between training steps",
         "Evaluate less often or on fewer batches, in larger batches under torch.inference_mode(), or in a job of its own.",
     ),
-    "garbage_collection": Named(
+    GARBAGE_COLLECTION: Named(
         "Python collects garbage inside steps",
         "garbage_collection: the interpreter's collector stops the training thread",
         "gc.freeze() after the model is built, gc.disable() in the loop and gc.collect() every N steps on all ranks at once.",
     ),
-    "compilation": Named(
+    COMPILATION: Named(
         "The model is compiled again during training",
         "compilation: torch.compile meets new shapes or values and compiles again",
         "Pad to a few shapes, or torch.compile(dynamic=True); TORCH_LOGS=recompiles says why each one happened.",

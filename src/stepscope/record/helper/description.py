@@ -10,9 +10,10 @@ import datetime
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from stepscope.contract.run_folder import SCHEMA
+from stepscope.contract.run_json import RunJson
 from stepscope.record.steps.statistics import StepStatistics
 from stepscope.units import ms
 
@@ -74,13 +75,13 @@ def rank_facts(
     }
 
 
-def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> Facts:
+def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) -> RunJson:
     """Return the content of run.json from the facts of the ranks that left some, in order of rank."""
     job = {name: _first(found, name) for name in _OF_THE_JOB}
     created_ns = min((f["created_ns"] for f in found if "created_ns" in f), default=time.time_ns())
     flops = _flops(found, world_size)
     tokens = {name: _whole_job(found, name, world_size) for name in ("tokens_per_step", "samples_per_step")}
-    return {
+    described = {
         "schema": SCHEMA,
         "created": _iso(created_ns),
         "created_ns": created_ns,
@@ -98,6 +99,7 @@ def run_description(found: Sequence[Facts], *, world_size: int, finished: bool) 
         "ranks": {str(f["rank"]): _of_a_rank(f) for f in found},
         "reasons": _reasons(job, flops, tokens, found),
     }
+    return cast(RunJson, described)
 
 
 def _first(found: Sequence[Facts], name: str) -> Any:

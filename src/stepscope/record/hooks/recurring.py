@@ -9,9 +9,9 @@ import sys
 from threading import get_ident
 from typing import Any
 
+from stepscope.contract import step_line as regions
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.loop.parts import BACKWARD
-from stepscope.record.steps import regions
 
 COMPILER = "torch._dynamo.callback"
 _FULL = 2

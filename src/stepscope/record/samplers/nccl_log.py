@@ -55,7 +55,7 @@ def debug_environment(switches: Iterable[str], *, environ: Mapping[str, str]) ->
     remarks = []
     for switch in switches:
         if switch not in SWITCHES:
-            raise UsageError(f"debug switch: expected one of {', '.join(SWITCHES)}, found {switch!r}")
+            raise UsageError(f"there is no debug switch {switch!r}; use {', '.join(SWITCHES)}")
         for name, value in SWITCHES[switch].items():
             if name not in environ:
                 variables[name] = value

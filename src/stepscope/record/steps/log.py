@@ -1,11 +1,7 @@
-"""The light log: one line per step, profiled or not, on its way to `rankNNNNN.steps.jsonl`.
+"""The light log: one line per step (`contract.step_line`), profiled or not, on its way to `rankNNNNN.steps.jsonl`.
 
-    {"schema": 1, "rank": 0, "world_size": 2, ...}                                            header
-    {"step": 7, "start_ns", "end_ns", "dur_ns", "device_ns", "profiled", "phase",
-     "regions": {"forward_pass": {"ns", "n"}}, ...what samplers add}                          one per step
-
-`start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps. On a CUDA device a line waits, in
-memory, for its device time, which is known when the device has passed the step's end.
+On a CUDA device a line waits, in memory, for its device time, which is known when the device has passed the step's
+end.
 
 Each line leaves the process at once in the first steps, where jobs are short or fail, and while the profiler runs.
 Later lines leave four to ten times a second: several at once cost a fraction, because after a step's work nothing of

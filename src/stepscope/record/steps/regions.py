@@ -13,28 +13,23 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+from stepscope.contract.step_line import (
+    BACKWARD,
+    CHECKPOINT,
+    CLIPPING,
+    DATA_LOADING,
+    FORWARD,
+    GRADIENT_SYNC,
+    LOADER_START,
+    LR_SCHEDULING,
+    OPTIMIZER,
+    RegionTimes,
+)
 from stepscope.record.window.interruptions import Interruptions
-
-DATA_LOADING = "data_loading"
-FORWARD = "forward_pass"
-BACKWARD = "backward_pass"
-GRADIENT_SYNC = "gradient_sync"
-OPTIMIZER = "optimizer_step"
-LR_SCHEDULING = "lr_scheduling"
-CLIPPING = "gradient_clipping_warmup"
-# What recurs in some steps only.
-LOADER_START = "loader_start"
-CHECKPOINT = "checkpoint"
-EVALUATION = "evaluation"
-GARBAGE_COLLECTION = "garbage_collection"
-COMPILATION = "compilation"
 
 OF_TRAINING = frozenset((DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER))
 """which evaluation has as well, and they are then part of it"""
 STANDARD = frozenset((*OF_TRAINING, LR_SCHEDULING, CLIPPING, LOADER_START, CHECKPOINT))
-
-RegionTimes = dict[str, dict[str, int]]
-"""`{name: {"ns": own time, "n": how often}}`"""
 
 
 def summed(a: RegionTimes, b: RegionTimes) -> RegionTimes:

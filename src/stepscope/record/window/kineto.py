@@ -35,7 +35,7 @@ def activities_of(config: RecordConfig) -> list[Any]:
         return [a for a in (ProfilerActivity.CPU, ProfilerActivity.CUDA) if a in supported]
     unknown = [name for name in config.activities if name not in _ACTIVITIES]
     if unknown:
-        raise UsageError(f"activities: expected some of {', '.join(_ACTIVITIES)}, found {', '.join(unknown)}")
+        raise UsageError(f"activities: there is no {', '.join(unknown)}; use some of {', '.join(_ACTIVITIES)}")
     wanted = [getattr(ProfilerActivity, _ACTIVITIES[name], None) for name in config.activities]
     return [a for a in wanted if a in supported]
 

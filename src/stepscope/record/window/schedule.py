@@ -5,9 +5,8 @@ step   0       1       2       3       4       5      6
 phase  before  before  warmup  window  window  after  after
 """
 
+from stepscope.contract.step_line import AFTER, BEFORE, WARMUP, WINDOW
 from stepscope.record.config import RecordConfig
-
-BEFORE, WARMUP, WINDOW, AFTER = "before", "warmup", "window", "after"
 
 
 def phase_of(step: int, config: RecordConfig) -> tuple[str, int]:

@@ -94,7 +94,7 @@ def _logged(run: Run) -> Iterator[Scalar]:
 
 
 def _steps(log: StepLog, disturbed: bool) -> Sequence[tuple[int, int, int]]:
-    keep = (log.undisturbed != disturbed) & (log.dur_ns > 0)
+    keep = (log.unprofiled != disturbed) & (log.dur_ns > 0)
     columns = (log.step[keep].tolist(), log.end_ns[keep].tolist(), log.dur_ns[keep].tolist())
     return list(zip(*columns, strict=True))
 

@@ -8,12 +8,13 @@ import numpy.typing as npt
 from rich.console import Console
 
 from stepscope.analyze.ranks.log_stragglers import WAITING, Floats, LateRank, late_ranks
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.units import NS_PER_MS, ms
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
-_FIRST = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
+_FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
 _MAX_RANKS = 32
 _RARE = 0.5
 """of the steps lack it"""
@@ -82,7 +83,7 @@ def _times(log: StepLog, name: str) -> Floats:
 
 
 def _median(log: StepLog, values_ns: Floats) -> str:
-    known = values_ns[log.undisturbed & _split(log) & ~np.isnan(values_ns)]
+    known = values_ns[log.unprofiled & _split(log) & ~np.isnan(values_ns)]
     return f"{np.median(known) / NS_PER_MS:.2f}" if len(known) else "?"
 
 

@@ -104,8 +104,8 @@ def local_server(site: Site, *, port: int = 0, within_s: float = REQUEST_WITHIN_
         except OSError as error:
             refused = error
     raise UsageError(
-        f"--port {port}: expected one of {len(tried)} ports from there to be free on {LOOPBACK}, "
-        f"found {refused.strerror}; give another port, or 0 for any"
+        f"--port {port}: none of the {len(tried)} ports from there is free on {LOOPBACK} ({refused.strerror}); "
+        "give another port, or 0 for any"
     ) from refused
 
 

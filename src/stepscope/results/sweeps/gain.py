@@ -46,6 +46,11 @@ def gain(row: Row, reference: Row) -> Gain:
     Runs are interleaved, so those of the same number are compared with each other: what slowed the machine in one round
     slowed both.
     """
-    per_sample = reference["summary"]["samples_per_step"] / row["summary"]["samples_per_step"]
+    per_sample = _samples(reference) / _samples(row)
     middle, low, high = ratio(reference["samples_ms"], row["samples_ms"])
     return Gain(middle / per_sample, low / per_sample, high / per_sample)
+
+
+def _samples(row: Row) -> float:
+    """Return the samples of a step; 1 where its batches did not tell, so that steps are compared as they are."""
+    return row["summary"]["samples_per_step"] or 1.0

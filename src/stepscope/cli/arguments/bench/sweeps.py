@@ -45,4 +45,4 @@ def _counts(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected numbers with commas, found {text!r}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers; write them with commas between") from error

@@ -21,5 +21,5 @@ def link(text: str) -> Link:
     except ValueError:
         gb_per_s = latency_us = -1.0
     if not 0 < gb_per_s < float("inf") or not 0 <= latency_us < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected GB/s or GB/s:us such as 50:5, found {text!r}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a bandwidth; write GB/s or GB/s:us, such as 50:5")
     return Link(latency_us * 1e3, 1 / gb_per_s)

@@ -57,5 +57,5 @@ def _latent(text: str) -> LatentAttention:
         if len(numbers) not in (4, 5) or min(numbers) < 1:
             raise ValueError
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"expected KV:NOPE:ROPE:VALUE[:Q], found {text!r}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not KV:NOPE:ROPE:VALUE[:Q] in whole numbers above 0") from error
     return LatentAttention(*numbers)

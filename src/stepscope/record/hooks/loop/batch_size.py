@@ -1,19 +1,15 @@
-"""Samples and tokens per step, guessed from the batches that the loader yields.
+"""Samples and tokens per step, from the batches that the loader yields.
 
-    first integer tensor of the batch   (8, 128)        8 samples, 1024 tokens       token ids: batch x sequence
-                                        (8,)            8 samples, tokens unknown    labels of a classifier
-    no integer tensor, the first one    (8, 3, 32, 32)  8 samples, tokens unknown
-
-A guess, and said to be one. A step's value is the most frequent one of the steps seen so far: loops that load one
-batch ahead show one batch too many in their first step.
+Guessed from their shapes (see `batch_contents`), and said to be a guess. Loops that load one batch ahead show one batch
+too many in their first step, so a step's samples are the most frequent number of the steps seen so far; its tokens the
+median of those steps, since padding and packing make them differ.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
-import torch
-
+from stepscope.record.batch_contents import contents_of
 from stepscope.record.hooks.loop.loop import Loop
 
 _LOOK_STEPS = 8
@@ -27,19 +23,19 @@ class BatchSize:
 
     def __init__(self) -> None:
         self._samples = self._tokens = 0
-        self._seen: Counter[tuple[int, int]] = Counter()
+        self._seen: list[tuple[int, int]] = []
         self.looks = True
 
     def loaded(self, batch: Any) -> None:
         """Count one batch that the training loop received."""
-        samples, tokens = size_of_batch(batch)
-        self._samples += samples
-        self._tokens += tokens
+        found = contents_of(batch)
+        self._samples += found.samples or 0
+        self._tokens += found.tokens or 0
 
     def step_ended(self, loop: Loop) -> None:
         """Close the count of one step."""
         if self.looks:
-            self._seen[self._samples, self._tokens] += 1
+            self._seen.append((self._samples, self._tokens))
             self._samples = self._tokens = 0
             self.looks = loop.steps < _LOOK_STEPS
 
@@ -47,7 +43,8 @@ class BatchSize:
         """Return samples and tokens per step of this rank, None with a reason where unknown."""
         if not self._seen:
             return {}
-        (samples, tokens), _ = self._seen.most_common(1)[0]
+        (samples, _), *_ = Counter(samples for samples, _ in self._seen).most_common(1)
+        tokens = round(median(t for s, t in self._seen if s == samples))
         reasons = {"samples_per_step": None if samples else _NO_LOADER}
         reasons["tokens_per_step"] = None if tokens else (_NO_TOKENS if samples else _NO_LOADER)
         return {
@@ -56,25 +53,3 @@ class BatchSize:
             "batch_source": _SOURCE if samples else None,
             "reasons": {name: why for name, why in reasons.items() if why},
         }
-
-
-def size_of_batch(batch: Any) -> tuple[int, int]:
-    """Return (samples, tokens) of a batch, 0 where it does not tell."""
-    tensors = _tensors(batch, depth=0)
-    integers = [t for t in tensors if t.ndim and not t.is_floating_point() and t.dtype != torch.bool]
-    if integers:
-        first = integers[0]
-        return first.shape[0], first.numel() if first.ndim == 2 and first.dtype != torch.uint8 else 0
-    return (tensors[0].shape[0], 0) if tensors and tensors[0].ndim else (0, 0)
-
-
-def _tensors(value: Any, *, depth: int) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if depth > 3:
-        return []
-    if isinstance(value, Mapping):  # dictionaries, and the batches of tokenizers
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return [tensor for part in value[:16] for tensor in _tensors(part, depth=depth + 1)]
-    return []

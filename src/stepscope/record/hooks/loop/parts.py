@@ -1,8 +1,10 @@
 """The parts of a training step that hooks tell of, each a bit, and the region that each becomes."""
 
-from stepscope.record.steps import regions
+from stepscope.contract import step_line as regions
 
 DATA, FORWARD, BACKWARD, OPTIMIZER, LOADER, SAVING = 1, 2, 4, 8, 16, 32
+QUIET = 64  # a row of forwards without gradients
+STRETCH = 128  # micro-batches that are not timed
 WORK = DATA | FORWARD | BACKWARD
 REGION = {
     DATA: regions.DATA_LOADING,

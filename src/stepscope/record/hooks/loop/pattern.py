@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
+from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, RegionTimes
 from stepscope.record.hooks.loop.stretch import StretchPlan, plan_of, scaled
-from stepscope.record.steps.regions import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, RegionTimes
 from stepscope.record.window.interruptions import Interruption
 
 Edge = tuple[str, str]

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.record.steps.regions import OF_TRAINING, RegionTimes
+from stepscope.contract.step_line import RegionTimes
+from stepscope.record.steps.regions import OF_TRAINING
 
 MAX_STRETCHES = 6
 _FIRST = _LAST = 2  # micro-batches that are always timed

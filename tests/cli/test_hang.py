@@ -1,0 +1,145 @@
+"""`stepscope hang`: text and JSON, folders and files; hostile and foreign dumps are one line and exit code 2."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.hang.dumps import world
+
+from stepscope.cli.main import main
+from stepscope.trace.pickles.flight_recorder import read_flight_dump
+
+RECORDED = Path(__file__).parents[1] / "data" / "flight_recorder"
+MESH = Path(__file__).parents[1] / "data" / "gloo-mesh"
+
+
+def planted(folder: Path) -> None:
+    for r in world():
+        r.call("all_reduce", line=10)
+        if r.rank != 2:
+            r.call("all_reduce", line=12, state="started")
+        r.write(folder)
+
+
+def test_recorded_dumps_are_read_exactly(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hang", str(RECORDED), "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["schema"] == 1 and said["hang"] is False and said["world_size"] == 4
+    (group,) = said["groups"]
+    assert group["ranks"] == [0, 1, 2, 3] and group["verdict"] == "finished"
+    assert {r["seq"] for r in group["last_by_rank"]} == {666}
+    assert (group["last_common"]["file"], group["last_common"]["line"]) == ("capture.py", 267)
+    import gzip
+
+    raw = pickle.loads(gzip.decompress((RECORDED / "nccl_trace_rank_1.gz").read_bytes()))
+    dump = read_flight_dump(RECORDED / "nccl_trace_rank_1.gz")
+    assert [(e.seq, e.named, e.created_ns, e.state) for e in dump.entries] == [
+        (e["collective_seq_id"], e["profiling_name"], e["time_created_ns"], e["state"]) for e in raw["entries"]
+    ]
+    assert [[(f.file, f.line, f.function) for f in e.stack] for e in dump.entries] == [
+        [(f["filename"], f["line"], f["name"]) for f in e["frames"]] for e in raw["entries"]
+    ]
+    assert [[list(s) for s in e.input_sizes] for e in dump.entries] == [e["input_sizes"] for e in raw["entries"]]
+
+
+def test_missing_rank_in_text_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planted(tmp_path)
+    assert main(["hang", str(tmp_path), "--json", str(tmp_path / "hang.json")]) == 0
+    out = capsys.readouterr().out
+    assert "rank 2 did not arrive at nccl:all_reduce number 2" in out and "look at rank 2" in out
+    said = json.loads((tmp_path / "hang.json").read_text())
+    assert said["suspects"] == [2] and said["groups"][0]["missing"] == [2]
+    assert {w["rank"]: w["line"] for w in said["groups"][0]["waiting"]} == {0: 12, 1: 12, 3: 12}
+
+
+def test_run_folder_is_read_by_what_the_recorder_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hang", str(MESH)]) == 0
+    assert "group mesh_dp (1, 3): finished" in capsys.readouterr().out
+
+
+def test_json_dump_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planted(tmp_path)
+    assert main(["hang", str(tmp_path), "--json", "-"]) == 0
+    of_pickles = json.loads(capsys.readouterr().out)
+    for path in sorted(tmp_path.glob("nccl_trace_rank_*")):
+        path.write_text(json.dumps(pickle.loads(path.read_bytes())))
+    assert main(["hang", str(tmp_path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out) == of_pickles
+
+
+def test_unreadable_rank_is_named_and_the_rest_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planted(tmp_path)
+    (tmp_path / "nccl_trace_rank_1").write_bytes(b"\x80\x02}q")
+    assert main(["hang", str(tmp_path)]) == 3
+    captured = capsys.readouterr()
+    assert "nccl_trace_rank_1" in captured.err and "no dump of rank 1" in captured.out
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_hostile_dump_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canary, dump = tmp_path / "canary", tmp_path / "nccl_trace_rank_0"
+    dump.write_bytes(pickle.dumps({"version": "2.10", "entries": [Canary(canary)]}, 4))
+    assert main(["hang", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert not canary.exists() and captured.out == "" and captured.err.count("\n") == 1
+    assert "more than plain data (STACK_GLOBAL" in captured.err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"hello",
+        b"\x80",
+        b"{",
+        b'{"entries": 7}',
+        b"[1]",
+        pickle.dumps([1]),
+        pickle.dumps({"entries": [1, {}]}),
+        b"\x1f\x8b",
+    ],
+)
+def test_foreign_files_are_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(content)
+    assert main(["hang", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+
+
+def test_two_dumps_of_one_rank_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    planted(tmp_path)
+    (tmp_path / "old_trace_rank_2").write_bytes((tmp_path / "nccl_trace_rank_2").read_bytes())
+    assert main(["hang", str(tmp_path)]) == 2
+    assert "two dumps are of rank 2" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_large_dump_is_read_in_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(tmp_path)
+    path = tmp_path / "nccl_trace_rank_0"
+    small = read_flight_dump(path)
+    monkeypatch.setattr("stepscope.trace.pickles.apart.MIN_APART_BYTES", 100)
+    monkeypatch.setattr("stepscope.trace.pickles.apart.plain_data", None)  # of this process: not used
+    assert read_flight_dump(path) == small
+    canary = tmp_path / "canary"
+    path.write_bytes(pickle.dumps({"entries": [Canary(canary)], "more": "x" * 1000}, 4))
+    done = subprocess.run(
+        [sys.executable, "-c", "import stepscope.trace.pickles.apart as a, sys; a.MIN_APART_BYTES = 100;"
+         "from stepscope.cli.main import main; sys.exit(main(['hang', sys.argv[1]]))", str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "more than plain data" in done.stderr
+    assert not canary.exists()
