@@ -204,6 +204,7 @@ class RankTrace:
         elements: int = 1024,
         group: str = "0",
         thread: int = MAIN,
+        stream: int = COMM_STREAM,
     ) -> None:
         """Add sends and receives that share one kernel, as `batch_isend_irecv` leaves them: `("send", 1), ("recv", 1)`.
 
@@ -214,7 +215,7 @@ class RankTrace:
             self.ran("record_param_comms", at + 3 * k, at + 3 * k + 2, thread=thread, **record)
         launch = at + 3 * len(listed)
         self.annotation("nccl:coalesced", launch, launch + LAUNCH_US + 2, thread=thread)
-        self._comm_kernel("coalesced", start, end, launch + 1, thread, COMM_STREAM, LAUNCH_US)
+        self._comm_kernel("coalesced", start, end, launch + 1, thread, stream, LAUNCH_US)
 
     def gloo(self, op: str, *, at: float, start: float, end: float, elements: int = 1024, thread: int = MAIN) -> None:
         """Add a gloo collective: the operator at `at`, its execution on gloo's own thread."""

@@ -43,8 +43,13 @@ def interleaved(stages: int, microbatches: int, chunks: int) -> list[Order]:
     return orders
 
 
-def timed(orders: Sequence[Order], took: dict[str, float]) -> list[list[tuple[float, float]]]:
-    """Return `(start, end)` of every action: as soon as its rank is free and its input is there."""
+def timed(
+    orders: Sequence[Order], took: dict[str, float], work: Sequence[float] = ()
+) -> list[list[tuple[float, float]]]:
+    """Return `(start, end)` of every action: as soon as its rank is free and its input is there.
+
+    `work` says how many times the usual work each stage has.
+    """
     last = max(stage for order in orders for _, stage, _ in order)
     ends: dict[tuple[str, int, int], float] = {}
     out: list[list[tuple[float, float]]] = [[] for _ in orders]
@@ -58,8 +63,9 @@ def timed(orders: Sequence[Order], took: dict[str, float]) -> list[list[tuple[fl
                 continue
             ready = ends[before] + (TRANSFER if before[1] != stage else 0) if before else 0.0
             start = max(done[-1][1] if done else 0.0, ready)
-            done.append((start, start + took[kind]))
-            ends[kind, stage, i] = start + took[kind]
+            end = start + took[kind] * (work[stage] if work else 1.0)
+            done.append((start, end))
+            ends[kind, stage, i] = end
     return out
 
 

@@ -32,6 +32,19 @@ SIDES = (
     Side("run/run.json", "gloo-linear/run.json"),
     Side("run/rank00000.steps.jsonl", "gloo-linear/rank00000.steps.jsonl"),
     Side("run/rank00001.flight_recorder.jsonl", "gloo-linear/rank00001.flight_recorder.jsonl"),
+    Side(
+        "run/rank00000.owners.json.gz",
+        "side_files/owners.json",
+        (
+            ("code", "run", "--json", "-"),
+            ("code", "run", "--modules"),
+            ("report", "run", "--json", "-"),
+            ("report", "run", "--html", "out.html"),
+            ("whatif", "run", "--without", "train.py:21", "--json", "-"),
+            ("whatif", "run", "--scale", "module:0=0.5"),
+            ("export", "run", "--csv", "tables"),
+        ),
+    ),
     Side("run/rank00000.telemetry.jsonl", "side_files/telemetry.jsonl"),
     Side("run/rank00000.collectives.jsonl", "side_files/collectives.jsonl"),
     Side("run/rank00001.memory.jsonl", "side_files/memory.jsonl"),
@@ -158,7 +171,7 @@ def _hostile(rng: Random, side: Side) -> tuple[Recipe, str]:
         content = rng.choice(_WHOLE)
         return text(content), f"holds {content[:20]!r}"
     edits, what = _edits(rng, side.seed)
-    packed = [["gzip", 1]] if side.seed.endswith(".gz") else []
+    packed = [["gzip", 1]] if side.place.endswith(".gz") else []
     return seed(side.seed, *edits, *packed), what
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Saving, bounded, saving_of, saving_range, to_step
+from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
 from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
@@ -66,6 +66,7 @@ class _Replays:
     def __init__(self, replay: Replay | None, step_ns: float) -> None:
         self.recorded = replay
         self.step_ns = step_ns
+        self._made: dict[int, tuple[Candidate, Replay]] = {}
 
     def saving_ns(self, start: Replay | None, candidate: Candidate) -> float:
         """Return what a candidate's fix saves on top of a replay, never below zero."""
@@ -79,14 +80,28 @@ class _Replays:
         if candidate.change is None:
             return start
         try:
-            return candidate.change(start)
+            return self._of_recorded(candidate) if start is self.recorded else candidate.change(start)
         except CircularWaits:
             return start
+
+    def _of_recorded(self, candidate: Candidate) -> Replay:
+        """Return the recorded run with a fix made, asked for several times and made once."""
+        assert self.recorded is not None and candidate.change is not None
+        if id(candidate) not in self._made:
+            self._made[id(candidate)] = candidate, candidate.change(self.recorded)
+        return self._made[id(candidate)][1]
+
+    def _known_fix(self, candidate: Candidate) -> Fix:
+        """Return a candidate's fix that makes the recorded run's change once."""
+        fix, change = candidate.fix, candidate.change
+        if change is None:
+            return fix
+        return replace(fix, change=lambda run: self._of_recorded(candidate) if run is self.recorded else change(run))
 
     def alone(self, candidate: Candidate) -> Saving:
         """Return what a fix saves by itself, with its interval."""
         try:
-            found = saving_of(self.recorded, candidate.fix, step_ns=self.step_ns)
+            found = saving_of(self.recorded, self._known_fix(candidate), step_ns=self.step_ns)
         except CircularWaits:
             return Saving(0.0, 0.0, 0.0)
         if found.ns >= 0:

@@ -117,14 +117,15 @@ def _one_module(of_line: dict[str, float], held: float) -> str | None:
 def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs:
     """Return what a rank no longer takes, by owner."""
     rank = owned.rank
-    found: Costs = defaultdict(float)
     by_item = owned.by_work if rank.has_device else owned.by_collective
     index = np.where(old.device_index < len(by_item), old.device_index, -1)
     owner = by_item.at(index)
     # What a wrapper sends in backward is of many modules: its place is the line that called backward.
     sent = old.collective != NOTHING
     owner = Owned(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
-    _add(found, owner, np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
+    found: Costs = defaultdict(
+        float, costs_by_owner(owner, np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
+    )
     edges, did = recorded_host(rank, old, replay.steps)
     count = len(edges) - 1
     host = owned.host
@@ -140,7 +141,8 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
         ns += (lost[name] / np.maximum(whole, 1) * (whole > 0))[item] * mine[name]
     released = np.append(old.released_by != new.released_by, old.tail_released_by != new.tail_released_by)[:count]
     ns += np.where(released[item], mine["blocked_ns"], 0.0)
-    _add(found, host.owner.at(inside), ns)
+    for key, more in costs_by_owner(host.owner.at(inside), ns).items():
+        found[key] += more
     return found
 
 
@@ -165,6 +167,23 @@ def _span_parts(did: Activities, start: npt.NDArray[np.int64], end: npt.NDArray[
     return found
 
 
-def _add(found: Costs, owner: Owned, ns: Floats) -> None:
-    for at in np.flatnonzero(ns > 0).tolist():
-        found[int(owner.stack[at]), int(owner.caller[at]), int(owner.module[at])] += float(ns[at])
+def costs_by_owner(owner: Owned, ns: Floats) -> Costs:
+    """Return times of some things summed by their owners."""
+    took = np.flatnonzero(ns > 0)
+    keys = np.stack((owner.stack[took], owner.caller[took], owner.module[took]), axis=1)
+    distinct, at = np.unique(keys, axis=0, return_inverse=True)
+    sums = np.bincount(at.reshape(-1), ns[took], minlength=len(distinct))
+    return {(s, c, m): ns for (s, c, m), ns in zip(distinct.tolist(), sums.tolist(), strict=True)}
+
+
+def top_modules(costs: Sequence[tuple[Ownership, Costs]], *, most: int, depth: int | None = None) -> tuple[Where, ...]:
+    """Return the modules that hold most of some cost, cut to so many names of their paths."""
+    by_module: dict[str, float] = defaultdict(float)
+    total = 0.0
+    for owned, cost in costs:
+        for (_, _, module), ns in cost.items():
+            total += ns
+            if module >= 0 and (path := owned.modules[module]):
+                by_module[".".join(path.split(".")[:depth])] += ns
+    largest = sorted(by_module.items(), key=lambda item: -item[1])[:most]
+    return tuple(Where(None, None, path, ns / total) for path, ns in largest)

@@ -20,8 +20,10 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.helper.handover import JobFacts
 from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.hooks.loop.call_search import step_aside
 from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep, owners_of, write_owners
+from stepscope.record.owners.loader_samples import SAMPLES, Line
 from stepscope.record.window.budget import TypicalStep, max_window_events
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import census_step, frame_step
@@ -59,6 +61,8 @@ class AfterWindow:
             known.because(_FLOPS, _NO_CENSUS)
         if self._frame_step is not None:
             known.because(_OWNERS, _NO_FRAMES)
+        else:
+            SAMPLES.retire()
 
     @property
     def is_watching(self) -> bool:
@@ -75,6 +79,8 @@ class AfterWindow:
 
     def begin(self, step: int, usual: TypicalStep) -> bool:
         """Begin to watch a step where it is one of them; return whether it is."""
+        if self._frame_step is not None and step in (self._frame_step - 1, self._frame_step):
+            step_aside()  # our own search for the loop's modules: no profile function of the user's
         if step == self._census_step:
             self._watched = StepCensus(self._guard, self._config, usual)
             self._watched.begin()
@@ -85,6 +91,7 @@ class AfterWindow:
             self._watched.begin()
             self._set_marker(self._watched.is_on)
         if self._frame_step is not None and step == self._frame_step - 1:
+            SAMPLES.watch()  # workers are ahead of training: what they do now is for the steps to come
             limit = max_window_events(self._config, group_timeout_s=group_timeout_s())
             self._calls = CallCount(limit)
             self._calls.begin()  # last: what we do ourselves is not counted
@@ -119,12 +126,15 @@ class AfterWindow:
         elif watched is not None:
             self._set_marker(False)
             self._end_frames(watched, step)
+            if self._frame_step is None or self._frame_step < step:
+                SAMPLES.retire()
         return was_watching
 
     def abandon(self) -> None:
         """End whatever runs; nothing can be written anyway."""
         watched, self._watched = self._watched, None
         calls, self._calls = self._calls, None
+        SAMPLES.retire()
         if calls is not None:
             calls.end()
         if watched is not None:
@@ -136,6 +146,7 @@ class AfterWindow:
             calls.end()
             if calls.why_not is not None:
                 self._frame_step = None
+                SAMPLES.retire()
                 self._known.because(_OWNERS, calls.why_not)
 
     def _end_census(self, census: StepCensus, step: int) -> None:
@@ -152,6 +163,7 @@ class AfterWindow:
                 self._frame_step = step + 2
 
     def _end_frames(self, frames: FrameStep, step: int) -> None:
+        samples = SAMPLES.lines()
         try:
             results = frames.end()
             if results is None:
@@ -160,13 +172,13 @@ class AfterWindow:
                     self._tries -= 1
                     self._frame_step = step + 1
                 return
-            self._hand_over(results, frames.step)
+            self._hand_over(results, frames.step, samples)
             self._known.no_longer(_OWNERS)
         except Exception as e:  # noqa: BLE001 - training comes first
             self._known.because(_OWNERS, explain(e))
             say(f"no lines of this step: {explain(e)}")
 
-    def _hand_over(self, results: Any, step: int) -> None:
+    def _hand_over(self, results: Any, step: int, samples: dict[Line, int]) -> None:
         rank = self._run.place.rank
         model = self._known.noted("model")
         owners, user_files = owners_of(
@@ -175,6 +187,7 @@ class AfterWindow:
             rank=rank,
             model=model if isinstance(model, torch.nn.Module) else None,
             max_events=2 * self._config.max_events,  # operators are not among the calls that were counted
+            loader=samples,
         )
         folder = Path(tempfile.mkdtemp(prefix="owners-", dir=self._run.scratch))
         plain, source = write_owners(owners, user_files, folder, with_source=self._config.source and rank == 0)

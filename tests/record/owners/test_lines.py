@@ -8,7 +8,7 @@ from tests.record.owners.settrace_truth import operators_by_line
 from tests.record.owners.watched import innermost, operators, owners_in, training
 
 from stepscope.record.config import RecordConfig
-from stepscope.record.hooks.loop.call_search import CallSearch
+from stepscope.record.hooks.loop.call_search import CallSearch, step_aside
 from stepscope.record.owners.call_count import CallCount
 from stepscope.record.owners.frame_step import FrameStep
 from stepscope.record.window.budget import TypicalStep
@@ -122,6 +122,7 @@ def test_our_own_search_for_modules_steps_aside():
     search, counting = CallSearch(lambda _: None), CallCount(100)
     search.resume()
     try:
+        step_aside()
         counting.begin()
         assert counting.why_not is None
         search.resume()  # the loop's next part ends: the count is not disturbed

@@ -109,17 +109,33 @@ def blocking_calls(rank: Rank, *, synchronisations_only: bool = False) -> tuple[
     long because the queue was full. A long call beside an idle device (a graph's launch, loading a module) is the
     host's own.
     """
+    return _synchronisations(rank) if synchronisations_only else _all_blocking(rank)
+
+
+Calls = tuple[Int64s, Int64s, Int64s]
+"""start, end and row"""
+
+
+@once_per_record
+def _synchronisations(rank: Rank) -> Calls:
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    return _by_start(rank, np.union1d(rows_named(rank.trace, calls, is_synchronisation), _pageable_copies(rank)))
+
+
+@once_per_record
+def _all_blocking(rank: Rank) -> Calls:
     trace = rank.trace
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    rows = np.union1d(rows_named(trace, calls, is_synchronisation), _pageable_copies(rank))
-    if not synchronisations_only:
-        long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
-        long = long[_device_had_work(rank, trace["ts_ns"][long])]
-        rows = np.union1d(rows, rows_named(trace, long, lambda name: not is_allocation(name)))
-        rows = np.union1d(rows, _throttled_launches(rank))
-    start = trace["ts_ns"][rows]
+    long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
+    long = long[_device_had_work(rank, trace["ts_ns"][long])]
+    rows = np.union1d(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
+    return _by_start(rank, np.union1d(rows, _throttled_launches(rank)))
+
+
+def _by_start(rank: Rank, rows: Int64s) -> Calls:
+    start = rank.trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
-    return start[order], (start + trace["dur_ns"][rows])[order], rows[order]
+    return start[order], (start + rank.trace["dur_ns"][rows])[order], rows[order]
 
 
 def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:

@@ -20,9 +20,13 @@ from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.owners import Frame
 from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 NOBODY = -1
+MIN_PYTHON_NS = 20_000
+"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
+recording their neighbours costs"""
 Ids = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
 
@@ -127,6 +131,20 @@ class Ownership(ArrayRecord):
         on_device = self.by_work.at(self._work_of_row[rows])
         found = own.where(own.stack >= 0, moment)
         return on_device.where(self._work_of_row[rows] >= 0, found)
+
+    @cached_property
+    def runtime_calls(self) -> tuple[Rows, Owned]:
+        """Return the rows of calls into the device's runtime, and their owners."""
+        rows = np.flatnonzero(self.rank.kinds == EventKind.RUNTIME)
+        return rows, self.of_rows(rows)
+
+    @cached_property
+    def long_python(self) -> Intervals:
+        """Return when the host ran Python for so long that the profiler did not stretch it."""
+        mine = self.host.is_python & self.host.runs
+        whole = union(self.host.start_ns[mine], self.host.end_ns[mine])
+        long = whole.end - whole.start >= MIN_PYTHON_NS
+        return Intervals(whole.start[long], whole.end[long])
 
     @cached_property
     def _work_of_row(self) -> Int64s:

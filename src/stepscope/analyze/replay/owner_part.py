@@ -2,19 +2,14 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
 from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
 from stepscope.analyze.replay.owner_removal import Part, with_plain_python
 from stepscope.analyze.replay.replay import Replay
-from stepscope.intervals import EMPTY, Intervals, intersect, union
+from stepscope.intervals import EMPTY, intersect
 from stepscope.trace.classify import EventKind
 
-MIN_PYTHON_NS = 20_000
-"""Python between two operators that takes longer is not stretched by the profiler; shorter stretches are part of what
-recording their neighbours costs"""
 _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
 
@@ -30,15 +25,15 @@ def part_of(owned: Ownership, name: OwnerName) -> Part:
 def part_for(owned: Ownership, choose: Choose, *, device: bool = True) -> Part:
     """Return what a rank did for the chosen owners; without `device` kernels and copies stay."""
     rank = owned.rank
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    calls, callers = owned.runtime_calls
     host = owned.running(choose(owned, owned.host.owner))
     work = choose(owned, owned.by_work)
     return Part(
         host=host,
-        python=intersect(host, long_python(owned)),
+        python=intersect(host, owned.long_python),
         work=work if device else work & (rank.work.kind == EventKind.COMM_KERNEL),
         collectives=choose(owned, owned.by_collective),
-        calls=calls[choose(owned, owned.of_rows(calls))],
+        calls=calls[choose(owned, callers)],
     )
 
 
@@ -49,14 +44,4 @@ def claimed_ns(owned: Ownership, sums: OwnerSums, name: OwnerName) -> float:
 
 def owned_replay(replay: Replay, ownership: Sequence[Ownership | None]) -> Replay:
     """Return the replay of a run whose long stretches of Python are known: the profiler did not stretch them."""
-    return with_plain_python(replay, [long_python(one) for one in ownership])
-
-
-def long_python(owned: Ownership | None) -> Intervals:
-    """Return when a rank's host ran Python for so long that the profiler did not stretch it."""
-    if owned is None:
-        return EMPTY
-    host = owned.host
-    whole = union(host.start_ns[host.is_python & host.runs], host.end_ns[host.is_python & host.runs])
-    long = whole.end - whole.start >= MIN_PYTHON_NS
-    return Intervals(whole.start[long], whole.end[long])
+    return with_plain_python(replay, [EMPTY if one is None else one.long_python for one in ownership])

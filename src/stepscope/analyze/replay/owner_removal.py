@@ -12,13 +12,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import Activities, HostParts, activities
+from stepscope.analyze.host.time import Activities, HostParts, activities, blocking_calls
 from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.host_program import host_activities, issue_edges, step_edges
 from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, releases
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.intervals import EMPTY, Intervals
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
@@ -177,14 +177,14 @@ def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers
     if not len(program):
         return program
     released_by, tail, own = program.released_by, program.tail_released_by, program.host.own_ns
-    if rank.has_device:
+    if rank.has_device and np.isin(blocking_calls(rank, synchronisations_only=True)[2], part.calls).any():
         rows = program.device_index
         before, lag = releases(rank, rows, numbers)
         after, less = releases(rank, rows, numbers, without_calls=part.calls)
         released_by = np.where(released_by == before[:-1], after[:-1], released_by)
         tail = int(after[-1]) if tail == int(before[-1]) else tail
         own = np.maximum(own - (lag - less)[:-1], 0)
-    else:
+    elif not rank.has_device:
         released_by = np.where((released_by >= 0) & gone[np.maximum(released_by, 0)], NOTHING, released_by)
         tail = NOTHING if tail >= 0 and gone[tail] else tail
     return replace(
@@ -202,15 +202,21 @@ def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> tuple
     """Return the waits between streams without those that the part asked for and those of what is gone."""
     if not rank.has_device:
         return program.waits_for
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    asks = rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)
-    asks = asks[np.argsort(rank.trace["ts_ns"][asks], kind="stable")]
+    asks = _stream_wait_calls(rank)
     launched = rank.trace["ts_ns"][rank.work.launch_row[program.device_index]]
     latest = np.searchsorted(rank.trace["ts_ns"][asks], launched, side="right") - 1
     own = np.isin(asks, part.calls)
     theirs = (latest >= 0) & own[np.maximum(latest, 0)] if len(asks) else np.zeros(len(launched), bool)
-    dropped = gone | theirs
-    return tuple(
-        () if drop and (none or any(gone[list(others)])) else others
-        for others, drop, none in zip(program.waits_for, dropped.tolist(), gone.tolist(), strict=True)
-    )
+    kept = list(program.waits_for)
+    for item in np.flatnonzero(gone | theirs).tolist():
+        if gone[item] or gone[list(kept[item])].any():
+            kept[item] = ()
+    return tuple(kept)
+
+
+@once_per_record
+def _stream_wait_calls(rank: Rank) -> Int64s:
+    """Return the calls that let one stream wait for another, by start."""
+    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    asks = rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)
+    return asks[np.argsort(rank.trace["ts_ns"][asks], kind="stable")]

@@ -222,10 +222,12 @@ def releases(
     lag = np.zeros(len(launched) + 1, np.int64)
     starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)
     kept = np.ones(len(calls), bool) if without_calls is None else ~np.isin(calls, without_calls)
-    for start, end in zip(starts[kept], ends_[kept], strict=True):
-        asked = int(np.searchsorted(launched, start, side="right"))
-        following = int(np.searchsorted(launched, end, side="left"))
-        if not asked or start >= last_ns:
+    kept &= starts < last_ns
+    starts, ends_ = starts[kept], ends_[kept]
+    before = np.searchsorted(launched, starts, side="right").tolist()
+    after = np.searchsorted(launched, ends_, side="left").tolist()
+    for start, end, asked, following in zip(starts.tolist(), ends_.tolist(), before, after, strict=True):
+        if not asked:
             continue
         low = max(0, asked - 4096)
         ends = end_ns[low:asked]
@@ -233,7 +235,7 @@ def releases(
         if len(fits):
             release = low + int(fits[np.argmax(ends[fits])])
             released_by[following] = release
-            lag[following] += max(0, int(end) - int(end_ns[release]))
+            lag[following] += max(0, end - int(end_ns[release]))
     return released_by, lag
 
 

@@ -7,6 +7,9 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
 from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of
 
+_MAX_LINES = 3
+_MIN_SHARE = 0.1
+
 
 def data_loading(account: Account) -> list[Candidate]:
     """Return the wait for input, where the usual rank has one: in the window's steps, or in others of the log."""
@@ -29,7 +32,23 @@ def data_loading(account: Account) -> list[Candidate]:
             evidence=(
                 Evidence("host time in the data loader per step", host_ms(waited), "ms", "median rank, ordinary steps"),
                 *evidence_of(account, DATA_CAUSES),
+                *_dataset_lines(account),
             ),
             sureness=0.95,
         )
+    ]
+
+
+def _dataset_lines(account: Account) -> list[Evidence]:
+    """Return the lines of the dataset in which the loader's workers spend most of their time, where sampled."""
+    sampled = [owners.loader for owners in account.run.owners if owners.loader]
+    shares: dict[str, float] = {}
+    for lines in sampled:
+        for place, share in lines:
+            shares[place] = shares.get(place, 0.0) + share / len(sampled)
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:_MAX_LINES]
+    return [
+        Evidence(f"in {place}", round(100 * share, 1), "% of the time of the loader's workers in the user's code")
+        for place, share in largest
+        if share >= _MIN_SHARE
     ]

@@ -10,7 +10,7 @@ from stepscope.diagnose.finding import Candidate, Evidence, Where
 from stepscope.diagnose.owned_change import without_parts
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.diagnose.where import places
+from stepscope.diagnose.where import costs_by_owner, places, top_modules
 
 _SMALL_BYTES = 1 << 20
 _MANY = 8
@@ -81,17 +81,9 @@ def _calls(owned: Ownership, modules: frozenset[str]) -> tuple[float, float]:
 
 def _where(known: list[tuple[Ownership, frozenset[str]]]) -> tuple[Where, ...]:
     """Return lines and modules by the collectives' time."""
-    costs, by_module = [], dict[str, float]()
+    costs = []
     for owned, modules in known:
         c, owner = owned.rank.collectives, owned.by_collective
-        mine = np.flatnonzero(_chooses(modules)(owned, owner) & (c.step >= 0))
-        cost: dict[tuple[int, int, int], float] = {}
-        for i in mine.tolist():
-            key = int(owner.stack[i]), int(owner.caller[i]), int(owner.module[i])
-            cost[key] = cost.get(key, 0.0) + float(c.end_ns[i] - c.start_ns[i])
-            path = owned.modules[key[2]]
-            by_module[path] = by_module.get(path, 0.0) + float(c.end_ns[i] - c.start_ns[i])
-        costs.append((owned, cost))
-    total = sum(by_module.values()) or 1.0
-    largest = sorted(by_module.items(), key=lambda item: -item[1])[:2]
-    return (*places(costs)[:1], *(Where(None, None, path, ns / total) for path, ns in largest))
+        mine = _chooses(modules)(owned, owner) & (c.step >= 0)
+        costs.append((owned, costs_by_owner(owner, (c.end_ns - c.start_ns) * mine.astype(float))))
+    return (*places(costs)[:1], *top_modules(costs, most=2))

@@ -1,6 +1,7 @@
 """`pipeline-bubble`: too few micro-batches for the number of stages."""
 
 from stepscope.analyze.account import Account
+from stepscope.diagnose.counted_places import schedule_lines
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.setting_of_finding import MORE_MICROBATCHES
 
@@ -34,6 +35,7 @@ def pipeline_bubble(account: Account) -> list[Candidate]:
                 Evidence(MICROBATCHES, view.microbatches),
                 Evidence("stages", view.stages),
             ),
+            where=schedule_lines(account),
             doubt=0.3,
         )
     ]

@@ -1,6 +1,7 @@
 """`profiler-overhead`: the trace itself is distorted; says how far to trust it."""
 
 from stepscope.analyze.account import Account
+from stepscope.diagnose.counted_places import recorded_event_places
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
 
@@ -26,6 +27,7 @@ def profiler_overhead(account: Account) -> list[Candidate]:
                 Evidence("step without the profiler", host_ms(step.ordinary_ns or 0.0), "ms"),
                 Evidence("host time left without the profiler", round(factor, 2) if factor else "unknown", "share"),
             ),
+            where=recorded_event_places(account),
             always=True,
             sureness=0.95,
         )

@@ -1,6 +1,7 @@
 """`small-batch`: too little work per kernel to fill the device."""
 
 from stepscope.analyze.account import Account
+from stepscope.diagnose.counted_places import short_kernel_places
 from stepscope.diagnose.finding import Candidate, Evidence
 
 _SHORT_SHARE = 0.5
@@ -26,6 +27,7 @@ def small_batch(account: Account) -> list[Candidate]:
                 Evidence("kernels shorter than a launch", round(100 * short, 1), "% of launches"),
                 Evidence("device busy with compute", round(100 * busy, 1), "% of the window"),
             ),
+            where=short_kernel_places(account),
             always=True,
             sureness=0.7,
         )

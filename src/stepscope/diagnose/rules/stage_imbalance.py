@@ -10,7 +10,7 @@ from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.replay.straggler_off import compute_ns, host_part_ns, host_part_scaled
 from stepscope.diagnose.finding import Candidate, Evidence, Where
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.diagnose.where import places
+from stepscope.diagnose.where import costs_by_owner, places, top_modules
 from stepscope.trace.classify import EventKind
 
 _MUCH_MORE = 1.3
@@ -58,19 +58,10 @@ def stage_imbalance(account: Account) -> list[Candidate]:
 
 def _where(owned: Ownership) -> tuple[Where, ...]:
     """Return the line that holds most of a stage's compute, and the modules at its top by their shares of it."""
-    work, owner = owned.rank.work, owned.by_work
-    took = (work.end_ns - work.start_ns) * ((work.step >= 0) & (work.kind != EventKind.COMM_KERNEL))
-    costs: dict[tuple[int, int, int], float] = {}
-    by_module: dict[str, float] = {}
-    for i in np.flatnonzero(took > 0).tolist():
-        key = int(owner.stack[i]), int(owner.caller[i]), int(owner.module[i])
-        costs[key] = costs.get(key, 0.0) + float(took[i])
-        if key[2] >= 0 and (path := owned.modules[key[2]]):
-            top = path.split(".")[0]
-            by_module[top] = by_module.get(top, 0.0) + float(took[i])
-    total = float(took.sum()) or 1.0
-    largest = sorted(by_module.items(), key=lambda item: -item[1])[:_MAX_MODULES]
-    return (*places([(owned, costs)])[:1], *(Where(None, None, path, ns / total) for path, ns in largest))
+    work = owned.rank.work
+    computes = (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
+    costs = [(owned, costs_by_owner(owned.by_work, (work.end_ns - work.start_ns) * computes.astype(float)))]
+    return (*places(costs)[:1], *top_modules(costs, most=_MAX_MODULES, depth=1))
 
 
 def even_stages(replay: Replay) -> Replay:

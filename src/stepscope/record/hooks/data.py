@@ -1,17 +1,22 @@
-"""Data loading: how long the training thread waits for each batch of a `DataLoader`, and for its workers to start."""
+"""Data loading: how long the training thread waits for each batch of a `DataLoader`, and for its workers to start.
+
+Forked workers get a thread that can sample their lines around the step with frames (`owners/loader_samples`).
+"""
 
 from typing import Any
 
+from torch.utils.data._utils import worker
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.patches import Patches
 from stepscope.record.own_frame import leave_out
+from stepscope.record.owners.loader_samples import SAMPLES
 
 
 def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
-    """Put the hook in. Worker processes do not come here: only the process that asks for batches does."""
+    """Put the hooks in. Those of batches are for the process that asks for them; workers do not come there."""
 
     def watched(next_batch: Any) -> Any:
         def __next__(self: Any) -> Any:
@@ -47,3 +52,4 @@ def install(loop: Loop, patches: Patches, batch_size: BatchSize) -> None:
 
     patches.replace(_BaseDataLoaderIter, "__next__", watched)
     patches.replace(DataLoader, "__iter__", started)
+    patches.replace(worker, "_worker_loop", SAMPLES.in_worker)

@@ -7,8 +7,6 @@ Counting costs under a microsecond per call and ends by itself at the limit. Who
 import sys
 from typing import Any
 
-from stepscope.record.hooks.loop.call_search import step_aside
-
 _CALLS = frozenset({"call", "c_call"})
 
 
@@ -47,11 +45,7 @@ class CallCount:
 
 
 def why_not_traced() -> str | None:
-    """Return why this thread's calls are not ours to watch, None where they are.
-
-    Our own search for the modules of the loop steps aside.
-    """
-    step_aside()
+    """Return why this thread's calls are not ours to watch, None where they are."""
     if sys.getprofile() is not None:
         return "a profile function (sys.setprofile) is set on the training thread, and stays there"
     return None

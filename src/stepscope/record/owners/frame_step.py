@@ -5,7 +5,7 @@ The step has the same marks as those of the window (its own, and the regions), s
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +17,20 @@ from stepscope.record.owners.buckets import buckets_of, ddp_in
 from stepscope.record.owners.call_count import why_not_traced
 from stepscope.record.owners.event_tree import Event, walked
 from stepscope.record.owners.function_events import function_tree
+from stepscope.record.owners.loader_samples import Line
 from stepscope.record.owners.module_paths import paths_of_modules
 from stepscope.record.owners.places import Places
 from stepscope.record.owners.source import copy_source
-from stepscope.record.owners.stacks import EMPTY, Stacks
+from stepscope.record.owners.stacks import EMPTY, Stacks, below
 from stepscope.record.owners.threads import threads_of
 from stepscope.record.window.budget import TypicalStep
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.watched_step import WatchedStep
 
 _MARK = "ProfilerStep#"
-_LOADER = "work inside a loader's worker processes is not sampled; the line that waits for them is in the stacks"
+_MIN_SAMPLES = 5
+_MAX_LOADER_LINES = 20
+_LOADER = "no forked loader worker ran a line of the user's while it was sampled, or for too short a time to tell"
 
 
 class FrameStep(WatchedStep):
@@ -80,20 +83,32 @@ class FrameStep(WatchedStep):
 
 
 def owners_of(
-    results: Any, *, step: int, rank: int, model: "torch.nn.Module | None", max_events: int
+    results: Any,
+    *,
+    step: int,
+    rank: int,
+    model: "torch.nn.Module | None",
+    max_events: int,
+    loader: Mapping[Line, int] | None = None,
 ) -> tuple[Owners, list[str]]:
-    """Return what the frames of a step say, and the user's files in it."""
+    """Return what the frames of a step say, and the user's files in it; `loader` has samples of workers by line."""
     collects = gc.isenabled()
     gc.disable()  # tens of thousands of new objects, none of them garbage
     try:
-        return _owners(results, step=step, rank=rank, model=model, max_events=max_events)
+        return _owners(results, step=step, rank=rank, model=model, max_events=max_events, loader=loader or {})
     finally:
         if collects:
             gc.enable()
 
 
 def _owners(
-    results: Any, *, step: int, rank: int, model: "torch.nn.Module | None", max_events: int
+    results: Any,
+    *,
+    step: int,
+    rank: int,
+    model: "torch.nn.Module | None",
+    max_events: int,
+    loader: Mapping[Line, int],
 ) -> tuple[Owners, list[str]]:
     stacks, lines, events = _read(results, max_events=max_events)
     paths = paths_of_modules({e.module for e in events if e.module is not None}, model=model)
@@ -108,7 +123,10 @@ def _owners(
     )
     table = stacks.table(used.values())
     buckets, why_no_buckets = buckets_of(ddp_in(model))
-    reasons = {"loader": _LOADER}
+    reasons: dict[str, str] = {}
+    shares = loader_shares(loader, table.root)
+    if shares is None:
+        reasons["loader"] = _LOADER
     if why_no_buckets is not None:
         reasons["buckets"] = why_no_buckets
     if stacks.places.ambiguous:
@@ -128,10 +146,20 @@ def _owners(
         "threads": threads,
         "source_files": [],
         "buckets": buckets,
-        "loader": None,
+        "loader": shares,
         "reasons": reasons,
     }
-    return owners, table.user_files
+    sampled = sorted({file for file, _ in loader if shares is not None and Path(file).is_absolute()})
+    return owners, list(dict.fromkeys([*table.user_files, *sampled]))
+
+
+def loader_shares(samples: Mapping[Line, int], root: str) -> list[list[str | float]] | None:
+    """Return lines of the dataset with their shares of the workers' samples, None where those are too few."""
+    total = sum(samples.values())
+    if total < _MIN_SAMPLES:
+        return None
+    largest = sorted(samples.items(), key=lambda item: (-item[1], item[0]))[:_MAX_LOADER_LINES]
+    return [[f"{below(file, root)}:{line}", count / total] for (file, line), count in largest]
 
 
 def _read(results: Any, *, max_events: int) -> tuple[Stacks, Literal["executing", "functions"], list[Event]]:

@@ -59,8 +59,13 @@ def print_code(
 def _heading(account: Account, view: CodeView, out: Console) -> None:
     ranks = view.costs.ranks
     over = f"mean of {len(ranks)} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
-    step = f", step {account.step.step_ns / NS_PER_MS:.2f} ms" if account.step else ""
-    out.print(name_text(account.run.name, style="bold").append(f"  ms per step, {over}{step}", style="not bold"))
+    text = f"  ms per recorded step, {over}"
+    if account.step:
+        text += f", {account.step.profiled_ns / NS_PER_MS:.2f} ms"
+        text += (
+            f"; without the profiler {account.step.step_ns / NS_PER_MS:.2f} ms" if account.step.unprofiled_ns else ""
+        )
+    out.print(name_text(account.run.name, style="bold").append(text, style="not bold"))
 
 
 def _print_annotated(rows: Sequence[CodeRow], columns: Columns, source: SourceText, out: Console) -> None:
