@@ -105,7 +105,7 @@ def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
 
 
 def _sharper(x: Floats) -> Centre:
-    """Return the centre, or the median where that is better known: where a busy stretch takes over three in ten steps."""
+    """Return the centre, or the median where that is better known: a busy stretch takes over three in ten steps."""
     median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
     found = centre(x)
     return found if found.error <= median_error else Centre(float(np.median(x)), median_error)
