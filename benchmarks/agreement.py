@@ -35,7 +35,7 @@ from stepscope.diagnose.verdict import WORTH_NAMING_PCT, Conclusion, conclude
 from stepscope.document.report import report_json
 from stepscope.errors import StepscopeError
 from stepscope.investigate.investigation import investigate
-from stepscope.investigate.validation import Measurement, Validation, validate
+from stepscope.investigate.validation import WITHIN_CHANCE, Measurement, Validation, validate
 from stepscope.report.html.page import _in_words
 from stepscope.report.next_commands import next_commands
 from stepscope.report.text.health import print_health
@@ -44,8 +44,6 @@ from stepscope.run.load import load
 from stepscope.units import NS_PER_MS
 from stepscope.whatif.settings import what_if
 
-_SURE = 2.0
-"""times the doubt: a change that no test can miss"""
 _FAILS_WITH = {"data-bound": "data_loading_pct", "copy-bound": "host_device_copies_pct"}
 
 
@@ -101,7 +99,7 @@ def _of_the_change(found: Comparison, told: Validation) -> Iterator[str]:
         yield f"compare: {word}; investigate: {told.measured_ns / NS_PER_MS:.2f} ms saved"
     if told.basis != found.basis:
         yield f"compare: {found.basis} steps; investigate: {told.basis} ones"
-    if word == NO_DIFFERENCE and abs(told.measured_ns) > _SURE * told.doubt_ns and told.doubt_ns > 0:
+    if word == NO_DIFFERENCE and WITHIN_CHANCE not in told.notes:
         yield f"compare: {word}; investigate: {told.measured_ns:.0f} +- {told.doubt_ns:.0f} ns saved"
 
 

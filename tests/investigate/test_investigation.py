@@ -10,9 +10,12 @@ from tests.diagnose.late import late_run
 from tests.diagnose.scope.test_unexamined_faults import one_rank
 
 from stepscope.analyze.account import account_of
+from stepscope.compare.runs import StepDifference
 from stepscope.diagnose.findings import diagnose
+from stepscope.investigate import validation
 from stepscope.investigate.investigation import Step, investigate
-from stepscope.investigate.validation import CAME_TRUE, LESS, MORE, NO_PREDICTION, Measurement, validate
+from stepscope.investigate.validation import CAME_TRUE, LESS, MORE, NO_PREDICTION, WITHIN_CHANCE, Measurement, validate
+from stepscope.stats.bootstrap import Difference
 
 US = 1000
 
@@ -151,3 +154,14 @@ def test_a_window_is_not_called_a_step(tmp_path: Path) -> None:
     assert "whole window" in steps[0].answer and "largest part of the window" in steps[1].answer
     assert "per window" in steps[3].answer and steps[3].facts[0].what == "data-loading"
     assert not [f for s in steps for f in s.facts if "per step" in f"{f.what} {f.unit}"]
+
+
+def test_what_a_comparison_cannot_tell_is_within_chance_here_too(
+    late: Measurement, healthy: Measurement, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = validate(late, healthy)
+    assert told is not None and WITHIN_CHANCE not in told.notes
+    unsure = Difference(a=3.0, b=1.0, low=-2.1, high=-1.9, p_value=0.3, detectable=None)
+    monkeypatch.setattr(validation, "step_difference", lambda a, b: StepDifference(unsure, "profiled", True))
+    told = validate(late, healthy)
+    assert told is not None and WITHIN_CHANCE in told.notes

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.stats.robust import mad_sigma, slow_start, spread, theil_sen, trend
+from stepscope.stats.robust import centre, mad_sigma, slow_start, spread, theil_sen, trend
 
 
 def test_spread_leaves_unknown_out() -> None:
@@ -81,3 +81,27 @@ def test_median_slope_holds_against_a_third_of_outliers(n: int) -> None:
 
 def test_median_slope_of_one_moment_is_none() -> None:
     assert theil_sen(np.full(5, 3.0), np.arange(5.0)) == (0.0, 2.0)
+
+
+@pytest.mark.parametrize("draw", ["normal", "laplace", "uniform"])
+def test_centre_is_near_and_its_error_is_what_it_varies_by(draw: str) -> None:
+    rng = np.random.default_rng(3)
+    found = [centre(getattr(rng, draw)(size=60)) for _ in range(400)]
+    values = np.array([c.value for c in found])
+    middle = 0.5 if draw == "uniform" else 0.0
+    assert values.mean() == pytest.approx(middle, abs=3 * values.std() / np.sqrt(400))
+    assert np.median([c.error for c in found]) == pytest.approx(values.std(), rel=0.15)
+
+
+def test_centre_of_many_values_is_that_of_their_quantiles() -> None:
+    x = np.random.default_rng(4).exponential(size=5000)
+    i, j = np.triu_indices(len(x))
+    whole = float(np.median((x[i] + x[j]) / 2))
+    assert centre(x).value == pytest.approx(whole, rel=0.01)
+    assert centre(x).error == pytest.approx(centre(x[:400]).error * np.sqrt(400 / 5000), rel=0.25)
+
+
+def test_centre_of_few_values() -> None:
+    assert centre([]).value == 0.0
+    assert (centre([7.0]).value, centre([7.0]).error) == (7.0, 0.0)
+    assert centre([1.0, 3.0]).value == 2.0

@@ -21,6 +21,7 @@ from stepscope.units import NS_PER_MS
 
 CAME_TRUE, LESS, MORE = "came true", "less than predicted", "more than predicted"
 NO_PREDICTION = "nothing was predicted"
+WITHIN_CHANCE = "the change is within what chance gives: record more steps, or several runs, to tell"
 _UNKNOWN_DOUBT = 0.05
 
 
@@ -68,7 +69,7 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
     both = first.unprofiled_ns is not None and second.unprofiled_ns is not None
     times = (first.step_ns, second.step_ns) if both else (first.profiled_ns, second.profiled_ns)
     measured = times[0] - times[1]
-    doubt = _doubt_ns(before, after, times)
+    doubt, differs = _doubt_ns(before, after, times)
     fixed = _fixed(before.diagnosis, after.diagnosis, finding)
     predicted, low, high = _prediction(fixed, times[0])
     fates = _fates(before.diagnosis, after.diagnosis)
@@ -86,7 +87,7 @@ def validate(before: Measurement, after: Measurement, *, finding: str | None = N
         outcome=_outcome(measured, low, high),
         remaining=tuple(sorted({k[0] for k, what in fates.items() if what not in (*FIXED, CAME) and k not in done})),
         fresh=tuple(sorted({k[0] for k, what in fates.items() if what == CAME})),
-        notes=tuple(_notes(before.account, after.account, both, told=abs(measured) > doubt)),
+        notes=tuple(_notes(before.account, after.account, both, told=differs and abs(measured) > doubt)),
     )
 
 
@@ -131,18 +132,20 @@ def _outcome(measured: float, low: float | None, high: float | None) -> str:
     return MORE if measured > high else CAME_TRUE
 
 
-def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, float]) -> float:
-    """Return how well the saving is known, by a comparison of the two runs; 5 % of both where steps are too few."""
+def _doubt_ns(before: Measurement, after: Measurement, times_ns: tuple[float, float]) -> tuple[float, bool]:
+    """Return how well the saving is known, and whether the steps differ, both by a comparison of the two runs; 5 % of
+    both steps where there are too few to tell.
+    """
     found = step_difference([step_samples(before.account)], [step_samples(after.account)]).difference
     if found.p_value is None:
-        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT
-    return (found.high - found.low) / 2 * NS_PER_MS
+        return float(np.hypot(*times_ns)) * _UNKNOWN_DOUBT, True
+    return (found.high - found.low) / 2 * NS_PER_MS, found.significant
 
 
 def _notes(before: Account, after: Account, both_unprofiled: bool, *, told: bool) -> list[str]:
     notes = []
     if not told:
-        notes.append("the change is within what chance gives: record more steps, or several runs, to tell")
+        notes.append(WITHIN_CHANCE)
     if not both_unprofiled:
         notes.append("profiled steps are compared: the time without the profiler is not known of both runs")
     for what, one, other in (

@@ -22,6 +22,36 @@ def mad_sigma(values: npt.ArrayLike) -> float:
     return float(MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
 
 
+@dataclass(frozen=True)
+class Centre:
+    """Where a series lies, and how well independent values tell it."""
+
+    value: float
+    error: float
+    """standard error"""
+
+
+def centre(values: npt.ArrayLike) -> Centre:
+    """Return the median of the means of all pairs (Hodges and Lehmann): nearly as sharp as the mean where the noise is
+    normal, and up to three in ten values can be anything. Beyond 400 values, as many quantiles stand for them.
+
+    The error is half the distance between the pairs' means that Wilcoxon's signed ranks leave within one sigma.
+
+    >>> centre([1.0, 2, 3, 4, 90]).value
+    3.0
+    """
+    x = np.asarray(values, float)
+    if not len(x):
+        return Centre(0.0, 0.0)
+    n = min(len(x), _MAX_POINTS)
+    fewer = np.quantile(x, (np.arange(n) + 0.5) / n) if n < len(x) else x
+    i, j = np.triu_indices(n)
+    means = np.sort((fewer[i] + fewer[j]) / 2)
+    reach = sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    ends = np.interp([len(means) / 2 - 0.5 - reach, len(means) / 2 - 0.5 + reach], np.arange(len(means)), means)
+    return Centre(float(np.median(means)), float(ends[1] - ends[0]) / 2 * sqrt(n / len(x)))
+
+
 def num_stretches(mask: npt.NDArray[np.bool_]) -> int:
     """Return in how many stretches of neighbours something holds: what lasts for a while happened once."""
     return int((mask & ~np.concatenate(([False], mask[:-1]))).sum())

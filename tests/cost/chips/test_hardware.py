@@ -89,6 +89,15 @@ def test_a_familys_bare_name_means_the_stated_variant_and_says_so(family, varian
     assert look_up("NVIDIA H200").note is None
 
 
+def test_a_chip_is_known_by_what_reports_call_it():
+    for row in built_in_chips():
+        assert look_up(row.name).chip == row
+    for name, called in (("mi300x", "MI300X"), ("AMD MI325X", "MI325X"), ("MI250X", "MI250X (one of two dies)")):
+        found = look_up(name).chip
+        assert found is not None and found.name == called
+    assert look_up("RTX 4090 Laptop").chip is None
+
+
 def test_a_device_without_name_is_told_by_what_else_the_header_says():
     found = nameless(DeviceFacts(206141652992, "9.4", 304))
     assert found.chip is not None and found.chip.name == "MI300X" and "taken as" in str(found.note)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.run.quality import rank_ranges
 from stepscope.run.step_log import StepLog
 from stepscope.run.telemetry import Telemetry
 from stepscope.units import readable_bytes
@@ -44,6 +45,8 @@ class DeviceState:
     """by reason: percent of the samples"""
     others_bytes: int | None
     """in use on the device and not by this job"""
+    shared_with: tuple[int, ...] = ()
+    """other ranks of this job on the same device"""
 
     @property
     def held_back(self) -> str | None:
@@ -62,10 +65,13 @@ class DeviceState:
 def device_states(telemetry: Sequence[Telemetry], logs: Sequence[StepLog]) -> tuple[DeviceState, ...]:
     """Return the state of each rank's device, by rank."""
     own = {log.rank: _reserved_bytes(log) for log in logs}
-    on_device: dict[Any, list[int | None]] = {}
+    on_device: dict[Any, list[int]] = {}
     for each in telemetry:
-        on_device.setdefault(_device_id(each), []).append(own.get(each.rank))
-    return tuple(_state(t, on_device[_device_id(t)]) for t in sorted(telemetry, key=lambda t: t.rank))
+        on_device.setdefault(_device_id(each), []).append(each.rank)
+    return tuple(
+        _state(t, {rank: own.get(rank) for rank in on_device[_device_id(t)]})
+        for t in sorted(telemetry, key=lambda t: t.rank)
+    )
 
 
 def _device_id(t: Telemetry) -> Any:
@@ -81,7 +87,12 @@ def device_warnings(states: Sequence[DeviceState]) -> list[str]:
         for s in states
         if s.others_bytes
     ]
-    return lines
+    together = sorted({tuple(sorted((s.rank, *s.shared_with))) for s in states if s.shared_with})
+    return lines + [
+        f"ranks {rank_ranges(ranks)} share one device: what one computes delays the others, so their waits, transfers "
+        "and idle time hold its work, and work moved from one to another saves less than on devices of their own"
+        for ranks in together
+    ]
 
 
 def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | None:
@@ -93,14 +104,14 @@ def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | Non
     return f"{state.sm_clock_mhz:.0f} MHz, the others {usual:.0f}"
 
 
-def _state(t: Telemetry, own_bytes: Sequence[int | None]) -> DeviceState:
+def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
     """Return a device's state; `own_bytes` is what each rank on that device has reserved, None where unknown."""
     in_use = np.array(["idle" not in (r or ()) for r in t.reasons], bool)
     busy = in_use if in_use.any() else ~in_use
     reasons = [r - _NO_LOSS for r, is_busy in zip(t.reasons, busy, strict=True) if is_busy and r is not None]
     counts = Counter(reason for each in reasons for reason in each)
     all_of_them = np.ones(len(t), bool)
-    used, known = _values(t, "memory_used_bytes", all_of_them), [b for b in own_bytes if b is not None]
+    used, known = _values(t, "memory_used_bytes", all_of_them), [b for b in own_bytes.values() if b is not None]
     others = int(np.median(used)) - sum(known) if len(used) and len(known) == len(own_bytes) else None
     hottest = _values(t, "temperature_c", all_of_them)
     least = _MIN_OTHERS_BYTES * len(own_bytes)
@@ -117,6 +128,7 @@ def _state(t: Telemetry, own_bytes: Sequence[int | None]) -> DeviceState:
         throttled_pct=100 * sum(map(bool, reasons)) / len(reasons) if reasons else None,
         throttle_reasons={reason: 100 * n / len(reasons) for reason, n in counts.most_common()},
         others_bytes=others if others is not None and others >= least else None,
+        shared_with=tuple(sorted(rank for rank in own_bytes if rank != t.rank)),
     )
 
 

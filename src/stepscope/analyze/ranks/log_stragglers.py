@@ -4,13 +4,13 @@ A rank's own time is its step less the time it waited for the others' gradients 
 all ranks look equal; before it the late one shows. Where steps are short the wait is measured in a few of them only,
 each rank choosing for itself: in the others the own time is unknown, not the whole step.
 
-How late a rank is, is the median over steps of its own time less the others' median in the same step. Step times have
-long tails and hang together from one step to the next (a busy machine stays busy for a while), so the interval of
-that median is of as many independent steps as the autocorrelation leaves. A rank is late where the whole interval lies
-above zero, the median is at least 10 % of the others' own time, and both halves of the steps show it: equal ranks are
-named in at most 2 of 100 runs (`tests/analyze/ranks/test_log_stragglers.py` has size and power). Of fewer than ten
-known steps every single one has to be late as well: the load of two seconds makes one of two equal ranks the later one
-in most of them.
+How late a rank is, is the centre (`stats/robust.py`) over steps of its own time less the others' median in the same
+step. Step times have long tails and hang together from one step to the next (a busy machine stays busy for a while),
+so the interval of that centre is of as many independent steps as the autocorrelation leaves. A rank is late where the
+whole interval lies above zero, the centre is at least 10 % of the others' own time, and both halves of the steps show
+it: equal ranks are named in at most 2 of 100 runs (`test_log_stragglers.py` and `test_real_noise.py` have size and
+power). Of fewer than ten known steps every single one has to be late as well: the load of two seconds makes one of two
+equal ranks the later one in most of them.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
 from stepscope.run.step_log import StepLog
-from stepscope.stats.robust import mad_sigma, slow_start
+from stepscope.stats.robust import Centre, centre, mad_sigma, slow_start
 from stepscope.stats.student_t import t_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -32,11 +32,8 @@ _NOISE_SHARE = 0.02
 """own times of equal ranks differ by this share of a step at least"""
 _MIN_STEPS = 5
 _FEW_STEPS = 10
-_FALSE_ALARMS = 0.015
+_FALSE_ALARMS = 0.0125
 """in which share of runs with equal ranks any may be named late by chance"""
-_MIN_STRETCHES, _MAX_STRETCHES, _STEPS_IN_STRETCH = 4, 8, 6
-_MEDIAN_ERROR = sqrt(np.pi / 2)
-"""standard error of a median, in those of a mean"""
 _MIN_INDEPENDENT = 2.0
 _LASTING = 0.4
 _CLIP_SIGMAS = 3.0
@@ -92,10 +89,11 @@ def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
     typical = np.nanmedian(own, axis=1)
     others = np.delete(typical, i)
     by_step = _by_step(own, typical, i)
-    late = float(np.median(by_step))
-    error = max(median_error(by_step), _NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
+    middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
+    late = middle.value
+    error = max(middle.error * sqrt(len(by_step) / tells), _NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
-    reach = _half_interval(by_step, error, confidence=1 - 2 * _FALSE_ALARMS / len(own))
+    reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(own), tells - 1)
     usual = float(np.mean(others))
     return LateRank(
         rank=rank,
@@ -106,28 +104,17 @@ def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
         high_ns=round(late + reach),
         steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
         num_steps=len(by_step),
-        lasts=all(float(np.median(half)) >= _LASTING * late for half in np.array_split(by_step, 2)),
+        lasts=all(_sharper(half).value >= _LASTING * late for half in np.array_split(by_step, 2)),
         own_ns=round(float(typical[i])),
         others_ns=round(float(np.median(others))),
     )
 
 
-def _half_interval(x: Floats, error: float, *, confidence: float) -> float:
-    """Return the wider of two: by the autocorrelation, and by how the medians of stretches of steps differ.
-
-    The first sees too little where few large shocks last for many steps, the second where there are few steps.
-    """
-    by_correlation = error * t_quantile(confidence, max(independent_samples(x), _MIN_INDEPENDENT) - 1)
-    stretches = max(_MIN_STRETCHES, min(_MAX_STRETCHES, len(x) // _STEPS_IN_STRETCH))
-    medians = np.array([np.median(part) for part in np.array_split(x, stretches)])
-    # By the median deviation: what one rank's two hiccups do to two stretches says nothing about the others.
-    by_stretches = mad_sigma(medians) / sqrt(stretches) * t_quantile(confidence, stretches - 1)
-    return max(by_correlation, by_stretches)
-
-
-def median_error(x: Floats) -> float:
-    """Return the standard error of the median of a series with long tails and autocorrelation."""
-    return float(_MEDIAN_ERROR * mad_sigma(x) / sqrt(max(independent_samples(x), _MIN_INDEPENDENT)))
+def _sharper(x: Floats) -> Centre:
+    """Return the centre, or the median where that is better known: a busy stretch takes over three in ten steps."""
+    median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
+    found = centre(x)
+    return found if found.error <= median_error else Centre(float(np.median(x)), median_error)
 
 
 def independent_samples(x: Floats) -> float:

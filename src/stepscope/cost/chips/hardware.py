@@ -1,7 +1,8 @@
 """Which chip a device is, from its name and memory as a trace records them, and what its peak is.
 
-The name must match a row as a whole; endings that say how a chip is mounted or passed through (`VF`, `OAM`) do not
-count. A family's bare name (`H100`) means the variant that the table states, with a note, unless the memory tells.
+The name must match a row as a whole, or be what reports call it (`MI300X`, `H100 PCIe`); endings that say how a chip is
+mounted or passed through (`VF`, `OAM`) do not count. A family's bare name (`H100`) means the variant that the table
+states, with a note, unless the memory tells.
 Otherwise never a guess: a name that no row matches, or that leaves several chips open, gives no chip and a reason.
 """
 
@@ -67,7 +68,7 @@ def look_up(device_name: str, *, memory_bytes: int | None = None, extra: Sequenc
             for shared in shared_names():
                 if any(pattern.fullmatch(spelt) for pattern in shared.match):
                     return Lookup(None, f"device {name!r} is not in the hardware table: {shared.reason}")
-            rows = [row for row in built_in_chips() if row.matches(spelt)]
+            rows = [row for row in built_in_chips() if row.matches(spelt)] or _called(spelt)
         if rows:
             return _by_memory(name, rows, memory_bytes)
         family = _family(name, spelt, memory_bytes)
@@ -99,6 +100,12 @@ def _spellings(name: str) -> list[str]:
     while (shorter := _ENDING.sub("", out[-1])) != out[-1]:
         out.append(shorter)
     return out
+
+
+def _called(spelt: str) -> list[Chip]:
+    """Return the row that reports call by this name, with or without its vendor's."""
+    bare = _VENDOR.sub("", spelt).lower()
+    return [row for row in built_in_chips() if bare in (row.name.lower(), row.name.lower().partition(" (")[0])]
 
 
 def _family(name: str, spelt: str, memory_bytes: int | None) -> Lookup | None:
