@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
+from stepscope.analyze import account
 from stepscope.analyze.account import Account, account_of
-from stepscope.cli.given import run_arguments
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import kept
@@ -44,7 +44,7 @@ def report(
         analysed.append(run)
         return account_of(run, **given)
 
-    monkeypatch.setattr(run_arguments, "account_of", counted)
+    monkeypatch.setattr(account, "account_of", counted)
 
     def run(*options: str) -> tuple[str, bool]:
         analysed.clear()
