@@ -59,6 +59,8 @@ class Run(ArrayRecord):
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
+    jobs: int = 1
+    """ranks that are worked on at once"""
 
     @property
     def world_size(self) -> int | None:
@@ -112,6 +114,7 @@ def load(
         owners=owners,
         source=SourceText(about),
         unreadable=tuple(unreadable),
+        jobs=jobs,
     )
     beside = [*damaged, *lost, *refused, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *beside]

@@ -30,6 +30,7 @@ from stepscope.analyze.step.regions import Regions, marks_of, regions
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.each_rank import each_rank
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string
@@ -87,9 +88,8 @@ def budgets(shared: Aligned) -> tuple[RankBudget | None, ...]:
     None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
     """
     pipeline = is_pipeline(shared.run.ranks)
-    found = tuple(
-        rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline)
-        for index, rank in enumerate(shared.run.ranks)
+    found = each_rank(
+        shared.run, lambda index, rank: rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline)
     )
     in_steps = [b is not None and bool((b.periods.step != NO_STEP).any()) for b in found]
     return tuple(b if steps else None for b, steps in zip(found, in_steps, strict=True)) if any(in_steps) else found
