@@ -73,7 +73,7 @@ def inputs(arguments: argparse.Namespace) -> list[tuple[str, list[str], int]]:
         one = big_trace(arguments.folder, arguments.megabytes, compressed=packed, max_steps=STEPS_OF_ONE)
         made.append((f"1 rank, {arguments.megabytes} MB{', gzip' if packed else ''}", [str(one)], 1))
     for ranks in arguments.ranks:
-        given = argparse.Namespace(sample=SAMPLE, ranks=ranks, events=arguments.events)
+        given = argparse.Namespace(sample=arguments.sample or SAMPLE, ranks=ranks, events=arguments.events)
         files = sorted(str(path) for path in large_run(arguments.folder, given).glob("*.json"))
         made.append((f"{ranks} ranks x {arguments.events:,} events", files, ranks))
     return made

@@ -27,6 +27,12 @@ def imported_by(*words: str) -> set[str]:
     return set(names)
 
 
+def test_query_over_what_was_recorded_needs_no_analysis() -> None:
+    pytest.importorskip("duckdb")
+    imported = imported_by("sql", str(RUN), "SELECT count(*) FROM events")
+    assert not {"pandas", "stepscope.analyze.account", "stepscope.diagnose.findings"} & imported
+
+
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [

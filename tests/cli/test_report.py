@@ -233,3 +233,12 @@ def test_other_uses_of_a_run_without_traces_say_what_to_do(tmp_path: Path, capsy
         assert main(command) == 2
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and f"stepscope report {folder}" in said and "--light" in said
+
+
+@pytest.mark.parametrize("run", ["dlrm-8ranks", "h200-hsdp", "gloo-mesh"])
+def test_any_number_of_jobs_gives_the_same_bytes(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for jobs in ("1", "2", "7"):
+        assert main(["report", str(DATA / run), "--json", "-", "--no-cache", "--jobs", jobs]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] == said[2]

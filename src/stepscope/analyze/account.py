@@ -47,6 +47,7 @@ from stepscope.cost.chips.table import Chip
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.each_rank import each_rank
 from stepscope.run.load import Run
 from stepscope.units import ns_of_ms
 
@@ -202,7 +203,7 @@ def account_of(
 
     `given` and `unprofiled_ms` go before what the run folder says; `chips` before the built-in hardware table.
     """
-    windows = [rank_account(r) for r in run.ranks]
+    windows = each_rank(run, lambda _, rank: rank_account(rank))
     if not any(windows):
         paths = ", ".join(r.trace.path for r in run.ranks[:3])
         raise InputError(f"nothing to analyse in {paths}: no steps, device work or operators")
@@ -211,7 +212,7 @@ def account_of(
     training = training_step(run.logs) if unprofiled_ms is None else None
     split = training if training is not None and training.has_regions else None
     step = _step(run, by_rank, training, given_ns=ns_of_ms(unprofiled_ms))
-    costs = tuple(kernel_costs(call_costs(rank)) for rank in run.ranks)
+    costs = each_rank(run, lambda _, rank: kernel_costs(call_costs(rank)))
     chip = run_chip(run.ranks, extra=chips)
     used = efficiency(run, costs, chip=chip, step_ns=step.step_ns if step else None, given=given)
     served = serving_of(run) if used.tokens_per_s is None else None

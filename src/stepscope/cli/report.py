@@ -1,19 +1,23 @@
 """`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces.
 
-Renderings are imported where they are asked for: JSON needs no terminal library, text no page.
+What is heavy is imported where it is needed: a report that was kept needs no analysis, JSON no terminal library, text
+no page.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from typing import IO, Any
 
-from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.diagnose.findings import diagnose
-from stepscope.document.report import report_json
+from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import InputError
+from stepscope.json_text import json_with_notes
 from stepscope.run.sources import has_steps_only
-from stepscope.run.step_log import readable_step_logs
+
+_OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
+_TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -21,6 +25,20 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, args.html, force=args.force)
     if has_steps_only(args.run):
         return _report_steps(args)
+    place = None if args.no_cache or args.hardware or args.html else _place(args)
+    kept = place.found() if place else None
+    if kept and _has_what_is_asked(kept, args):
+        return _show_kept(kept, args)
+    return _analyse(args, place)
+
+
+def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
+    """Return the exit code after analysing the run; what it gives is kept where it is large and lies still."""
+    from stepscope.cli.given.run_arguments import account_from, calibration_for
+    from stepscope.diagnose.findings import diagnose
+    from stepscope.document.report import report_json
+
+    key = place.key() if place else None
     account = account_from(args)
     diagnosis = diagnose(account)
     document = report_json(account, diagnosis) if args.json else None
@@ -32,25 +50,89 @@ def run(args: argparse.Namespace) -> int:
     write_json(args.json, document, force=args.force)
     if page is not None:
         write_output(args.html, page, force=args.force)
-    if "-" not in (args.json, args.html):
+    text = None
+    if _wants_text(args):
         from stepscope.report.text.summary import print_summary
         from stepscope.report.text.terminal import console
 
-        print_summary(account, diagnosis, console(sys.stdout), given=_given(args))
-    return 3 if account.run.unreadable else 0
+        out = _Copied(sys.stdout)
+        print_summary(account, diagnosis, console(out), given=_given(args))  # type: ignore[arg-type]
+        text = out.copy()
+    code = 3 if account.run.unreadable else 0
+    if place and not (document and json_with_notes(document)[1]):
+        texts = {} if text is None else {_terminal(): text}
+        raw_bytes = sum(rank.trace.raw_bytes for rank in account.run.ranks)
+        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes)
+    return code
+
+
+# A report that was kept ---------------------------------------------------------------------------------------------
+
+
+def _place(args: argparse.Namespace) -> ReportPlace | None:
+    options = {name: getattr(args, name) for name in _OPTIONS}
+    return report_place(args.run, options=options, cache_folder=args.cache_folder)
+
+
+def _wants_text(args: argparse.Namespace) -> bool:
+    return "-" not in (args.json, args.html)
+
+
+def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
+    return (not args.json or kept.document is not None) and (not _wants_text(args) or _terminal() in kept.texts)
+
+
+def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
+    write_json(args.json, kept.document, force=args.force)
+    if _wants_text(args):
+        sys.stdout.write(kept.texts[_terminal()])
+    return kept.exit_code
+
+
+def _terminal() -> str:
+    """Return what the look of the text depends on: nothing but the encoding in a pipe."""
+    encoding = str(getattr(sys.stdout, "encoding", None))
+    if not sys.stdout.isatty():
+        return f"pipe {encoding}"
+    known = " ".join(f"{name}={os.environ.get(name)}" for name in _TERMINAL)
+    return f"terminal {os.get_terminal_size().columns} {encoding} {known}"
+
+
+class _Copied:
+    """A stream of text that remembers what went through it."""
+
+    def __init__(self, out: Any) -> None:
+        if hasattr(out, "reconfigure"):
+            out.reconfigure(errors="replace")  # as `console` does for a stream that it knows
+        self._out: IO[str] = out
+        self._written: list[str] = []
+
+    def write(self, text: str) -> int:
+        self._written.append(text)
+        return self._out.write(text)
+
+    def copy(self) -> str:
+        return "".join(self._written)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
+
+
+# Text ---------------------------------------------------------------------------------------------------------------
 
 
 def _report_steps(args: argparse.Namespace) -> int:
     """Print what the step logs of a run without traces say; its files would be empty, so they are refused."""
+    from stepscope.report.text.steps import print_steps
+    from stepscope.report.text.terminal import console
+    from stepscope.run.step_log import readable_step_logs
+
     folder = Path(args.run[0])
     if args.json or args.html:
         raise InputError(
             f"--json and --html need traces, and {folder} has only step logs; stepscope report {folder} shows "
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
-    from stepscope.report.text.steps import print_steps
-    from stepscope.report.text.terminal import console
-
     logs, warnings = readable_step_logs(folder)
     if not logs:
         raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")

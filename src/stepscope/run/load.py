@@ -76,6 +76,8 @@ class Run(ArrayRecord):
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
+    jobs: int = 1
+    """ranks that are worked on at once"""
 
     @property
     def world_size(self) -> int | None:
@@ -131,6 +133,7 @@ def load(
         source=SourceText(about),
         measured=measured,
         unreadable=tuple(unreadable),
+        jobs=jobs,
     )
     beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]

@@ -6,25 +6,27 @@ stepscope.load("run/").table("events").arrow()              a pyarrow.Table
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from stepscope.analyze.account import Account, account_of
-from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.errors import UsageError
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
-from stepscope.tables.account import ACCOUNT_TABLES, NEED_FINDINGS, account_table
 from stepscope.tables.recorded import collectives, device_work, events, step_log, step_values, steps
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
+
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.diagnose.findings import Diagnosis
 
 _OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
 _OF_LOGS = {"step_log": step_log, "step_values": step_values}
 
 
 class RunTables:
-    """The tables of one run. The account is made, as `account` says, where a table needs it."""
+    """The tables of one run. The account is made, as `account` says, and imported, where a table needs it."""
 
-    def __init__(self, run: Run, *, account: Account | Callable[[Run], Account] = account_of) -> None:
+    def __init__(self, run: Run, *, account: "Account | Callable[[Run], Account] | None" = None) -> None:
         self._run = run
         self._given = account
         self._made: dict[str, Table] = {}
@@ -42,19 +44,27 @@ class RunTables:
             return _OF_TRACES[name](self._shared)
         if name in _OF_LOGS:
             return _OF_LOGS[name](self._run.logs)
-        assert name in ACCOUNT_TABLES
+        from stepscope.tables.account import NEED_FINDINGS, account_table
+
         return account_table(name, self.account, self._diagnosis if name in NEED_FINDINGS else None)
 
     @cached_property
-    def account(self) -> Account:
+    def account(self) -> "Account":
         """Return the account of the run."""
-        return self._given if isinstance(self._given, Account) else self._given(self._run)
+        if self._given is not None:
+            return self._given(self._run) if callable(self._given) else self._given
+        from stepscope.analyze.account import account_of
+
+        return account_of(self._run)
 
     @cached_property
     def _shared(self) -> Aligned:
-        made = isinstance(self._given, Account) or "account" in self.__dict__
-        return self.account.shared if made else aligned(self._run)
+        if "account" in self.__dict__ or not (self._given is None or callable(self._given)):
+            return self.account.shared
+        return aligned(self._run)
 
     @cached_property
-    def _diagnosis(self) -> Diagnosis:
+    def _diagnosis(self) -> "Diagnosis":
+        from stepscope.diagnose.findings import diagnose
+
         return diagnose(self.account)

@@ -130,10 +130,25 @@ def _typed(column: Column, given: Cells | npt.NDArray[Any]) -> Cells:
 
 
 def _arrow_array(pa: Any, cells: Cells) -> Any:
-    array = pa.array(cells.values, mask=cells.missing)
-    if cells.texts is None:
-        return array
-    return pa.DictionaryArray.from_arrays(array, pa.array(cells.texts, pa.string()))
+    """Return a column as an Arrow array over the same memory; `pa.array` would import pandas to ask what it is."""
+    kind = pa.from_numpy_dtype(cells.values.dtype)
+    values = _bits(cells.values) if cells.values.dtype == np.bool_ else np.ascontiguousarray(cells.values)
+    there = None if cells.missing is None else pa.py_buffer(_bits(~cells.missing))
+    array = pa.Array.from_buffers(kind, len(cells.values), [there, pa.py_buffer(values)])
+    return array if cells.texts is None else pa.DictionaryArray.from_arrays(array, _arrow_texts(pa, cells.texts))
+
+
+def _arrow_texts(pa: Any, texts: Sequence[str]) -> Any:
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    if ends[-1] >= 1 << 31:
+        return pa.array(texts, pa.string())
+    buffers = [None, pa.py_buffer(ends.astype(np.int32)), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.string(), len(encoded), buffers)
+
+
+def _bits(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
+    return np.packbits(values, bitorder="little")
 
 
 def _cell(value: Any) -> str:

@@ -10,35 +10,30 @@ that do not ascend): anybody can compute a checksum. The file appears at once or
 
 import hashlib
 import json
-import os
-import stat
 import struct
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
+from stepscope.contract.run_folder import atomic_write
 from stepscope.side_file import open_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_columns import is_sound, sound_quality
+from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, try_to_write
+from stepscope.trace.content_key import content_key
 from stepscope.trace.read import read
 from stepscope.trace.scanner import version
 from stepscope.trace.table import Quality, SparseColumn, Trace
 
-MIN_RAW_BYTES = 32 << 20
-"""Smaller traces are parsed faster than a cache is worth."""
-MAX_TRACE_BYTES = 1 << 42
 MAX_CACHE_BYTES = 1 << 42
 """it is mapped, not read"""
-SAMPLE_BYTES = 1 << 16
-NUM_SAMPLES = 32
 
 _MAGIC = b"stepscope columns 1\n"
 _ALIGNMENT = 64
@@ -67,16 +62,8 @@ def read_cached(
         return cached
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     if key and trace.raw_bytes >= MIN_RAW_BYTES and key == _key(trace_path):
-        _try_to_store(target, trace, key)
+        try_to_write(target, lambda: _store(target, trace, key))
     return trace
-
-
-def cache_file(path: Path, cache_folder: Path | None = None) -> Path:
-    """Return where a trace's cache lies. In a given folder, traces of equal name are told apart by where they are."""
-    if cache_folder is None:
-        return path.parent / CACHE_FOLDER / f"{path.name}.columns"
-    where = hashlib.sha256(str(path.absolute()).encode(errors="surrogateescape")).hexdigest()[:12]
-    return cache_folder / f"{path.name}.{where}.columns"
 
 
 @cache
@@ -88,51 +75,11 @@ def _parser_version() -> str:
 
 
 def _key(path: Path) -> dict[str, Any] | None:
-    """Return what tells this trace from another: one of the same size may have its time set back.
-
-    The inode's time of change cannot be set back by anybody but the clock; the content also tells copies apart.
+    """Return what tells this trace, as this parser reads it, from another: one of the same size may have its time set
+    back.
     """
-    try:
-        with open_side_file(path, max_bytes=MAX_TRACE_BYTES) as f:
-            status = os.fstat(f.fileno())
-            content = _sampled(f, status.st_size)
-    except OSError:
-        return None
-    times = {"mtime_ns": status.st_mtime_ns, "ctime_ns": status.st_ctime_ns}
-    return {"size": status.st_size, **times, "content": content, "parser": _parser_version()}
-
-
-def _sampled(f: IO[bytes], size: int) -> str:
-    """Return a digest of the head, the tail and blocks between them, all of it where the file is small."""
-    digest = hashlib.blake2b(digest_size=16)
-    last = max(size - SAMPLE_BYTES, 0)
-    for at in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
-        f.seek(at)
-        digest.update(f.read(SAMPLE_BYTES))
-    return digest.hexdigest()
-
-
-def _try_to_store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
-    try:
-        if _kept_from_writing(target.parent.parent):
-            return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.parent.name == CACHE_FOLDER and _is_foreign(target.parent):
-            return
-        _store(target, trace, key)
-    except OSError:
-        return
-
-
-def _kept_from_writing(folder: Path) -> bool:
-    """Return whether nobody may write there: the mode says so, which the superuser's writes would ignore."""
-    return folder.is_dir() and not folder.stat().st_mode & 0o222
-
-
-def _is_foreign(folder: Path) -> bool:
-    """Return whether a folder is a link, or somebody else's: writing there is not what the user asked for."""
-    status = folder.lstat()
-    return not stat.S_ISDIR(status.st_mode) or status.st_uid not in (os.geteuid(), folder.parent.stat().st_uid)
+    content = content_key(path)
+    return content | {"parser": _parser_version()} if content else None
 
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:

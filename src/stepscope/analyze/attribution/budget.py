@@ -31,6 +31,7 @@ from stepscope.analyze.step.regions import Regions, marks_of, regions
 from stepscope.intervals import EMPTY, Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.each_rank import each_rank
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string
@@ -89,8 +90,11 @@ def budgets(shared: Aligned) -> tuple[RankBudget | None, ...]:
     None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.
     """
     pipeline = is_pipeline(shared.run.ranks)
-    each = zip(shared.run.ranks, shared.wait_ns, others_on_device(shared), strict=True)
-    found = tuple(rank_budget(rank, wait_ns=ns, pipeline=pipeline, others=others) for rank, ns, others in each)
+    others = others_on_device(shared)
+    found = each_rank(
+        shared.run,
+        lambda index, rank: rank_budget(rank, wait_ns=shared.wait_ns[index], pipeline=pipeline, others=others[index]),
+    )
     in_steps = [b is not None and bool((b.periods.step != NO_STEP).any()) for b in found]
     return tuple(b if steps else None for b, steps in zip(found, in_steps, strict=True)) if any(in_steps) else found
 

@@ -32,6 +32,7 @@ from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
+from stepscope.run.each_rank import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import far_longer, recurring_long
 from stepscope.trace.table import Int64s
@@ -96,7 +97,7 @@ def replay_of(
     else:
         numbers, hiccups = _ordinary_stretch(numbers, training), ()
     numbers = _few_enough(shared, numbers)
-    programs = tuple(_program(shared, i, numbers) for i in range(len(shared.run.ranks)))
+    programs = each_rank(shared.run, lambda index, _: _program(shared, index, numbers))
     if not any(len(p) for p in programs):
         return None
     if training is not None:

@@ -1,21 +1,24 @@
-"""The run that a command line names, and the account it leads to."""
+"""The run that a command line names, and the account it leads to.
+
+The analysis is imported where an account is made: a query over what was recorded needs none.
+"""
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.kernels.efficiency import GivenValues
 from stepscope.cli.messages import warn
 from stepscope.cli.progress import reading_progress
-from stepscope.cost.chips.table import load_chips
-from stepscope.cost.collectives.calibration import Calibration
-from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.run.load import Run, incomplete, load
+
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.cost.collectives.calibration import Calibration
 
 
 def account_from(
     args: argparse.Namespace, run: list[str] | None = None, *, unprofiled_ms: float | None = None
-) -> Account:
+) -> "Account":
     """Return the account of the arguments' run, or of another one with the same options and its own unprofiled step."""
     return account_with(args, run_from(args, run), unprofiled_ms=unprofiled_ms if run else args.unprofiled_step_ms)
 
@@ -28,8 +31,12 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
         )
 
 
-def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> Account:
+def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> "Account":
     """Return the account of a run with the options of the command line."""
+    from stepscope.analyze.account import account_of
+    from stepscope.analyze.kernels.efficiency import GivenValues
+    from stepscope.cost.chips.table import load_chips
+
     return account_of(
         run,
         given=GivenValues(
@@ -49,7 +56,9 @@ def warn_incomplete(run: Run) -> None:
         warn(line)
 
 
-def calibration_for(path: str | None, account: Account) -> Calibration | None:
+def calibration_for(path: str | None, account: "Account") -> "Calibration | None":
     """Return the calibration in a file, or the one that lies beside the run's traces; None where there is none."""
+    from stepscope.cost.collectives.calibration_file import load_calibration
+
     beside = Path(account.run.ranks[0].trace.path).parent / "calibration.json"
     return load_calibration(path or beside) if path or beside.is_file() else None

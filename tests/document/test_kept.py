@@ -1,0 +1,184 @@
+"""A report of an unchanged run is shown as it was; whatever changed, and whatever was planted, is analysed."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+
+from stepscope.analyze import account
+from stepscope.analyze.account import Account, account_of
+from stepscope.cli.main import main
+from stepscope.contract.run_folder import CACHE_FOLDER
+from stepscope.document import kept
+from stepscope.run.load import Run
+
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Return a run of two ranks that counts as large."""
+    place = tmp_path / "run"
+    place.mkdir()
+    for trace in simulate(STEP, [kernel(2300), *STEP[1:]], steps=4).traces:
+        trace.write(place)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept, "MIN_RAW_BYTES", 1)
+        yield place
+
+
+@pytest.fixture
+def report(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[str, bool]]:
+    """Return a function that gives what `stepscope report` prints, and whether it had to analyse the run."""
+    analysed: list[Run] = []
+
+    def counted(run: Run, **given: Any) -> Account:
+        analysed.append(run)
+        return account_of(run, **given)
+
+    monkeypatch.setattr(account, "account_of", counted)
+
+    def run(*options: str) -> tuple[str, bool]:
+        analysed.clear()
+        assert main(["report", str(folder), *options]) == 0
+        said = capsys.readouterr()
+        assert not said.err
+        return said.out, bool(analysed)
+
+    return run
+
+
+def kept_file(folder: Path) -> Path:
+    (path,) = (folder / CACHE_FOLDER).glob("*.report")
+    return path
+
+
+@pytest.mark.parametrize("options", [["--json", "-"], []])
+def test_second_report_is_the_first_to_the_byte(report: Callable[..., tuple[str, bool]], options: list[str]) -> None:
+    first, analysed = report(*options)
+    assert analysed
+    assert report(*options) == (first, False)
+
+
+def test_text_and_document_are_kept_side_by_side(report: Callable[..., tuple[str, bool]]) -> None:
+    document, _ = report("--json", "-")
+    text, analysed = report()
+    assert analysed  # only the document was kept until then
+    assert report() == (text, False)
+    assert report("--json", "-") == (document, False)
+
+
+def test_a_found_report_imports_nothing_heavy(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
+    first, _ = report("--json", "-")
+    code = (
+        "import sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
+        "sys.exit(code or bool({'numpy', 'wasmtime', 'rich'} & set(sys.modules)))"
+    )
+    words = [sys.executable, "-c", code, "report", str(folder), "--json", "-"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == first
+
+
+def change_trace(folder: Path) -> None:
+    path = sorted(folder.glob("*.json*"))[0]
+    path.write_bytes(path.read_bytes())  # the same content at another time
+
+
+def add_side_file(folder: Path) -> None:
+    (folder / "run.json").write_text('{"schema": 1, "model": {"tokens_per_step": 7}}')
+
+
+def add_window(folder: Path) -> None:
+    (folder / "window1").mkdir()
+    (folder / "window1" / "rank00000.pt.trace.json").write_text("{}")
+
+
+@pytest.mark.parametrize("change", [change_trace, add_side_file, add_window])
+def test_changed_run_is_analysed_again(
+    folder: Path, report: Callable[..., tuple[str, bool]], change: Callable[[Path], None]
+) -> None:
+    report("--json", "-")
+    change(folder)
+    assert report("--json", "-")[1]
+
+
+def test_other_options_and_other_code_are_analysed_again(
+    report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report("--json", "-")
+    with_tokens, analysed = report("--json", "-", "--tokens-per-step", "1000")
+    assert analysed
+    assert json.loads(with_tokens)["step"]["tokens_per_s"] is not None
+    report("--json", "-")
+    assert not report("--json", "-")[1]
+    monkeypatch.setattr(kept, "_code", lambda: "another version")
+    assert report("--json", "-")[1]
+
+
+def test_no_cache_neither_reads_nor_writes(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
+    assert report("--json", "-", "--no-cache")[1]
+    assert not (folder / CACHE_FOLDER).exists()
+    report("--json", "-")
+    assert report("--json", "-", "--no-cache")[1]
+
+
+def test_small_run_keeps_nothing(
+    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MIN_RAW_BYTES", 1 << 30)
+    report("--json", "-")
+    assert not (folder / CACHE_FOLDER).exists()
+
+
+PLANTED: list[dict[str, object]] = [
+    {"texts": {"pipe utf-8": "\x1b]0;title\x07 all is well\n"}},
+    {"texts": {"pipe utf-8": 3}},
+    {"texts": ["all is well"]},
+    {"document": [1]},
+    {"document": {"schema": 99}},
+    {"exit_code": 130},
+    {"exit_code": "0"},
+    {"key": None},
+]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_planted_report_is_not_shown(
+    folder: Path, report: Callable[..., tuple[str, bool]], planted: dict[str, object]
+) -> None:
+    first = [report(), report("--json", "-")]
+    path = kept_file(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    assert report("--json", "-") == first[1]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
+def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:
+    first = report("--json", "-")
+    kept_file(folder).write_bytes(content)
+    assert report("--json", "-") == first
+    assert not report("--json", "-")[1]  # written anew
+
+
+def test_where_the_key_cannot_be_told_nothing_fits(
+    folder: Path, report: Callable[..., tuple[str, bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report("--json", "-")
+    path = kept_file(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"key": None}))
+    monkeypatch.setattr(kept, "MAX_FILES", 0)
+    assert report("--json", "-")[1]
+
+
+def test_pipe_in_the_run_is_not_waited_for(folder: Path, report: Callable[..., tuple[str, bool]]) -> None:
+    os.mkfifo(folder / "rank00009.pipe")
+    assert report("--json", "-")[1]
+    assert report("--json", "-")[1]
