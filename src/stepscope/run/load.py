@@ -22,7 +22,7 @@ from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
+from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.derived import with_derived_steps
 from stepscope.run.unread_events import unread_lines
@@ -112,7 +112,7 @@ def load(
         traces, unreadable, warnings = _sort_out(results)
         traces, repeated = _without_repeats(traces)
         traces, in_parts = _with_parts_joined(traces)
-        traces, known, set_aside = _with_one_recording_each(traces)
+        traces, known, set_aside = _with_one_recording_each(traces, folder)
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
@@ -281,11 +281,15 @@ def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
 
 
-def _with_one_recording_each(traces: list[Trace]) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
+def _with_one_recording_each(
+    traces: list[Trace], root: Path | None
+) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
     """Return one trace for each rank with how the rank is known, and lines on recordings that were set aside."""
     of_file = Counter(t.path for t in traces)
     # The name of a file that holds several ranks is of none of them.
-    named = [(Path(t.path).name if of_file[t.path] == 1 else "", rank_in_header(t.header)) for t in traces]
+    named = [
+        (stated_name(Path(t.path), root=root) if of_file[t.path] == 1 else "", rank_in_header(t.header)) for t in traces
+    ]
     by_kineto = [i for i, t in enumerate(traces) if not is_nsight(t)]
     if not by_kineto or len(by_kineto) == len(traces):
         return traces, assign_ranks(named), []
