@@ -123,7 +123,8 @@ def _traces(
             far_times=table.far_times,
             bad_args=table.bad_args,
             notes=(*notes, *table.notes, *((conflict,) if conflict else ())),
-            **counts,
+            bad_time=counts.get("bad_time", 0),
+            negative_duration=counts.get("negative_duration", 0),
         )
         for array in _arrays(table.columns, table.args):
             array.flags.writeable = False
