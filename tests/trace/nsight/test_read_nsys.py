@@ -312,6 +312,9 @@ def test_integers_take_nothing_for_a_number_that_is_none() -> None:
         ("Optimizer.step#AdamW.step, op_id = 1", "Optimizer.step#AdamW.step", False, None),
         ("step 4", "step 4", False, None),
         ("record_param_comms, seq = 3", "record_param_comms", True, None),
+        ("Torch-Compiled Region: 0/0, op_id = 4", "Torch-Compiled Region: 0/0", True, None),
+        ("torch.distributed.ddp.reducer::copy_, seq = 4", "torch.distributed.ddp.reducer::copy_", True, None),
+        ("forward, op_id = 4", "forward", False, None),
         ("odd, op_id = x, seq = ", "odd, op_id = x, seq = ", False, None),
     ],
 )  # fmt: skip

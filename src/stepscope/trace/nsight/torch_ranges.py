@@ -16,7 +16,11 @@ _SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", 
 _MAX_DIGITS = 18
 # Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
 _OPERATOR = re.compile(
-    r"^[a-z_]\w*::(?!\s)|^(?:autograd|torch)::|^\w+Backward\w{0,6}$|^record_param_comms$|^(?:c10d|_c10d_functional)::"
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
 )
 
 
