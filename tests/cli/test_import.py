@@ -154,6 +154,14 @@ def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) ->
     assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
 
 
+def test_export_whose_ranks_nobody_knows_is_not_guessed(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0, 1, 2)
+    main(["import", str(export(tmp_path, 0, 1, blobs=False)), "--into", str(run)])
+    loaded = load(run, cache=False)
+    assert [r.rank for r in loaded.ranks] == [0, 1, 2]
+    assert sum("which rank it is of is not known" in w for w in loaded.warnings) == 2
+
+
 def test_second_recording_of_another_time_is_said(tmp_path: Path) -> None:
     run = run_of(tmp_path, 0, 1)
     other = {**trace(1).document(), "baseTimeNanoseconds": 1_700_000_100_000_000_000}

@@ -298,10 +298,10 @@ def _with_one_recording_each(
     kept, known, lines = [traces[i] for i in by_kineto], list(first), []
     nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
     for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
-        if rank in kineto:
-            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
-        elif source == "order":
+        if source == "order" and len(nsight) != len(by_kineto):
             lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
+        elif rank in kineto:
+            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
         else:
             kept.append(traces[i])
             known.append((rank, source))

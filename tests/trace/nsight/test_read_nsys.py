@@ -1,6 +1,7 @@
 """Exports of Nsight Systems: every row of a real one accounted for, and hostile ones refused in one line."""
 
 import gzip
+import os
 import sqlite3
 import struct
 from pathlib import Path
@@ -283,6 +284,14 @@ def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:
     read_nsys(path)
     assert [p.name for p in tmp_path.iterdir()] == ["x.sqlite"]
     assert path.read_bytes() == before
+
+
+def test_pipe_named_like_an_export_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.sqlite")
+    with pytest.raises(TraceError, match="a device, pipe or socket"):
+        load(tmp_path / "x.sqlite")
+    with pytest.raises(TraceError, match="a device, pipe or socket"):
+        read_nsys(tmp_path / "x.sqlite")
 
 
 def test_only_reading_is_allowed(tmp_path: Path) -> None:
