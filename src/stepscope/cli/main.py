@@ -26,6 +26,7 @@ COMMANDS = {
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "code": "source lines and modules with what they cost, and what deleting them would save",
     "hang": "who did not arrive: flight recorder dumps of a job that died",
+    "import": "files of other tools into a run: Nsight, NCCL, flight recorder, memory snapshots",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "sql": "SQL over the tables of a run",
     "view": "the report, the tables and the timeline in the browser",

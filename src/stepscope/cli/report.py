@@ -14,10 +14,12 @@ from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import InputError
 from stepscope.json_text import json_with_notes
-from stepscope.run.sources import has_steps_only
+from stepscope.run.sources import has_steps_only, is_unreadable_report
 
 _OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+
+_MAX_NAMED = 3
 
 
 def run(args: argparse.Namespace) -> int:
@@ -134,6 +136,9 @@ def _report_steps(args: argparse.Namespace) -> int:
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
     logs, warnings = readable_step_logs(folder)
+    unread = sorted(p.name for p in folder.iterdir() if is_unreadable_report(p))
+    if unread:
+        warnings = [*warnings, f"{', '.join(unread[:_MAX_NAMED])}: not read, because nsys is not on PATH"]
     if not logs:
         raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")
     print_steps(folder, logs, console(sys.stdout), warnings=warnings)

@@ -20,7 +20,14 @@ _MAX_APART = 0.02
 
 def is_nsight(trace: Trace) -> bool:
     """Return whether a trace was read from an export of Nsight Systems."""
-    return "nsight" in trace.header
+    return process_of(trace) is not None
+
+
+def process_of(trace: Trace) -> int | None:
+    """Return which process of a capture a trace is of, None for a trace of one process."""
+    about = trace.header.get("nsight")
+    process = about.get("process") if isinstance(about, dict) else None
+    return process if isinstance(process, int) else None
 
 
 def second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
