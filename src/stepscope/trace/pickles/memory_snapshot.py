@@ -183,7 +183,9 @@ def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int
         if row[0] is None or row[1] is None or row[1] < 0:
             lost += 1
             continue
-        for column, value in zip(columns, (code, row[0], row[1], row[2] or 0, interned.stack(event.get("frames"))), strict=True):
+        for column, value in zip(
+            columns, (code, row[0], row[1], row[2] or 0, interned.stack(event.get("frames"))), strict=True
+        ):
             column.append(value)
     return columns, lost
 

@@ -2,8 +2,8 @@
 
 The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and larger
 where the rest of a free block was too small to be split off. So the history is replayed with the allocator's own rules
-(c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay has to
-hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
+(c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay
+has to hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
 """
 
 from bisect import bisect_right, insort
@@ -211,7 +211,11 @@ def _blocks_from_before(snapshot: MemorySnapshot) -> dict[int, tuple[int, int]]:
 def _space_before(snapshot: MemorySnapshot, older: dict[int, tuple[int, int]]) -> _Space:
     """Return what was free before the first event: segments from before, less the blocks in them."""
     space = _Space()
-    new = {at for action, at in zip(snapshot.action, snapshot.address, strict=True) if action in (SEGMENT_ALLOC, SEGMENT_MAP)}
+    new = {
+        at
+        for action, at in zip(snapshot.action, snapshot.address, strict=True)
+        if action in (SEGMENT_ALLOC, SEGMENT_MAP)
+    }
     starts = sorted(older)
     for segment in snapshot.segments:
         if segment.address in new:
