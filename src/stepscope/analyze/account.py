@@ -16,6 +16,7 @@ from stepscope.analyze.kernels.chip import device_in_words, run_chip
 from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
+from stepscope.analyze.kernels.measured import measured_warnings
 from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.owners.cost import CodeCosts
@@ -181,7 +182,7 @@ class Account(ArrayRecord):
     @cached_property
     def kernels(self) -> KernelTable:
         """Return the kernels of all ranks."""
-        return kernel_table([v.costs for v in self.ranks], chip=self.chip.chip)
+        return kernel_table([v.costs for v in self.ranks], chip=self.chip.chip, measured=self.run.measured)
 
     @cached_property
     def critical_path(self) -> CriticalPath | None:
@@ -238,6 +239,7 @@ def account_of(
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
+            *measured_warnings(run),
             *([chip.note] if chip.note else []),
         ),
     )

@@ -25,6 +25,7 @@ COMMANDS = {
     "code": "source lines and modules with what they cost, and what deleting them would save",
     "memory": "memory through the step: what it is used for, the peak, gaps, growth",
     "hang": "who did not arrive: flight recorder dumps of a job that died",
+    "import": "files of other tools into a run: Nsight, NCCL, flight recorder, memory snapshots",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "sql": "SQL over the tables of a run",
     "view": "the report, the tables and the timeline in the browser",

@@ -189,6 +189,13 @@ def _kernel(k: Kernel) -> dict[str, Any]:
             "bound": k.bound,
             "bound_from": k.bound_from,
             "occupancy_pct": k.occupancy_pct,
+            "occupancy_from": k.occupancy_from,
+            "sm_pct": k.sm_pct,
+            "dram_pct": k.dram_pct,
+            "tensor_pct": k.tensor_pct,
+            "stall": k.stall,
+            "stall_share": k.stall_share,
+            "measured_share": k.measured_share,
         }
     )
 

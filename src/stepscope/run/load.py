@@ -9,24 +9,28 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
+from stepscope.run.imports.second_recording import is_nsight, second_recording
+from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header
+from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header, stated_name
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.derived import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
+from stepscope.trace.nsight.outside_tool import exported_report
+from stepscope.trace.nsight.read import is_sqlite, read_nsys
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
@@ -37,6 +41,17 @@ Progress = Callable[[int, int], None]
 MAX_JOBS = 256
 _MAX_NAMED = 3
 """threads; more than that no machine has cores for, and some refuse to start"""
+
+
+class FailedSource(NamedTuple):
+    """A file that could not be read, and why."""
+
+    source: Source
+    error: StepscopeError
+
+
+ReadSource = tuple[Trace, ...] | FailedSource
+"""a file holds the trace of one rank, or those of all ranks on a machine"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -56,6 +71,8 @@ class Run(ArrayRecord):
     """who did what, of the ranks that recorded it"""
     source: SourceText = field(default_factory=SourceText)
     """the user's source files, where the recorder kept them"""
+    measured: tuple[MeasuredLaunches, ...] = ()
+    """kernels as Nsight Compute measured them"""
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
@@ -95,7 +112,7 @@ def load(
         traces, unreadable, warnings = _sort_out(results)
         traces, repeated = _without_repeats(traces)
         traces, in_parts = _with_parts_joined(traces)
-        known = assign_ranks([(Path(t.path).name, rank_in_header(t.header)) for t in traces])
+        traces, known, set_aside = _with_one_recording_each(traces, folder)
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
@@ -103,6 +120,7 @@ def load(
     description, damaged = _description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
+    measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
         name=_name(given, folder),
         ranks=tuple(ranks),
@@ -111,10 +129,11 @@ def load(
         beside=side_files(about) if about else SideFiles(),
         owners=owners,
         source=SourceText(about),
+        measured=measured,
         unreadable=tuple(unreadable),
     )
-    beside = [*damaged, *lost, *refused, *_beside_warnings(run, folder)]
-    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *beside]
+    beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
+    lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
 
 
@@ -149,7 +168,7 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
 
 def _reader(
     sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
-) -> Callable[[Source], Trace | tuple[Source, StepscopeError]]:
+) -> Callable[[Source], ReadSource]:
     """Return a function that reads one source, or gives back why it could not."""
     total = sum(map(_size_on_disk, sources))
     budget = Budget(total)
@@ -157,14 +176,17 @@ def _reader(
     threads = max(1, jobs // len(sources))
     done: dict[Path, int] = {}
 
-    def read(source: Source) -> Trace | tuple[Source, StepscopeError]:
+    def read(source: Source) -> ReadSource:
         def report(size_bytes: int) -> None:
             done[source.path] = size_bytes
             if progress:
                 progress(sum(done.values()), total)
 
         try:
-            return read_cached(
+            export = exported_report(source.path, cache_folder=cache_folder, keep=cache)
+            if export is not None or is_sqlite(source.path):
+                return read_nsys(export or source.path, progress=report, budget=budget, named=source.path)
+            trace = read_cached(
                 source.path,
                 cache_folder=cache_folder,
                 enabled=cache,
@@ -173,7 +195,8 @@ def _reader(
                 budget=budget,
             )
         except StepscopeError as error:
-            return source, _without_frames(error)
+            return FailedSource(source, _without_frames(error))
+        return (trace,)
 
     return read
 
@@ -203,16 +226,15 @@ def _refuse_too_many(num_files: int, budget: Budget) -> None:
         )
 
 
-def _sort_out(
-    results: list[Trace | tuple[Source, StepscopeError]],
-) -> tuple[list[Trace], list[str], list[str]]:
+def _sort_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
     """Return traces, lines for ranks that could not be read, and lines for files that are no traces."""
-    traces = [r for r in results if isinstance(r, Trace)]
-    failed = [r for r in results if not isinstance(r, Trace)]
+    traces = [trace for r in results if not isinstance(r, FailedSource) for trace in r]
+    failed = [r for r in results if isinstance(r, FailedSource)]
     if not traces:
         if len(failed) == 1:
-            raise failed[0][1]
-        raise InputError(f"none of {len(failed)} files could be read; the first: {failed[0][1]}") from failed[0][1]
+            raise failed[0].error
+        first = failed[0].error
+        raise InputError(f"none of {len(failed)} files could be read; the first: {first}") from first
     unreadable = [str(error) for source, error in failed if source.claimed]
     left_out = [f"left out, not a trace of a rank: {error}" for source, error in failed if not source.claimed]
     return traces, unreadable, left_out
@@ -257,6 +279,33 @@ def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
         if len(several) > 1
     ]
     return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
+
+
+def _with_one_recording_each(
+    traces: list[Trace], root: Path | None
+) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
+    """Return one trace for each rank with how the rank is known, and lines on recordings that were set aside."""
+    of_file = Counter(t.path for t in traces)
+    # The name of a file that holds several ranks is of none of them.
+    named = [
+        (stated_name(Path(t.path), root=root) if of_file[t.path] == 1 else "", rank_in_header(t.header)) for t in traces
+    ]
+    by_kineto = [i for i, t in enumerate(traces) if not is_nsight(t)]
+    if not by_kineto or len(by_kineto) == len(traces):
+        return traces, assign_ranks(named), []
+    first = assign_ranks([named[i] for i in by_kineto])
+    kineto = {rank: traces[i] for i, (rank, _) in zip(by_kineto, first, strict=True)}
+    kept, known, lines = [traces[i] for i in by_kineto], list(first), []
+    nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
+    for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
+        if rank in kineto:
+            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
+        elif source == "order":
+            lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
+        else:
+            kept.append(traces[i])
+            known.append((rank, source))
+    return kept, known, lines
 
 
 def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:

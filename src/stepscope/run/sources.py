@@ -12,7 +12,9 @@ from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.errors import InputError
 from stepscope.units import printable
 
-TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz")
+TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", ".nsys-rep")
+_NSYS_REPORT = ".nsys-rep"
+_EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
 RESULTS_JSON = "results.json"
 """what a benchmark leaves"""
@@ -22,6 +24,11 @@ _NO_TRACE = re.compile(
 )
 _RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
 # May be the rank and may be a revision: believed only where it tells the files apart.
+_RANK_FOLDER = re.compile(r"^(?:\w{1,40}[-_.])?(?:rank|worker)[-_ ]?\d{1,9}$", re.IGNORECASE)
+"""`rank_3`, `worker3`, `node0_rank3`: what lies below is that rank's"""
+_MAX_LEVELS = 4
+"""folders below a rank's own that are searched"""
+_MAX_FOLDERS = 10_000
 _PERHAPS_RANK = re.compile(r"[-_]r[-_ ]?(\d+)", re.IGNORECASE)
 _MAX_RANKS = 1 << 30
 _MAX_NAMED = 3
@@ -50,7 +57,7 @@ class Sources:
 def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
     """Return the trace files of a run, from a file, a folder, a glob, or several of them.
 
-    Folders are not searched below their first level.
+    Folders are not searched below their first level, but for those that are named by ranks (`logs/rank_3/...`).
     """
     many = [given] if isinstance(given, str | Path) else list(given)
     try:
@@ -134,6 +141,19 @@ def rank_in_name(name: str) -> int | None:
     return own if own is not None else _number(_RANK_IN_NAME, name)
 
 
+def stated_name(path: Path, *, root: Path | None = None) -> str:
+    """Return what may state the rank of a file: its name, or that of a rank's folder around it, inside of `root`.
+
+    >>> stated_name(Path("logs/rank_3/trace.json")), stated_name(Path("rank_3/worker0.json"))
+    ('rank_3', 'worker0.json')
+    """
+    if rank_in_name(path.name) is not None:
+        return path.name
+    inside = list(path.parents)[: _MAX_LEVELS if root else 1]
+    inside = inside[: inside.index(root)] if root in inside else inside[:1]
+    return next((folder.name for folder in inside if _RANK_FOLDER.match(folder.name)), path.name)
+
+
 def assign_ranks(named: Sequence[tuple[str, int | None]]) -> list[tuple[int, str]]:
     """Return `(rank, how it is known)` for each `(file name, rank in its header)`.
 
@@ -172,21 +192,56 @@ def _expand(given: str) -> list[Source]:
     if glob.has_magic(given):
         return [
             Source(p, claimed=True)
-            for p in map(Path, sorted(glob.glob(given)))  # noqa: PTH207  absolute patterns too
+            for found in map(Path, sorted(glob.glob(given)))  # noqa: PTH207  absolute patterns too
+            for p in (_of_rank(found) if found.is_dir() and _RANK_FOLDER.match(found.name) else [found])
             if not p.is_dir() and not _NO_TRACE.search(p.name)
         ]
     raise InputError(f"there is nothing at {given}; give a trace, a folder or a glob")
 
 
 def _in_folder(folder: Path) -> list[Source]:
+    """Return the traces in a folder, or where it has none those in the folders of ranks in it."""
+    own = _directly_in(folder)
+    if own:
+        return own
+    return [Source(path, claimed=True) for below in _rank_folders(folder) for path in _of_rank(below)]
+
+
+def _rank_folders(folder: Path) -> list[Path]:
+    below = [p for p in sorted(folder.iterdir())[:_MAX_FOLDERS] if _RANK_FOLDER.match(p.name)]
+    return [p for p in below if p.is_dir() and not p.is_symlink()]
+
+
+def _of_rank(folder: Path) -> list[Path]:
+    """Return the traces of one rank's folder: those of the first level that has any."""
+    level = [folder]
+    for _ in range(_MAX_LEVELS):
+        found = [source.path for one in level for source in _directly_in(one)]
+        if found:
+            return found
+        inside = (p for one in level for p in sorted(one.iterdir()) if not p.name.startswith("."))
+        level = [p for p in inside if p.is_dir() and not p.is_symlink()][:_MAX_FOLDERS]
+    return []
+
+
+def _directly_in(folder: Path) -> list[Source]:
     names = sorted(p for p in folder.iterdir() if p.name.endswith(TRACE_ENDINGS) and p.name != CACHE_FOLDER)
     return [
         Source(p, claimed=rank_in_name(p.name) is not None)
         for p in names
         if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)
+        if not _is_exported(p)
     ]
+
+
+def _is_exported(path: Path) -> bool:
+    """Return whether a report of Nsight Systems lies beside its own export, which is read instead."""
+    if not path.name.endswith(_NSYS_REPORT):
+        return False
+    stem = path.name.removesuffix(_NSYS_REPORT)
+    return any((path.parent / f"{stem}{ending}").is_file() for ending in _EXPORTS)
 
 
 def _beside(name: str) -> bool:
     """Return whether a file of a run folder belongs to a rank but is not its trace (`rank00000.groups.json`)."""
-    return rank_of(name) is not None and ".trace." not in name
+    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", _NSYS_REPORT))

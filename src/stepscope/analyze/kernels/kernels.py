@@ -8,9 +8,11 @@ import numpy as np
 from stepscope.analyze.host.calls import Floats, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.kernels.measured import MeasuredRows, measured_rows
 from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
 from stepscope.cost.chips.table import Chip
 from stepscope.run.device_work import Rows
+from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.trace.classify import EventKind
 
 COMMUNICATION = "communication"
@@ -38,12 +40,27 @@ class Kernel:
     tflops: float | None
     """achieved, over those of its kernels whose shapes are known; None without FLOPs or shapes"""
     gb_per_s: float | None
-    """achieved, counting the least that must move"""
+    """achieved: of the device's memory as measured, else counting the least that must move"""
     bound: str | None
     """what holds most of its time back: `compute-bound`, `memory-bound`, `latency`; None for communication"""
     bound_from: str | None
-    """`shapes` where the roofline decided, `family` where only the name did"""
+    """`measured` where Nsight Compute's metrics decided, `shapes` where the roofline did, `family` where the name"""
     occupancy_pct: float | None
+    """achieved, as measured; else the profiler's estimate"""
+    occupancy_from: str | None = None
+    """`measured` or `estimated`"""
+    sm_pct: float | None = None
+    """of the multiprocessors' peak, as measured"""
+    dram_pct: float | None = None
+    """of the memory's peak, as measured"""
+    tensor_pct: float | None = None
+    """of the tensor pipe's peak, as measured"""
+    stall: str | None = None
+    """what its warps waited for most, as measured"""
+    stall_share: float | None = None
+    """of all their waiting"""
+    measured_share: float = 0.0
+    """of its time in launches that were measured, or are alike to one that was"""
 
 
 @dataclass(frozen=True)
@@ -69,11 +86,13 @@ class KernelTable:
         return self.kernels[:count]
 
 
-def kernel_table(costs: Sequence[KernelCosts], *, chip: Chip | None) -> KernelTable:
+def kernel_table(
+    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = ()
+) -> KernelTable:
     """Return the kernels of all ranks in one table. Without a chip the bound follows from the family alone."""
     sums: dict[str, _Sums] = {}
     for one in costs:
-        _add(sums, one, chip)
+        _add(sums, one, chip, measured_rows(one.rank, measured) if measured else None)
     n = max(len(costs), 1)
     total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
     kernels = [one.kernel(name, n, total) for name, one in sums.items()]
@@ -99,10 +118,15 @@ class _Sums:
     precision: str | None
     max_ns: int = 0
     numbers: dict[str, float] = field(default_factory=dict)
+    stalls: dict[str, float] = field(default_factory=dict)
+    """time by what warps waited for"""
 
     def kernel(self, name: str, num_ranks: int, all_ns: float) -> Kernel:
         n = self.numbers
         bound = max(Bound, key=lambda b: n[f"bound_{b}"])
+        metered = 2 * n["measured_ns"] > n["total_ns"]
+        stall = max(self.stalls, key=lambda reason: (self.stalls[reason], reason), default=None)
+        occupancy = _mean(n, "measured_occupancy")
         return Kernel(
             name=name,
             family=self.family,
@@ -114,21 +138,43 @@ class _Sums:
             tensor_core=self.tensor_core,
             precision=self.precision,
             tflops=n["flops"] / n["flops_ns"] / 1e3 if n["flops_ns"] else None,
-            gb_per_s=n["bytes"] / n["bytes_ns"] if n["bytes_ns"] else None,
+            gb_per_s=_first(_mean(n, "dram_gb_per_s"), n["bytes"] / n["bytes_ns"] if n["bytes_ns"] else None),
             bound=bound.text,
-            bound_from=None if bound is Bound.NONE else "shapes" if n["from_shapes"] else "family",
-            occupancy_pct=n["occupancy"] / n["occupancy_ns"] if n["occupancy_ns"] else None,
+            bound_from=None
+            if bound is Bound.NONE
+            else "measured"
+            if metered
+            else "shapes"
+            if n["from_shapes"]
+            else "family",
+            occupancy_pct=_first(occupancy, _mean(n, "occupancy")),
+            occupancy_from="measured" if occupancy is not None else "estimated" if n["occupancy_ns"] else None,
+            sm_pct=_mean(n, "sm_pct"),
+            dram_pct=_mean(n, "dram_pct"),
+            tensor_pct=_mean(n, "tensor_pct"),
+            stall=stall,
+            stall_share=self.stalls[stall] / sum(self.stalls.values()) if stall else None,
+            measured_share=n["measured_ns"] / n["total_ns"] if n["total_ns"] else 0.0,
         )
 
 
-def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None) -> None:
+def _mean(numbers: dict[str, float], name: str) -> float | None:
+    """Return a mean weighted by time, None where no launch has the number."""
+    return numbers[name] / numbers[f"{name}_ns"] if numbers.get(f"{name}_ns") else None
+
+
+def _first(value: float | None, otherwise: float | None) -> float | None:
+    return otherwise if value is None else value
+
+
+def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> None:
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(np.isin(work.kind, _KERNELS))
     names, example, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
-    weights = _weights(costs, kernels, chip)
+    weights = _weights(costs, kernels, chip, measured)
     totals = {name: sum_by(group, values, len(names)) for name, values in weights.items()}
     longest = np.zeros(len(names), np.int64)
     np.maximum.at(longest, group, costs.duration_ns[kernels])
@@ -140,6 +186,19 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None) -> None:
         mine.max_ns = max(mine.max_ns, int(longest[g]))
         for key, values in totals.items():
             mine.numbers[key] = mine.numbers.get(key, 0.0) + float(values[g])
+    if measured is not None:
+        _add_stalls(sums, costs, kernels, measured)
+
+
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: MeasuredRows) -> None:
+    """Add what the warps of measured kernels waited for, by the kernels' time."""
+    launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
+    both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
+    spent = sum_by(back.reshape(-1), costs.duration_ns[kernels][launch >= 0].astype(np.float64), len(both))
+    for (i, named), time_ns in zip(both.tolist(), spent.tolist(), strict=True):
+        stalls = sums[costs.rank.trace.strings[named]].stalls
+        for reason, share in measured.launches[i].stalls:
+            stalls[reason] = stalls.get(reason, 0.0) + share * time_ns
 
 
 def _empty(costs: KernelCosts, i: int) -> _Sums:
@@ -153,12 +212,13 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
     )
 
 
-def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None) -> dict[str, Floats]:
+def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: MeasuredRows | None) -> dict[str, Floats]:
     """Return what is summed over the kernels of a name."""
     duration = costs.duration_ns[kernels].astype(np.float64)
     flops, size = (np.nan_to_num(values[kernels]) for values in (costs.flops, costs.bytes))
     occupancy, has_occupancy = _occupancy(costs, kernels)
-    bound, from_shapes = (values[kernels] for values in kernel_bounds(costs, chip=chip))
+    bounds = kernel_bounds(costs, chip=chip, measured=measured)
+    bound = bounds.bound[kernels]
     short = duration < SHORT_NS
     return {
         "count": np.ones(len(kernels)),
@@ -171,9 +231,23 @@ def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None) -> dict[str, 
         "bytes_ns": duration * (size > 0),
         "occupancy": occupancy * duration,
         "occupancy_ns": duration * has_occupancy,
-        "from_shapes": from_shapes.astype(np.float64),
+        "from_shapes": bounds.from_shapes[kernels].astype(np.float64),
+        "measured_ns": duration * bounds.measured[kernels],
         **{f"bound_{b}": duration * (bound == b) for b in Bound},
+        **(_measured_weights(measured, kernels, duration) if measured is not None else {}),
     }
+
+
+def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -> dict[str, Floats]:
+    """Return measured metrics times the time they are of, and that time."""
+    columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
+    columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]
+    columns["dram_gb_per_s"] = measured.dram_gb_per_s[kernels]
+    out = {}
+    for name, values in columns.items():
+        out[name] = np.nan_to_num(values) * duration
+        out[f"{name}_ns"] = duration * ~np.isnan(values)
+    return out
 
 
 def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[Floats, Floats]:

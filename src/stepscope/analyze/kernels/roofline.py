@@ -3,8 +3,12 @@
 Held against the chip's roofline, a kernel needs at least `flops / peak` and `bytes / bandwidth`. The larger of the two
 names its bound. A short kernel that takes more than twice that is bound by latency. Without shapes or without a known
 chip, matrix products are taken as compute-bound and all others as memory-bound.
+
+Where Nsight Compute measured a kernel, what it used of the multiprocessors and of the memory decides instead: the
+larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
 """
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -13,12 +17,15 @@ import numpy.typing as npt
 from stepscope.analyze.host.calls import Floats, Mask
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.analyze.kernels.measured import MeasuredRows
 from stepscope.cost.chips.table import Chip
+from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind
 
 SHORT_NS = 10_000
 """Kernels below this are short: about what it takes a host to launch the next one."""
 _LATENCY_FACTOR = 2.0
+MIN_BUSY_PCT = 60.0
 
 
 class Bound(IntEnum):
@@ -36,8 +43,19 @@ class Bound(IntEnum):
         return (None, "compute-bound", "memory-bound", "latency")[self]
 
 
-def kernel_bounds(costs: KernelCosts, *, chip: Chip | None) -> tuple[npt.NDArray[np.uint8], Mask]:
-    """Return the `Bound` of each row of the rank's work, and where shapes and chip decided it."""
+@dataclass(frozen=True, eq=False, repr=False)
+class KernelBounds(ArrayRecord):
+    """What holds each row of a rank's work back, and how that is known."""
+
+    bound: npt.NDArray[np.uint8]
+    from_shapes: Mask
+    """shapes and chip decided it"""
+    measured: Mask
+    """what Nsight Compute measured decided it"""
+
+
+def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredRows | None = None) -> KernelBounds:
+    """Return the `Bound` of each row of the rank's work."""
     duration = costs.duration_ns
     compute_ns, memory_ns = _least_ns(costs, chip)
     known = ~np.isnan(compute_ns + memory_ns)
@@ -45,8 +63,22 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None) -> tuple[npt.NDArray
     bound = np.where(known, np.where(compute_ns >= memory_ns, Bound.COMPUTE, Bound.MEMORY), by_family)
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
     bound[(duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns)] = Bound.LATENCY
+    by_meter, metered = _measured_bounds(measured, len(bound))
+    bound = np.where(metered, by_meter, bound)
     bound[costs.rank.work.kind != EventKind.KERNEL] = Bound.NONE
-    return bound.astype(np.uint8), known
+    return KernelBounds(bound.astype(np.uint8), known & ~metered, metered)
+
+
+def _measured_bounds(measured: MeasuredRows | None, rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
+    """Return the bounds that were measured, and where."""
+    if measured is None:
+        return np.zeros(rows, np.int64), np.zeros(rows, bool)
+    compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
+    memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
+    known = ~np.isnan(compute + memory)
+    busy = np.fmax(compute, memory)
+    bound = np.where(busy < MIN_BUSY_PCT, Bound.LATENCY, np.where(compute >= memory, Bound.COMPUTE, Bound.MEMORY))
+    return bound, known
 
 
 def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:

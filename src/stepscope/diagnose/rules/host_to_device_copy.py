@@ -1,6 +1,9 @@
 """`host-to-device-copy`: copies to the device from pageable memory, or not overlapped with compute."""
 
+from collections.abc import Sequence
+
 from stepscope.analyze.account import Account
+from stepscope.analyze.host.calls import Mask
 from stepscope.analyze.replay.changes import faster_work
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms, transfers_to_device
@@ -17,8 +20,7 @@ def host_to_device_copy(account: Account) -> list[Candidate]:
     copying = device_ms(account, chosen)
     if not copying:
         return []
-    pageable = any("Pageable" in (r.trace.text(int(i)) or "") for r, mask in zip(account.run.ranks, chosen, strict=True)
-                   for i in set(r.work.name[mask].tolist()))  # fmt: skip
+    pageable = _mostly_pageable(account, chosen)
     return [
         Candidate(
             id="host-to-device-copy",
@@ -32,3 +34,15 @@ def host_to_device_copy(account: Account) -> list[Candidate]:
             evidence=(Evidence("host-to-device copies per step", round(copying, 3), "ms", "mean rank"),),
         )
     ]
+
+
+def _mostly_pageable(account: Account, chosen: Sequence[Mask]) -> bool:
+    """Return whether pageable memory was the source for most of the copies' time: a few small ones explain nothing."""
+    by_source = {True: 0, False: 0}
+    for rank, mask in zip(account.run.ranks, chosen, strict=True):
+        work = rank.work
+        for name in set(work.name[mask].tolist()):
+            mine = mask & (work.name == name)
+            spent_ns = int((work.end_ns[mine] - work.start_ns[mine]).sum())
+            by_source["Pageable" in (rank.trace.text(name) or "")] += spent_ns
+    return by_source[True] > by_source[False]

@@ -1,4 +1,5 @@
-"""Which ranks read the same clock? Those of one machine since its last boot, where the recorder noted it.
+"""Which ranks read the same clock? Those of one machine since its last boot, where the recorder noted it, and those
+that one capture of Nsight Systems recorded together.
 
 Ranks of one machine need no estimate between them, and what is estimated between machines is better for having
 several ranks on each side.
@@ -9,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.run.clocks.offsets import Clocks
+from stepscope.run.imports.second_recording import is_nsight
 from stepscope.run.load import Run
+from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
 _CONTRADICTED = 3
@@ -18,12 +21,17 @@ _SAME_CLOCK_NS = 1_000.0
 
 
 def machine_of_rank(run: Run) -> list[str | None]:
-    """Return the boot id of each rank's machine, None where the run's description does not give it."""
+    """Return the boot id of each rank's machine, else the capture that recorded it; None where neither is known."""
     listed = run.description.get("ranks")
     known = listed if isinstance(listed, dict) else {}
     facts = [known.get(str(rank.rank)) for rank in run.ranks]
     ids = [fact.get("boot_id") if isinstance(fact, dict) else None for fact in facts]
-    return [found if isinstance(found, str) else None for found in ids]
+    captures = [_capture(rank) for rank in run.ranks]
+    return [found if isinstance(found, str) else capture for found, capture in zip(ids, captures, strict=True)]
+
+
+def _capture(rank: Rank) -> str | None:
+    return f"capture {rank.trace.path}" if is_nsight(rank.trace) else None
 
 
 def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:

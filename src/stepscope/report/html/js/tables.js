@@ -95,6 +95,8 @@ function collectives(report) {
 
 function kernels(report) {
   if (!report.kernels.length) return null;
+  const measured = report.kernels.some((r) => r.measured_share > 0);
+  const share = (title, field) => ({ title, get: (r) => r[field], show: (v) => (known(v) ? pctText(v) : NONE), number: true });
   return panel("kernels", "Kernels",
     el("p", { class: "quiet" }, "Mean over ranks, over the whole window."),
     sortedTable("kernels", report.kernels, [
@@ -108,6 +110,8 @@ function kernels(report) {
       rateColumn("TFLOP/s", "tflops"),
       rateColumn("GB/s", "gb_per_s"),
       textColumn("bound", "bound"),
+      ...(measured ? [textColumn("by", "bound_from"), share("occupancy", "occupancy_pct"), share("DRAM", "dram_pct"),
+        share("tensor pipe", "tensor_pct"), textColumn("waits for", "stall")] : []),
     ], { filter: (r) => `${r.name} ${r.family}`, sort: 3 }));
 }
 

@@ -1,0 +1,224 @@
+"""`stepscope import`: files of other tools find their place in a run, and nothing is lost or half written."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import RankTrace
+from tests.trace.nsight.kineto_as_nsys import write_nsys
+
+from stepscope.cli.main import main
+from stepscope.run.load import load
+
+NCU = Path(__file__).parents[1] / "data" / "ncu-h200" / "wide.csv"
+
+
+def trace(rank: int, *, world_size: int = 2) -> RankTrace:
+    made = RankTrace(rank, world_size=world_size)
+    for step in range(3):
+        made.step(step, 1000 * step, 1000 * step + 990)
+        made.kernel("gemm", at=1000 * step + 10, start=1000 * step + 20, end=1000 * step + 500)
+    return made
+
+
+def export(folder: Path, *ranks: int, name: str = "profile.sqlite", blobs: bool = True) -> Path:
+    return write_nsys(folder / name, [trace(rank).document() for rank in ranks], blobs=blobs)
+
+
+def run_of(folder: Path, *ranks: int) -> Path:
+    run = folder / "run"
+    run.mkdir()
+    for rank in ranks:
+        trace(rank).write(run)
+    return run
+
+
+def fake_tool(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: str) -> None:
+    """Put a program of that name on PATH."""
+    tools = folder / "tools"
+    tools.mkdir(exist_ok=True)
+    (tools / name).write_text(f"#!{sys.executable}\nimport shutil, sys\n{body}\n")
+    (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools))
+
+
+def test_export_becomes_a_run_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "new"
+    assert main(["import", str(export(tmp_path, 0, 1)), "--into", str(run)]) == 0
+    said = capsys.readouterr()
+    assert "profile.nsys.sqlite  Nsight Systems export: 6 kernels of 2 processes" in said.out
+    assert [r.rank for r in load(run, cache=False).ranks] == [0, 1]
+    assert main(["report", str(run), "--json", str(tmp_path / "r.json")]) == 0
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [r["num_steps"] for r in report["ranks"]] == [3, 3]
+
+
+def test_rank_of_an_export_comes_from_inside(tmp_path: Path) -> None:
+    run = tmp_path / "new"
+    assert main(["import", str(export(tmp_path, 1)), "--into", str(run)]) == 0
+    assert [p.name for p in run.iterdir()] == ["rank00001.nsys.sqlite"]
+
+
+def test_disagreement_on_the_rank_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "new"
+    assert main(["import", str(export(tmp_path, 1, name="rank5.sqlite")), "--into", str(run)]) == 0
+    assert "rank 1 by the file itself, rank 5 by its name; the file itself is believed" in capsys.readouterr().err
+    assert [p.name for p in run.iterdir()] == ["rank00001.nsys.sqlite"]
+
+
+def test_metrics_of_kernels_are_found_by_the_report(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0, 1)
+    assert main(["import", str(NCU), "--into", str(run), "--rank", "1"]) == 0
+    (measured,) = load(run, cache=False).measured
+    assert (measured.file, measured.rank, len(measured.launches)) == ("rank00001.ncu.csv", 1, 8)
+
+
+def test_second_import_of_the_same_file_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "new"
+    path = export(tmp_path, 1)
+    for _ in range(2):
+        assert main(["import", str(path), "--into", str(run)]) == 0
+    assert "(was there already)" in capsys.readouterr().out
+
+
+def test_other_file_in_the_same_place_needs_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "new"
+    main(["import", str(export(tmp_path, 1)), "--into", str(run)])
+    other = write_nsys(tmp_path / "other.sqlite", [{**trace(1).document(), "baseTimeNanoseconds": 5}])
+    before = (run / "rank00001.nsys.sqlite").read_bytes()
+    assert main(["import", str(other), "--into", str(run)]) == 2
+    assert "already exists; use --force" in capsys.readouterr().err
+    assert (run / "rank00001.nsys.sqlite").read_bytes() == before
+    assert main(["import", str(other), "--into", str(run), "--force"]) == 0
+    assert (run / "rank00001.nsys.sqlite").read_bytes() == other.read_bytes()
+
+
+def test_one_bad_file_leaves_the_run_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, bad = run_of(tmp_path, 0), tmp_path / "bad.sqlite"
+    bad.write_bytes(export(tmp_path, 1).read_bytes()[:20_000])
+    before = sorted(p.name for p in run.iterdir())
+    assert main(["import", str(NCU), str(bad), "--into", str(run)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert sorted(p.name for p in run.iterdir()) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"SQLite format 3\0" + bytes(200), b"{}", b"\x1f\x8bxx"])
+def test_foreign_files_are_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    assert main(["import", str(path), "--into", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_kineto_trace_without_a_rank_needs_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    document = trace(0).document()
+    del document["distributedInfo"]
+    path.write_text(json.dumps(document))
+    assert main(["import", str(path), "--into", str(tmp_path / "new")]) == 2
+    assert "give --rank" in capsys.readouterr().err
+    assert main(["import", str(path), "--into", str(tmp_path / "new"), "--rank", "3"]) == 0
+    assert [r.rank for r in load(tmp_path / "new", cache=False).ranks] == [3]
+
+
+def test_rank_outside_of_the_run_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_of(tmp_path, 0, 1)
+    (run / "run.json").write_text('{"world_size": 2}')
+    assert main(["import", str(NCU), "--into", str(run), "--rank", "9"]) == 0
+    assert "rank 9 is none of the 2 ranks" in capsys.readouterr().err
+
+
+def test_folder_of_files_is_imported(tmp_path: Path) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    shutil.copy(NCU, logs / "metrics_rank_0.csv")
+    export(logs, 1)
+    (logs / "notes.txt").write_text("nothing")
+    assert main(["import", str(logs), "--into", str(tmp_path / "new")]) == 0
+    assert sorted(p.name for p in (tmp_path / "new").iterdir()) == ["rank00000.ncu.csv", "rank00001.nsys.sqlite"]
+
+
+def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0, 1)
+    main(["import", str(export(tmp_path, 1)), "--into", str(run)])
+    loaded = load(run, cache=False)
+    assert [r.trace.path.endswith(".json.gz") for r in loaded.ranks] == [True, True]
+    (line,) = [w for w in loaded.warnings if "Nsight Systems" in w]
+    assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
+
+
+def test_second_recording_of_another_time_is_said(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0, 1)
+    other = {**trace(1).document(), "baseTimeNanoseconds": 1_700_000_100_000_000_000}
+    main(["import", str(write_nsys(tmp_path / "x.sqlite", [other])), "--into", str(run)])
+    assert any("record other times (100.0 s apart" in w for w in load(run, cache=False).warnings)
+
+
+def test_rank_that_only_nsight_recorded_joins_the_others(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0)
+    main(["import", str(export(tmp_path, 1)), "--into", str(run)])
+    assert [r.rank for r in load(run, cache=False).ranks] == [0, 1]
+
+
+# NVIDIA's own reports -------------------------------------------------------------------------------------------------
+
+
+def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = export(tmp_path, 1)
+    fake_tool(
+        tmp_path, monkeypatch, "nsys",
+        "out = next(a for a in sys.argv if a.startswith('--output='))[9:]\n"
+        f"assert sys.argv[1] == 'export' and '--type=sqlite' in sys.argv\nshutil.copy({str(made)!r}, out)",
+    )  # fmt: skip
+    report = tmp_path / "rank1.nsys-rep"
+    report.write_bytes(b"report")
+    assert main(["import", str(report), "--into", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "rank00001.nsys.sqlite").read_bytes() == made.read_bytes()
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    shutil.copy(report, alone)
+    assert [r.rank for r in load(alone).ranks] == [1]
+    monkeypatch.setenv("PATH", "")
+    assert [r.rank for r in load(alone).ranks] == [1], "the export is kept"
+
+
+def test_report_goes_through_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_tool(
+        tmp_path, monkeypatch, "ncu",
+        f"assert sys.argv[1] == '--import' and '--csv' in sys.argv\nsys.stdout.write(open({str(NCU)!r}).read())",
+    )  # fmt: skip
+    report = tmp_path / "rank0.ncu-rep"
+    report.write_bytes(b"report")
+    assert main(["import", str(report), "--into", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "rank00000.ncu.csv").read_bytes() == NCU.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "tool"), [("x.nsys-rep", "nsys"), ("x.ncu-rep", "ncu")])
+def test_without_the_tool_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, tool: str
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    (tmp_path / name).write_bytes(b"report")
+    assert main(["import", str(tmp_path / name), "--into", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr().err
+    assert f"{tool} is not on PATH; where it is, run {tool} " in said and said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("body", ["sys.exit('no such\\nreport')", "pass", "print('garbage')"])
+def test_tool_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], body: str
+) -> None:
+    for name in ("nsys", "ncu"):
+        fake_tool(tmp_path, monkeypatch, name, body)
+        (tmp_path / f"rank0.{name}-rep").write_bytes(b"report")
+        assert main(["import", str(tmp_path / f"rank0.{name}-rep"), "--into", str(tmp_path / "new")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert not list((tmp_path / "new").iterdir())

@@ -1,0 +1,319 @@
+"""Exports of Nsight Systems: every row of a real one accounted for, and hostile ones refused in one line."""
+
+import gzip
+import sqlite3
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.trace.nsight.kineto_as_nsys import INIT, MACHINE, SIZED, Export, payload
+
+from stepscope.errors import TraceError
+from stepscope.run.load import load
+from stepscope.trace.classify import EventKind, event_kinds
+from stepscope.trace.nsight.database import Database, integers
+from stepscope.trace.nsight.read import read_nsys
+from stepscope.trace.nsight.torch_ranges import torch_range
+from stepscope.trace.table import Trace
+
+REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("nsys") / "export.sqlite"
+    path.write_bytes(gzip.decompress(REAL.read_bytes()))
+    return path
+
+
+def by_stream(traces: tuple[Trace, ...], kind: EventKind) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return count and time of one kind of event by device and stream."""
+    out: dict[tuple[int, int], tuple[int, int]] = {}
+    for trace in traces:
+        rows = np.flatnonzero(event_kinds(trace) == kind)
+        keys = zip(trace["pid"][rows].tolist(), trace["tid"][rows].tolist(), strict=True)
+        for key, dur in zip(keys, trace["dur_ns"][rows].tolist(), strict=True):
+            count, total = out.get(key, (0, 0))
+            out[key] = count + 1, total + dur
+    return out
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [("KERNEL", EventKind.KERNEL), ("MEMCPY", EventKind.COPY)],
+)
+def test_counts_and_times_per_stream_equal_sql(real: Path, table: str, kind: EventKind) -> None:
+    db = sqlite3.connect(real)
+    query = f"SELECT deviceId, streamId, count(*), sum(end - start) FROM CUPTI_ACTIVITY_KIND_{table} GROUP BY 1, 2"
+    said = {(device, stream): (count, total) for device, stream, count, total in db.execute(query)}
+    assert said and by_stream(read_nsys(real), kind) == said
+
+
+def test_copies_equal_sql_by_direction_and_bytes(real: Path) -> None:
+    db = sqlite3.connect(real)
+    query = "SELECT copyKind, count(*), sum(bytes), sum(end - start) FROM CUPTI_ACTIVITY_KIND_MEMCPY GROUP BY 1"
+    directions = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
+    said = {directions[kind]: (count, size, spent) for kind, count, size, spent in db.execute(query)}
+    found: dict[str, tuple[int, int, int]] = {}
+    for trace in read_nsys(real):
+        rows = np.flatnonzero(event_kinds(trace) == EventKind.COPY)
+        for row, size in zip(rows.tolist(), trace.arg("bytes").at(rows, missing=-1).tolist(), strict=True):
+            direction = (trace.text(int(trace["name"][row])) or "").split()[1]
+            count, total, spent = found.get(direction, (0, 0, 0))
+            found[direction] = count + 1, total + size, spent + int(trace["dur_ns"][row])
+    assert found == said
+
+
+def test_calls_and_ranges_equal_sql(real: Path) -> None:
+    db = sqlite3.connect(real)
+    traces = read_nsys(real)
+    kinds = np.concatenate([event_kinds(trace) for trace in traces])
+    assert (kinds == EventKind.RUNTIME).sum() == db.execute(
+        "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+    ).fetchone()[0]
+    ranges = np.isin(kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)).sum()
+    assert ranges == db.execute("SELECT count(*) FROM NVTX_EVENTS WHERE eventType IN (59, 60)").fetchone()[0]
+
+
+def test_every_launched_kernel_finds_its_operator(real: Path) -> None:
+    run = load(real, cache=False)
+    assert [r.rank for r in run.ranks] == [0, 1]
+    for rank in run.ranks:
+        assert rank.joins.device_events > 500
+        assert rank.joins.without_op == 0
+        assert rank.trace.header["nsight"]["schema"] == "3.25.0"
+
+
+def test_times_are_on_the_wall_clock(real: Path) -> None:
+    db = sqlite3.connect(real)
+    epoch, system_clock = db.execute("SELECT utcEpochNs, systemClockNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+    first = db.execute("SELECT min(start) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()[0]
+    trace = read_nsys(real)[0]
+    kernels = trace["ts_ns"][event_kinds(trace) == EventKind.KERNEL]
+    assert int(kernels.min()) == epoch + first - system_clock
+
+
+def test_chunks_do_not_change_the_table(real: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = read_nsys(real)
+    monkeypatch.setattr("stepscope.trace.nsight.database.CHUNK_ROWS", 37)
+    for one, other in zip(whole, read_nsys(real), strict=True):
+        assert [one.strings[i] for i in one["name"]] == [other.strings[i] for i in other["name"]]
+        assert one["ts_ns"].tolist() == other["ts_ns"].tolist()
+
+
+def test_progress_ends_at_the_file_size(real: Path) -> None:
+    told: list[int] = []
+    read_nsys(real, progress=told.append)
+    assert told == sorted(told) and told[-1] == real.stat().st_size
+
+
+# Small exports --------------------------------------------------------------------------------------------------------
+
+
+def small(path: Path) -> Export:
+    """Return an export with one process: a launch and its kernel."""
+    export = Export(path)
+    export.clock(1_000_000)
+    thread = MACHINE | 7 << 24 | 70
+    export.insert(
+        "CUPTI_ACTIVITY_KIND_RUNTIME", 100, 110, 0, thread, 1, export.text("cudaLaunchKernel_v7000_ptsz"), 0, None
+    )
+    kernel(export)
+    return export
+
+
+def kernel(export: Export, start: Any = 200, end: Any = 300, *, name: Any = None, correlation: Any = 1) -> None:
+    name = export.text("gemm") if name is None else name
+    where = start, end, 0, 1, 7, correlation, MACHINE | 7 << 24
+    sizes = 32, 1, 2, 3, 4, 5, 6, 0, 16, None
+    export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *where, name, name, None, *sizes)
+
+
+def read_small(export: Export, path: Path) -> Trace:
+    export.close()
+    (trace,) = read_nsys(path)
+    return trace
+
+
+def test_kernel_has_its_arguments(tmp_path: Path) -> None:
+    trace = read_small(small(tmp_path / "x.sqlite"), tmp_path / "x.sqlite")
+    row = np.flatnonzero(event_kinds(trace) == EventKind.KERNEL)
+    said = {
+        name: int(trace.arg(name).at(row, missing=-1)[0])
+        for name in ("stream", "device", "correlation", "registers", "shared_bytes")
+    }
+    assert said == {"stream": 7, "device": 0, "correlation": 1, "registers": 32, "shared_bytes": 16}
+    assert trace.text(int(trace.arg("grid").at(row, missing=-1)[0])) == "[1, 2, 3]"
+    assert trace.text(int(trace.arg("block").at(row, missing=-1)[0])) == "[4, 5, 6]"
+    assert [trace.text(int(i)) for i in trace["name"]] == ["cudaLaunchKernel", "gemm"]
+    assert trace["ts_ns"].tolist() == [1_000_100, 1_000_200]
+
+
+def test_graphs_recorded_as_a_whole_are_kernels_and_said(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    export.db.execute(
+        "CREATE TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE (start INTEGER, end INTEGER, deviceId INTEGER, "
+        "graphId INTEGER, contextId INTEGER, streamId INTEGER, correlationId INTEGER, globalPid INTEGER)"
+    )
+    export.insert("CUPTI_ACTIVITY_KIND_GRAPH_TRACE", 400, 900, 0, 3, 1, 7, 1, MACHINE | 7 << 24)
+    trace = read_small(export, tmp_path / "x.sqlite")
+    assert (event_kinds(trace) == EventKind.KERNEL).sum() == 2
+    assert "CUDA graph 3" in trace.strings
+    assert "--cuda-graph-trace=node" in trace.quality.notes[0]
+
+
+def test_values_of_wrong_types_are_counted_and_left_out(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    for start, end in (("soon", 5), (None, 5), (1.5, 5), (b"\0", 5), (10, None)):
+        kernel(export, start, end)
+    kernel(export, 500, 400)
+    kernel(export, 1 << 62, (1 << 63) - 1)
+    kernel(export, -(1 << 63), (1 << 63) - 1)
+    kernel(export, 600, 700, name="gemm", correlation="x")
+    trace = read_small(export, tmp_path / "x.sqlite")
+    quality = trace.quality
+    assert (quality.bad_time, quality.negative_duration, quality.far_times) == (5, 2, 1)
+    assert trace.num_events == 3
+    assert "unknown kernel" in trace.strings
+
+
+def test_names_that_are_no_text_or_far_too_long_are_kept_short(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    export.insert("StringIds", 5, b"bad \xff name".decode("latin1"))
+    export.db.execute("INSERT INTO StringIds VALUES (6, CAST(x'6261ff64' AS TEXT))")
+    export.insert("StringIds", 7, "y" * 1_000_000)
+    for name in (5, 6, 7, 8):
+        kernel(export, name=name)
+    trace = read_small(export, tmp_path / "x.sqlite")
+    assert "ba\ufffdd" in trace.strings and max(map(len, trace.strings)) < 70_000
+    assert (trace.quality.bad_text, trace.quality.shortened) == (1, 1)
+
+
+def test_payload_in_hexadecimal_is_read_too(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    thread = MACHINE | 7 << 24 | 70
+    made = payload(INIT, struct.pack("<Qiiii", 0xAB, 8, 5, 0, 0))
+    export.nvtx(10, 20, "ncclCommInitRank", thread, data=made)
+    sent = payload(SIZED, struct.pack("<QQ", 0xAB, 4096))
+    export.insert("NVTX_EVENTS", 90, 120, 59, "ncclAllGather", None, thread, 1, sent.hex())
+    trace = read_small(export, tmp_path / "x.sqlite")
+    row = np.flatnonzero(trace["name"] == trace.strings.index("record_param_comms"))
+    said = [int(trace.arg(name).at(row, missing=-1)[0]) for name in ("in_elems", "out_elems", "group_size")]
+    assert said == [4096, 8 * 4096, 8]
+    info = trace.header["distributedInfo"]
+    assert (info["rank"], info["world_size"], info["pg_config"][0]["ranks"]) == (5, 8, list(range(8)))
+
+
+def test_rank_comes_from_the_environment_of_one_rank_and_conflicts_are_said(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    for name, value in (("RANK", 3), ("WORLD_SIZE", 4), ("API_KEY", 99)):
+        export.insert("META_DATA_CAPTURE", "PROCESS_0:ENVIRONMENT_VARIABLE", f'{name}="{value}"')
+    trace = read_small(export, tmp_path / "x.sqlite")
+    assert trace.header["distributedInfo"]["rank"] == 3
+    assert "99" not in str(trace.header)
+
+
+def test_open_ranges_and_missing_payloads_are_said(tmp_path: Path) -> None:
+    export = small(tmp_path / "x.sqlite")
+    thread = MACHINE | 7 << 24 | 70
+    export.nvtx(10, None, "epoch", thread)
+    export.nvtx(90, 120, "ncclAllReduce", thread)
+    trace = read_small(export, tmp_path / "x.sqlite")
+    assert any("1 NVTX ranges had not ended" in note for note in trace.quality.notes)
+    assert any("--include-blobs=true" in note for note in trace.quality.notes)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("DROP TABLE StringIds", "none of its tables"),
+        ("DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL", "used a device"),
+        (
+            "ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL RENAME TO k; "
+            "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS SELECT * FROM k, k, k",
+            "is a view",
+        ),
+        ("DROP TABLE StringIds; CREATE TABLE StringIds (id INTEGER, value TEXT)", "no primary key"),
+        (
+            "INSERT INTO StringIds VALUES (77, zeroblob(20000000)); "
+            "UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET demangledName = 77",
+            "too large a value",
+        ),
+    ],
+)  # fmt: skip
+def test_hostile_schemas_are_refused_in_one_line(tmp_path: Path, change: str, said: str) -> None:
+    path = tmp_path / "x.sqlite"
+    export = small(path)
+    export.db.executescript(change)
+    export.close()
+    with pytest.raises(TraceError, match=said) as error:
+        read_nsys(path)
+    assert "\n" not in str(error.value)
+
+
+def test_computed_columns_are_not_computed(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    export = small(path)
+    export.db.executescript(
+        "DROP TABLE CUPTI_ACTIVITY_KIND_KERNEL; CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, "
+        "end INTEGER GENERATED ALWAYS AS (length(hex(zeroblob(400000000)))) VIRTUAL); "
+        "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (5);"
+    )
+    export.close()
+    with pytest.raises(TraceError, match="used a device"):
+        read_nsys(path)
+
+
+@pytest.mark.parametrize("sixteenth", range(1, 16))
+def test_cut_exports_are_refused_in_one_line(real: Path, tmp_path: Path, sixteenth: int) -> None:
+    data = real.read_bytes()
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(data[: len(data) * sixteenth // 16])
+    with pytest.raises(TraceError) as error:
+        read_nsys(path)
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    small(path).close()
+    before = path.read_bytes()
+    read_nsys(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.sqlite"]
+    assert path.read_bytes() == before
+
+
+def test_only_reading_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    small(path).close()
+    with Database(path) as db:
+        for statement in (f"ATTACH '{tmp_path}/canary' AS c", "CREATE TEMP TABLE t (a)", "SELECT load_extension('x')"):
+            with pytest.raises(sqlite3.Error):
+                db._db.execute(statement)
+    assert not (tmp_path / "canary").exists()
+
+
+def test_integers_take_nothing_for_a_number_that_is_none() -> None:
+    values, known = integers((3, True, None, "7", 2.0, b"1", -(2**63)))
+    assert known.tolist() == [True, False, False, False, False, False, True]
+    assert values[[0, 6]].tolist() == [3, -(2**63)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "operator", "sizes"),
+    [
+        ("aten::mm, op_id = 5, sizes = [[1, 2], [2, 3]], input_op_ids = [(4,0)]", "aten::mm", True, "[[1, 2], [2, 3]]"),
+        ("MulBackward0, seq = 3, op_id = 9", "MulBackward0", True, None),
+        ("autograd::engine::evaluate_function: N, op_id = 1", "autograd::engine::evaluate_function: N", True, None),
+        ("FSDP::pre_forward (a.b), op_id = 3", "FSDP::pre_forward (a.b)", False, None),
+        ("ProfilerStep#3, op_id = 12", "ProfilerStep#3", False, None),
+        ("Optimizer.step#AdamW.step, op_id = 1", "Optimizer.step#AdamW.step", False, None),
+        ("step 4", "step 4", False, None),
+        ("record_param_comms, seq = 3", "record_param_comms", True, None),
+    ],
+)  # fmt: skip
+def test_names_of_ranges_are_taken_apart(text: str, name: str, operator: bool, sizes: str | None) -> None:
+    found = torch_range(text)
+    assert (found.name, found.is_operator, found.sizes) == (name, operator, sizes)
