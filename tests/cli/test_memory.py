@@ -29,7 +29,7 @@ def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Job(ranks=2, steps=3).run(tmp_path)
-    steps = [{"schema": 1, "rank": 0}]
+    steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]
     steps += [
         {"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": {"peak_allocated_bytes": 7 * 10**6}}
         for i in range(4)
@@ -90,7 +90,7 @@ def test_foreign_files_are_one_line(tmp_path: Path, content: bytes, capsys: pyte
 
 
 def test_odd_values_of_a_snapshot_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    odd = [None, -1, 2**70, "x", [], {}, 1.5, True]
+    odd: list[Any] = [None, -1, 2**70, "x", [], {}, 1.5, True]
     for value in odd:
         found = {
             "segments": [{"device": 0, "address": 512, "total_size": 4096, "blocks": [{"size": value}, {"size": 512}]}],

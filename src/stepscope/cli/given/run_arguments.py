@@ -5,8 +5,8 @@ from pathlib import Path
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.kernels.efficiency import GivenValues
+from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
-from stepscope.cli.progress import reading_progress
 from stepscope.cost.chips.table import load_chips
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration

@@ -98,8 +98,8 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
         path=str(path),
         device=found["device"],
         segments=tuple(
-            Segment(*segment[:-1], tuple(SnapshotBlock(*block) for block in segment[-1]))
-            for segment in found["segments"]
+            Segment(address, size, used, stream, small, private, tuple(SnapshotBlock(*block) for block in blocks))
+            for address, size, used, stream, small, private, blocks in found["segments"]
         ),
         action=tuple(events[0]),
         address=tuple(events[1]),
@@ -172,7 +172,7 @@ class _Interned:
 
 
 def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int]:
-    codes = {name: code for code, name in enumerate(ACTIONS)}
+    codes: dict[Any, int] = {name: code for code, name in enumerate(ACTIONS)}
     columns: list[list[int]] = [[], [], [], [], []]
     lost = max(0, len(trace) - MAX_EVENTS)
     for event in trace[:MAX_EVENTS]:
