@@ -172,11 +172,12 @@ class _Interned:
 
 
 def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int]:
-    codes: dict[Any, int] = {name: code for code, name in enumerate(ACTIONS)}
+    codes = {name: code for code, name in enumerate(ACTIONS)}
     columns: list[list[int]] = [[], [], [], [], []]
     lost = max(0, len(trace) - MAX_EVENTS)
     for event in trace[:MAX_EVENTS]:
-        code = codes.get(event.get("action")) if isinstance(event, dict) else None
+        action = event.get("action") if isinstance(event, dict) else None
+        code = codes.get(action) if isinstance(action, str) else None
         if code is None:
             continue  # snapshots, out of memory and the user's own marks change nothing
         row = [_whole(event.get(name)) for name in ("addr", "size", "time_us")]

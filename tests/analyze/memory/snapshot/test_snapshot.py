@@ -176,3 +176,16 @@ def test_snapshot_without_history_says_so(tmp_path: Path) -> None:
     assert view.end.allocated_bytes == 18 * MB and view.end.by_purpose["unknown"] == 18 * MB
     assert view.end.by_purpose["weights"] is None and "no history" in view.reasons["weights"]
     assert view.fragmentation is not None and view.gaps
+
+
+def test_history_that_does_not_fit_its_segments_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    trained(path)
+    found = pickle.loads(path.read_bytes())
+    found["device_traces"] = [
+        found["device_traces"][0] * 3
+    ]  # the segment is got three times, blocks twice at one place
+    path.write_bytes(pickle.dumps(found))
+    view = snapshot_view(read_memory_snapshot(path))
+    assert view.peak.reserved_bytes is None and "do not fit" in view.reasons["reserved_unused"]
+    assert view.end.reserved_bytes == 1000 * MB

@@ -41,7 +41,7 @@ class Moment:
     event: int
     time_us: int | None
     allocated_bytes: int
-    reserved_bytes: int
+    reserved_bytes: int | None
     by_purpose: dict[str, int | None]
     """None is unknown, and then part of `unknown`; all but `reserved_unused` sum to what is allocated"""
     by_line: tuple[LineBytes, ...]
@@ -126,7 +126,9 @@ def _moment(
 ) -> Moment:
     known = event >= 0
     allocated = int(history.allocated_bytes[event]) if known else snapshot.allocated_bytes
-    reserved = int(history.reserved_bytes[event]) if known else snapshot.reserved_bytes
+    reserved: int | None = snapshot.reserved_bytes
+    if known and event < len(snapshot.action) - 1:
+        reserved = None if history.reserved_bytes is None else int(history.reserved_bytes[event])
     sums: dict[str, int | None] = dict(purposes.at(history, event))
     for name in PURPOSES:
         if name in reasons and not sums[name]:
@@ -136,7 +138,7 @@ def _moment(
         time_us=snapshot.time_us[event] if known else None,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
-        by_purpose={**sums, "reserved_unused": reserved - allocated},
+        by_purpose={**sums, "reserved_unused": None if reserved is None else reserved - allocated},
         by_line=_by_line(snapshot, history, purposes, event),
     )
 
@@ -227,7 +229,7 @@ def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int
     return {
         "time_us": tuple(snapshot.time_us[i] - begin for i in at),
         "allocated_bytes": tuple(int(history.allocated_bytes[i]) for i in at),
-        "reserved_bytes": tuple(int(history.reserved_bytes[i]) for i in at),
+        **({} if history.reserved_bytes is None else {"reserved_bytes": tuple(history.reserved_bytes[at].tolist())}),
     }
 
 
@@ -251,6 +253,8 @@ def _reasons(
             f"the replayed history ends {history.differs_bytes:,} bytes away from the snapshot: moments before its end "
             "may be off by that"
         )
+    if history.reserved_bytes is None:
+        reasons["reserved_unused"] = "segments of the history and of the snapshot do not fit together"
     if snapshot.lost_events:
         reasons["events"] = f"{snapshot.lost_events:,} events could not be read"
     if not len(purposes.step_ends):
