@@ -13,6 +13,7 @@ import pytest
 from tools.fuzz import pool
 from tools.fuzz.arguments import odd_arguments, odd_outputs
 from tools.fuzz.case import Case, case_from, make_files, node, seed, text
+from tools.fuzz.exports import hostile_exports
 from tools.fuzz.fields import changed_fields
 from tools.fuzz.mutate import mutated_traces
 from tools.fuzz.oracle import Outcome, complaints
@@ -21,7 +22,7 @@ from tools.fuzz.worker import run_case
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = ROOT / "tests" / "data" / "hostile"
-GENERATORS = (mutated_traces, changed_fields, side_files, odd_arguments, odd_outputs)
+GENERATORS = (mutated_traces, changed_fields, side_files, hostile_exports, odd_arguments, odd_outputs)
 REPORT = Case(("report", "run", "--json", "-"))
 
 

@@ -21,13 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tools.fuzz.arguments import odd_arguments, odd_outputs
 from tools.fuzz.case import Case, case_from
+from tools.fuzz.exports import hostile_exports
 from tools.fuzz.fields import changed_fields
 from tools.fuzz.mutate import mutated_traces
 from tools.fuzz.oracle import Outcome, complaints
 from tools.fuzz.pool import Job, outcomes
 from tools.fuzz.side_files import side_files
 
-GENERATORS = ((32, mutated_traces), (40, changed_fields), (16, side_files), (8, odd_arguments), (4, odd_outputs))
+GENERATORS = (
+    *((30, mutated_traces), (36, changed_fields), (16, side_files), (8, hostile_exports)),
+    *((6, odd_arguments), (4, odd_outputs)),
+)
 """how many of a hundred inputs come from each"""
 OWN_PROCESS = 0.01
 _STARTS_JOBS = ("bench", "demo", "view", "calibrate", "predict")

@@ -154,6 +154,14 @@ def test_second_recording_of_a_rank_is_held_against_the_first(tmp_path: Path) ->
     assert "rank 1" in line and "agree where both record (3 and 3 kernels" in line
 
 
+def test_export_whose_ranks_nobody_knows_is_not_guessed(tmp_path: Path) -> None:
+    run = run_of(tmp_path, 0, 1, 2)
+    main(["import", str(export(tmp_path, 0, 1, blobs=False)), "--into", str(run)])
+    loaded = load(run, cache=False)
+    assert [r.rank for r in loaded.ranks] == [0, 1, 2]
+    assert sum("which rank it is of is not known" in w for w in loaded.warnings) == 2
+
+
 def test_second_recording_of_another_time_is_said(tmp_path: Path) -> None:
     run = run_of(tmp_path, 0, 1)
     other = {**trace(1).document(), "baseTimeNanoseconds": 1_700_000_100_000_000_000}
@@ -222,3 +230,38 @@ def test_tool_that_fails_leaves_nothing(
         assert main(["import", str(tmp_path / f"rank0.{name}-rep"), "--into", str(tmp_path / "new")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
         assert not list((tmp_path / "new").iterdir())
+
+
+def test_metrics_in_a_run_folder_go_through_ncu_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path, 0)
+    (run / "rank00000.ncu-rep").write_bytes(b"report")
+    monkeypatch.setenv("PATH", "")
+    (line,) = [w for w in load(run, cache=False).warnings if "ncu" in w]
+    assert line.startswith("not read: ") and "ncu is not on PATH" in line
+    fake_tool(tmp_path, monkeypatch, "ncu", f"sys.stdout.write(open({str(NCU)!r}).read())")
+    for _ in range(2):
+        assert [len(m.launches) for m in load(run, cache=False).measured] == [8]
+        monkeypatch.setenv("PATH", "")
+
+
+def test_report_that_cannot_be_read_here_loses_no_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path, 0, 1)
+    (run / "rank00001.nsys-rep").write_bytes(b"report")
+    monkeypatch.setenv("PATH", "")
+    loaded = load(run, cache=False)
+    assert [r.rank for r in loaded.ranks] == [0, 1] and not loaded.unreadable
+    assert any("nsys is not on PATH" in w for w in loaded.warnings)
+    assert main(["report", str(run), "--json", str(tmp_path / "r.json")]) == 0
+
+
+def test_timed_run_with_a_report_that_cannot_be_read_shows_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "rank00000.nsys-rep").write_bytes(b"report")
+    steps = Path(__file__).parents[1] / "data" / "gloo-linear" / "rank00000.steps.jsonl"
+    shutil.copy(steps, run)
+    monkeypatch.setenv("PATH", "")
+    assert main(["report", str(run)]) == 0
+    assert "rank00000.nsys-rep: not read, because nsys is not on PATH" in capsys.readouterr().out

@@ -14,8 +14,10 @@ import gzip
 import io
 import json
 import os
+import sqlite3
 import stat
 import tarfile
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -155,6 +157,22 @@ def _tar(data: bytes, name: str, others: dict[str, Recipe]) -> bytes:
     return out.getvalue()
 
 
+def _sql(data: bytes, statements: str) -> bytes:
+    """Return an sqlite file after some statements, as far as they can be carried out."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-sql-") as folder:
+        path = Path(folder, "x.sqlite")
+        path.write_bytes(data)
+        db = sqlite3.connect(path)
+        try:
+            db.executescript(statements)
+            db.commit()
+        except sqlite3.Error:
+            pass
+        finally:
+            db.close()
+        return path.read_bytes()
+
+
 _EDITS: dict[str, Callable[..., bytes]] = {
     "gunzip": lambda data: gzip.decompress(data),
     "gzip": lambda data, level: gzip.compress(data, level, mtime=0),
@@ -171,6 +189,7 @@ _EDITS: dict[str, Callable[..., bytes]] = {
     "wrap": lambda data, before, after: before.encode("latin-1") + data + after.encode("latin-1"),
     "join": lambda data, other: data + made(other),
     "tar": _tar,
+    "sql": _sql,
 }
 
 

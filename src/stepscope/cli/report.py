@@ -13,8 +13,10 @@ from stepscope.report.html import render_html
 from stepscope.report.text.steps import print_steps
 from stepscope.report.text.summary import print_summary
 from stepscope.report.text.terminal import console
-from stepscope.run.sources import has_steps_only
+from stepscope.run.sources import has_steps_only, is_unreadable_report
 from stepscope.run.step_log import readable_step_logs
+
+_MAX_NAMED = 3
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,6 +47,9 @@ def _report_steps(args: argparse.Namespace) -> int:
             "them, stepscope record without --light and with --steps that the job reaches leaves traces"
         )
     logs, warnings = readable_step_logs(folder)
+    unread = sorted(p.name for p in folder.iterdir() if is_unreadable_report(p))
+    if unread:
+        warnings = [*warnings, f"{', '.join(unread[:_MAX_NAMED])}: not read, because nsys is not on PATH"]
     if not logs:
         raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")
     print_steps(folder, logs, console(sys.stdout), warnings=warnings)

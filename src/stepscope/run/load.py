@@ -15,7 +15,7 @@ from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
-from stepscope.run.imports.second_recording import is_nsight, second_recording
+from stepscope.run.imports.second_recording import is_nsight, process_of, second_recording
 from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
@@ -246,7 +246,7 @@ def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     Ranks that did the same at the same time are no copies of each other: their headers differ.
     """
     alike = Counter(map(_size, traces))
-    seen: dict[tuple[int, int | None, bytes], Trace] = {}
+    seen: dict[tuple[int, int | None, int | None, bytes], Trace] = {}
     warnings = []
     for trace in traces:
         first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else b""), trace)
@@ -256,8 +256,8 @@ def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     return list(seen.values()), warnings
 
 
-def _size(trace: Trace) -> tuple[int, int | None]:
-    return trace.num_events, rank_in_header(trace.header)
+def _size(trace: Trace) -> tuple[int, int | None, int | None]:
+    return trace.num_events, rank_in_header(trace.header), process_of(trace)
 
 
 def _digest(trace: Trace) -> bytes:
@@ -298,10 +298,10 @@ def _with_one_recording_each(
     kept, known, lines = [traces[i] for i in by_kineto], list(first), []
     nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
     for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
-        if rank in kineto:
-            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
-        elif source == "order":
+        if source == "order" and len(nsight) != len(by_kineto):
             lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
+        elif rank in kineto:
+            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
         else:
             kept.append(traces[i])
             known.append((rank, source))

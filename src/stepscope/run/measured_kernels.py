@@ -5,9 +5,10 @@ from pathlib import Path
 
 from stepscope.errors import StepscopeError
 from stepscope.run.imports.detect import beside
-from stepscope.run.imports.nsight import NSIGHT_COMPUTE
+from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT
 from stepscope.trace.nsight.ncu_csv import read_ncu_csv
 from stepscope.trace.nsight.ncu_metrics import KernelMetrics
+from stepscope.trace.nsight.outside_tool import NCU_REPORT, exported_metrics
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,12 @@ class MeasuredLaunches:
 def measured_launches(folder: Path) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
     """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault."""
     found, lines = [], []
-    for one in beside(folder, NSIGHT_COMPUTE.id):
+    tables = beside(folder, NSIGHT_COMPUTE.id)
+    named = {one.path.name for one in tables}
+    reports = [one for one in beside(folder, NSIGHT_COMPUTE_REPORT.id) if not _is_exported(one.path, named)]
+    for one in (*tables, *reports):
         try:
-            read = read_ncu_csv(one.path)
+            read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
         except StepscopeError as error:
             lines.append(f"not read: {error}")
             continue
@@ -33,3 +37,9 @@ def measured_launches(folder: Path) -> tuple[tuple[MeasuredLaunches, ...], list[
         if read.unusable:
             lines.append(f"{one.path.name}: {read.unusable:,} values out of range or no numbers; taken as unknown")
     return tuple(found), lines
+
+
+def _is_exported(report: Path, tables: set[str]) -> bool:
+    """Return whether a report lies beside its own table, which is read instead."""
+    stem = report.name.removesuffix(NCU_REPORT)
+    return f"{stem}.csv" in tables or f"{stem}.{NSIGHT_COMPUTE.ending}" in tables

@@ -3,6 +3,7 @@
 import glob
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,9 +100,22 @@ def has_steps_only(given: Sequence[str | Path]) -> bool:
     """Return whether this is one run folder with step logs and no trace."""
     folder = Path(given[0]) if len(given) == 1 else None
     try:
-        return folder is not None and folder.is_dir() and not _in_folder(folder) and any(folder.glob(_STEP_LOGS))
+        return folder is not None and folder.is_dir() and not _readable(folder) and any(folder.glob(_STEP_LOGS))
     except (OSError, ValueError):  # said by `find_sources`
         return False
+
+
+def _readable(folder: Path) -> list[Source]:
+    """Return the traces in a folder that can be read here: reports of Nsight Systems need its program, or an export."""
+    return [source for source in _in_folder(folder) if not is_unreadable_report(source.path)]
+
+
+def is_unreadable_report(path: Path) -> bool:
+    """Return whether a file is a report of Nsight Systems that nothing here can read."""
+    if not path.name.endswith(_NSYS_REPORT) or shutil.which("nsys") is not None:
+        return False
+    kept = path.parent / CACHE_FOLDER
+    return not (kept.is_dir() and any(p.name.startswith(f"{path.name}.") for p in kept.iterdir()))
 
 
 def _steps_only(given: Sequence[str | Path]) -> str:
@@ -227,7 +241,8 @@ def _of_rank(folder: Path) -> list[Path]:
 def _directly_in(folder: Path) -> list[Source]:
     names = sorted(p for p in folder.iterdir() if p.name.endswith(TRACE_ENDINGS) and p.name != CACHE_FOLDER)
     return [
-        Source(p, claimed=rank_in_name(p.name) is not None)
+        # A report of Nsight Systems that nothing here can read loses no rank: it says so itself.
+        Source(p, claimed=rank_in_name(p.name) is not None and not p.name.endswith(_NSYS_REPORT))
         for p in names
         if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)
         if not _is_exported(p)

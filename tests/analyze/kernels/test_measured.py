@@ -13,7 +13,9 @@ from stepscope.analyze.kernels.measured_names import kernels_named
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run
+from stepscope.trace.nsight.ncu_csv import read_ncu_csv
 
+DATA = Path(__file__).parents[2] / "data"
 _VECTORIZED = "vectorized_elementwise_kernel"
 ADD = (
     f"void at::native::{_VECTORIZED}<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"
@@ -130,6 +132,29 @@ def test_damaged_file_is_a_warning(tmp_path: Path) -> None:
 def test_spellings_of_one_kernel_meet() -> None:
     names = kernels_named([NCU_ADD, NCU_RELU, "nvjet_sm90", "unheard"], [ADD, RELU, "nvjet_sm90"])
     assert names == {NCU_ADD: ADD, NCU_RELU: RELU, "nvjet_sm90": "nvjet_sm90"}
+
+
+def test_names_of_a_real_table_meet_those_of_a_real_trace() -> None:
+    softmax = (
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 11, false, false>"
+        "(float*, float const*, int, int, int, bool const*, int, bool)"
+    )
+    gelu = (
+        f"void at::native::{_VECTORIZED}<8, at::native::GeluCUDAKernelImpl(at::TensorIteratorBase&)"
+        "::{lambda()#2}, std::array<char*, 2ul> >(int)"
+    )
+    product = "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT"
+    measured = {launch.name for launch in read_ncu_csv(DATA / "ncu-h200" / "wide.csv").launches}
+    found = kernels_named(measured, [softmax, gelu, product, ADD])
+    assert sorted(found.values()) == sorted([softmax, product, ADD])
+    (clamp,) = measured - found.keys()
+    assert "launch_clamp_scalar" in clamp
+    assert kernels_named([clamp], [gelu]) == {}, "the only kernel of that function does something else"
+
+
+def test_function_alone_is_enough_where_it_is_the_only_one() -> None:
+    assert kernels_named([_VECTORIZED], [ADD]) == {_VECTORIZED: ADD}
+    assert kernels_named([_VECTORIZED], [ADD, RELU]) == {}
 
 
 def test_name_that_could_be_two_is_none() -> None:

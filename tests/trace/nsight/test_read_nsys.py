@@ -1,6 +1,7 @@
 """Exports of Nsight Systems: every row of a real one accounted for, and hostile ones refused in one line."""
 
 import gzip
+import os
 import sqlite3
 import struct
 from pathlib import Path
@@ -15,7 +16,7 @@ from stepscope.run.load import load
 from stepscope.trace.classify import EventKind, event_kinds
 from stepscope.trace.nsight.database import Database, integers
 from stepscope.trace.nsight.read import read_nsys
-from stepscope.trace.nsight.torch_ranges import torch_range
+from stepscope.trace.nsight.torch_ranges import torch_range, without_numbers
 from stepscope.trace.table import Trace
 
 REAL = Path(__file__).parents[2] / "data" / "nsys-h100" / "export.sqlite.gz"
@@ -285,6 +286,14 @@ def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_pipe_named_like_an_export_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.sqlite")
+    with pytest.raises(TraceError, match="a device, pipe or socket"):
+        load(tmp_path / "x.sqlite")
+    with pytest.raises(TraceError, match="a device, pipe or socket"):
+        read_nsys(tmp_path / "x.sqlite")
+
+
 def test_only_reading_is_allowed(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     small(path).close()
@@ -312,8 +321,12 @@ def test_integers_take_nothing_for_a_number_that_is_none() -> None:
         ("Optimizer.step#AdamW.step, op_id = 1", "Optimizer.step#AdamW.step", False, None),
         ("step 4", "step 4", False, None),
         ("record_param_comms, seq = 3", "record_param_comms", True, None),
+        ("Torch-Compiled Region: 0/0, op_id = 4", "Torch-Compiled Region: 0/0", True, None),
+        ("torch.distributed.ddp.reducer::copy_, seq = 4", "torch.distributed.ddp.reducer::copy_", True, None),
+        ("forward, op_id = 4", "forward", False, None),
+        ("odd, op_id = x, seq = ", "odd, op_id = x, seq = ", False, None),
     ],
 )  # fmt: skip
 def test_names_of_ranges_are_taken_apart(text: str, name: str, operator: bool, sizes: str | None) -> None:
-    found = torch_range(text)
+    found = torch_range(without_numbers(text)[0])
     assert (found.name, found.is_operator, found.sizes) == (name, operator, sizes)

@@ -1,5 +1,8 @@
 """An export of Nsight Systems alone is a full run: account, findings and verdict as of the Kineto traces of the job."""
 
+import gzip
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,8 @@ from stepscope.analyze.account import account_of
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import Run, load
+
+DATA = Path(__file__).parents[2] / "data"
 
 
 def report_of(run: Run) -> dict[str, Any]:
@@ -68,8 +73,8 @@ SAME = ("run", "ranks", "step", "waterfall", "idle", "critical_path", "verdict",
 FINDING = ("id", "title", "ranks", "cost_ms_per_step", "saving_ms_per_step", "saving_alone_ms", "confidence", "cause")
 
 
-def assert_equal_reports(kineto: dict[str, Any], nsys: dict[str, Any]) -> None:
-    for part in SAME:
+def assert_equal_reports(kineto: dict[str, Any], nsys: dict[str, Any], parts: Sequence[str] = SAME) -> None:
+    for part in parts:
         mine, theirs = kineto[part], nsys[part]
         if part == "run":
             mine, theirs = ({k: v for k, v in of.items() if k not in ("name", "sources")} for of in (mine, theirs))
@@ -111,6 +116,25 @@ def test_ranks_of_one_export_need_no_estimate_of_their_clocks(tmp_path: Path) ->
     documents = [training(r, world_size=2).document() for r in range(2)]
     report = report_of(load(write_nsys(tmp_path / "job.sqlite", documents), cache=False))
     assert [(r["clock_offset_us"], r["clock_uncertainty_us"]) for r in report["ranks"]] == [(0.0, 1.0), (0.0, 1.0)]
+
+
+REAL = {
+    "h200-fsdp2": ("run", "ranks", "step", "idle", "verdict"),
+    "h200-cuda-graphs": ("run", "ranks", "step", "verdict"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REAL)
+def test_real_trace_as_an_export_has_the_same_account(tmp_path: Path, case: str) -> None:
+    """Element types, and the FLOPs that need them, are not in an export; everything that is measured is."""
+    source = DATA / case
+    for path in source.glob("*.json.gz"):
+        write_nsys(tmp_path / f"{path.name.split('.')[0]}.sqlite", [json.loads(gzip.decompress(path.read_bytes()))])
+    kineto, nsys = report_of(load(source, cache=False)), report_of(load(tmp_path, cache=False))
+    assert_equal_reports(kineto, nsys, REAL[case])
+    times = [[(k["name"], k["count"], k["total_ms"]) for k in of["kernels"]] for of in (kineto, nsys)]
+    assert times[0] == times[1]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

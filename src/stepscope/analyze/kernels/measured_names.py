@@ -30,7 +30,7 @@ def kernels_named(names: Iterable[str], kernels: Iterable[str]) -> dict[str, str
     by_function: dict[str, list[str]] = {}
     for kernel in sorted(set(kernels)):
         by_function.setdefault(function_of(kernel), []).append(kernel)
-    words = {kernel: _words(kernel) for kernels in by_function.values() if len(kernels) > 1 for kernel in kernels}
+    words = {kernel: _words(kernel) for kernels in by_function.values() for kernel in kernels}
     out = {}
     for name in set(names):
         found = _meant(name, by_function.get(function_of(name), []), words)
@@ -51,12 +51,15 @@ def function_of(name: str) -> str:
 
 
 def _meant(name: str, candidates: list[str], words: dict[str, frozenset[str]]) -> str | None:
-    if name in candidates or len(candidates) <= 1:
-        return name if name in candidates else next(iter(candidates), None)
+    if name in candidates:
+        return name
+    if "<" not in name:  # the function alone was written, or it has no arguments
+        return candidates[0] if len(candidates) == 1 else None
     mine = _words(name)
     alike = sorted(((_share(mine, words[kernel]), kernel) for kernel in candidates), reverse=True)
-    (best, kernel), (second, _) = alike[:2]
-    return kernel if best > second and best >= MIN_ALIKE else None
+    best, kernel = alike[0] if alike else (0.0, "")
+    is_clear = len(alike) < 2 or best > alike[1][0]
+    return kernel if is_clear and best >= MIN_ALIKE else None
 
 
 def _share(one: frozenset[str], other: frozenset[str]) -> float:

@@ -23,6 +23,13 @@ def is_nsight(trace: Trace) -> bool:
     return "nsight" in trace.header
 
 
+def process_of(trace: Trace) -> int | None:
+    """Return which process of a capture a trace is of, None for a trace of one process."""
+    about = trace.header.get("nsight")
+    process = about.get("process") if isinstance(about, dict) else None
+    return process if isinstance(process, int) else None
+
+
 def second_recording(kineto: Trace, nsight: Trace, *, rank: int) -> str:
     """Return one line on what the two recordings of a rank have in common."""
     names = f"rank {rank}: {Path(nsight.path).name} (Nsight Systems) and {Path(kineto.path).name}"

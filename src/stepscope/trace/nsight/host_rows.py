@@ -19,7 +19,7 @@ from stepscope.trace.nsight.database import Bools, Database, integers
 from stepscope.trace.nsight.device_rows import PID_SHIFT, text_ids
 from stepscope.trace.nsight.events import Rows, Texts
 from stepscope.trace.nsight.nccl_payload import NcclCall, Schemas
-from stepscope.trace.nsight.torch_ranges import torch_range
+from stepscope.trace.nsight.torch_ranges import torch_range, without_numbers
 from stepscope.trace.table import Int64s
 
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -108,8 +108,8 @@ def _ranges(
     )
     number = len(rows.process)
     operator, annotation, unnamed = texts.id("cpu_op"), texts.id("user_annotation"), texts.id("?")
-    rows.cat, rows.name = np.full(number, annotation, np.int32), np.full(number, unnamed, np.int32)
-    sequence, dims = np.full(number, -1, np.int64), np.full(number, -1, np.int64)
+    categories, names, sequence, dims = [annotation] * number, [unnamed] * number, [-1] * number, [-1] * number
+    known: dict[str, tuple[int, int, int]] = {}
     payloads = chunk.get("binaryData") or [None] * number
     comm = _CommColumns(number)
     for i, (raw, text_id) in enumerate(zip(chunk["text"], chunk["textId"], strict=True)):
@@ -123,18 +123,24 @@ def _ranges(
             if _COMMUNICATES.match(text):
                 communicators.with_payload += call is not None
                 communicators.without_payload += call is None
-                rows.cat[i], rows.name[i] = operator, texts.id("record_param_comms")
-                comm.set(i, text, call, communicators.size(int(rows.process[i]), call and call.communicator), texts)
+                categories[i], names[i] = operator, texts.id("record_param_comms")
+                ranks = communicators.size(int(rows.process[i]), call.communicator) if call else None
+                comm.set(i, text, call, ranks, texts)
                 continue
-        named = torch_range(text)
-        rows.cat[i] = operator if named.is_operator else annotation
-        rows.name[i] = texts.id(named.name)
-        if named.sequence is not None:
-            sequence[i] = named.sequence
-        if named.sizes is not None:
-            dims[i] = texts.id(named.sizes)
-    rows.args["sequence"] = sequence, sequence >= 0
-    rows.args["input_dims"] = dims, dims >= 0
+        plain, of_sequence = without_numbers(text)
+        found = known.get(plain)
+        if found is None:
+            named = torch_range(plain)
+            dims_id = -1 if named.sizes is None else texts.id(named.sizes)
+            found = operator if named.is_operator else annotation, texts.id(named.name), dims_id
+            known[plain] = found
+        categories[i], names[i], dims[i] = found
+        if of_sequence is not None:
+            sequence[i] = of_sequence
+    rows.cat, rows.name = np.array(categories, np.int32), np.array(names, np.int32)
+    sequences, shapes = np.array(sequence, np.int64), np.array(dims, np.int64)
+    rows.args["sequence"] = sequences, sequences >= 0
+    rows.args["input_dims"] = shapes, shapes >= 0
     rows.args.update(comm.args())
     return rows
 

@@ -36,13 +36,25 @@ def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool 
     """
     if not path.name.endswith(NSYS_REPORT):
         return None
-    status = Stream(path).path.stat()
-    key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape")
-    name = f"{path.name}.{hashlib.sha256(key).hexdigest()[:12]}.sqlite"
-    target = _writable(cache_folder or path.parent / CACHE_FOLDER, keep=keep) / name
+    target = _place(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", keep=keep)
     if not target.is_file():
         export_nsys(path, target)
     return target
+
+
+def exported_metrics(path: Path) -> Path:
+    """Return a `.ncu-rep` as CSV, made once in `.stepscope` beside it, or among the temporary files."""
+    target = _place(path, path.parent / CACHE_FOLDER, "csv", keep=True)
+    if not target.is_file():
+        export_ncu(path, target)
+    return target
+
+
+def _place(path: Path, folder: Path, ending: str, *, keep: bool) -> Path:
+    """Return where the export of a report lies: another file under its name has another place."""
+    status = Stream(path).path.stat()
+    key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape")
+    return _writable(folder, keep=keep) / f"{path.name}.{hashlib.sha256(key).hexdigest()[:12]}.{ending}"
 
 
 def export_nsys(path: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.errors import TraceError
+from stepscope.side_file import open_side_file
 from stepscope.trace.budget import Budget, OverBudget, Share
 from stepscope.trace.implausible_values import drop_implausible
 from stepscope.trace.nsight.database import MAGIC, Database
@@ -28,13 +29,14 @@ from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
+_MAX_FILE_BYTES = 1 << 42
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def is_sqlite(path: Path) -> bool:
-    """Return whether a file begins as an sqlite file does; False where it cannot be read."""
+    """Return whether a regular file begins as an sqlite file does; False where it is none or cannot be read."""
     try:
-        with path.open("rb") as f:
+        with open_side_file(path, max_bytes=_MAX_FILE_BYTES) as f:
             return f.read(len(MAGIC)) == MAGIC
     except OSError:
         return False
@@ -123,7 +125,8 @@ def _traces(
             far_times=table.far_times,
             bad_args=table.bad_args,
             notes=(*notes, *table.notes, *((conflict,) if conflict else ())),
-            **counts,
+            bad_time=counts.get("bad_time", 0),
+            negative_duration=counts.get("negative_duration", 0),
         )
         for array in _arrays(table.columns, table.args):
             array.flags.writeable = False

@@ -12,41 +12,62 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-_PARTS = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
-_SEQUENCE = re.compile(r", seq = (\d{1,18})")
-_SIZES = re.compile(r", sizes = (\[.*?\])(?:, input_op_ids = |$)")
+_SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
+_MAX_DIGITS = 18
 # Namespaces of operators are written small (aten, c10d, my_kernels), those of ranges are not (FSDP::forward).
 _OPERATOR = re.compile(
-    r"^[a-z_]\w*::(?!\s)|^(?:autograd|torch)::|^\w+Backward\w{0,6}$|^record_param_comms$|^(?:c10d|_c10d_functional)::"
+    r"^[a-z_][\w.]*::(?!\s)|^\w+Backward\w{0,6}$|^record_param_comms$|^detach_?$"
+    # What PyTorch itself runs as functions without a namespace.
+    r"|^(?:Torch-Compiled Region|TorchDynamo Cache Lookup|Pregraph bytecode|AOTDispatcher Runtime|CompiledFunction"
+    r"|PythonSubclass|RegisterPostBackwardFunction|_FromTorchTensor|_ToTorchTensor|_NoopSaveInputs"
+    r"|(?:Nested)?Redistribute)\b"
 )
-_MAX_TEXT = 65_536
 
 
 @dataclass(frozen=True)
 class TorchRange:
-    """One range by its parts."""
+    """What all ranges of one operator and one set of shapes have in common."""
 
     name: str
     is_operator: bool
-    sequence: int | None
     sizes: str | None
     """shapes of the inputs, as JSON"""
 
 
-def torch_range(text: str) -> TorchRange:
-    """Return the parts of a range's name.
+def without_numbers(text: str) -> tuple[str, int | None]:
+    """Return a range's name without the numbers that are its own, and its sequence number, None where it has none.
 
-    >>> torch_range("aten::mm, seq = 4, op_id = 12, sizes = [[2, 3], [3, 4]]")
-    TorchRange(name='aten::mm', is_operator=True, sequence=4, sizes='[[2, 3], [3, 4]]')
+    >>> without_numbers("aten::mm, seq = 4, op_id = 12, sizes = [[2, 3], [3, 4]]")
+    ('aten::mm, sizes = [[2, 3], [3, 4]]', 4)
     """
-    cut = _PARTS.search(text)
-    if cut is None:
-        return TorchRange(text, _is_operator(text), None, None)
-    name, rest = text[: cut.start()], text[cut.start() : _MAX_TEXT]
-    sequence, sizes = _SEQUENCE.search(rest), _SIZES.search(rest)
-    return TorchRange(
-        name, _is_operator(name), int(sequence.group(1)) if sequence else None, sizes.group(1) if sizes else None
-    )
+    text, sequence = _without(text, _SEQUENCE)
+    text, _ = _without(text, _OP_ID)
+    inputs = text.find(_INPUTS)
+    number = sequence.strip()
+    return text if inputs < 0 else text[:inputs], int(number) if 0 < len(number) <= _MAX_DIGITS else None
+
+
+def torch_range(plain: str) -> TorchRange:
+    """Return the parts of a name without numbers.
+
+    >>> torch_range("aten::mm, sizes = [[2, 3], [3, 4]]")
+    TorchRange(name='aten::mm', is_operator=True, sizes='[[2, 3], [3, 4]]')
+    """
+    name, _, sizes = plain.partition(_SIZES)
+    return TorchRange(name, _is_operator(name), sizes or None)
+
+
+def _without(text: str, what: str) -> tuple[str, str]:
+    """Return a text without `, op_id = 12`, and the digits; the text as it is where no digits follow."""
+    at = text.find(what)
+    if at < 0:
+        return text, ""
+    first = at + len(what)
+    end = text.find(",", first)
+    digits = text[first:] if end < 0 else text[first:end]
+    if not (digits.isascii() and digits.isdigit()):
+        return text, ""
+    return text[:at] + (text[end:] if end >= 0 else ""), digits
 
 
 @lru_cache(maxsize=8192)

@@ -1,0 +1,125 @@
+"""How fast, and in how much memory, is a large export of Nsight Systems read?
+
+    .venv/bin/python benchmarks/nsys_read.py --megabytes 1000
+
+Writes an export with the proportions of a real one (per kernel: one launch, five NVTX ranges whose texts are all
+different, as PyTorch writes them), reads it in a process of its own and prints time, peak memory and how often progress
+was told. The file is removed afterwards.
+"""
+
+import argparse
+import json
+import resource
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RANGES_PER_KERNEL = 5
+BYTES_PER_KERNEL = 640
+"""of such a file, launch and ranges included"""
+MACHINE = 1 << 48
+KERNELS_AT_ONCE = 20_000
+
+SCHEMA = """
+CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER, systemClockNs INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, contextId INTEGER,
+    streamId INTEGER, correlationId INTEGER, globalPid INTEGER, demangledName INTEGER, shortName INTEGER,
+    registersPerThread INTEGER, gridX INTEGER, gridY INTEGER, gridZ INTEGER, blockX INTEGER, blockY INTEGER,
+    blockZ INTEGER, staticSharedMemory INTEGER, dynamicSharedMemory INTEGER, graphNodeId INTEGER);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, eventClass INTEGER, globalTid INTEGER,
+    correlationId INTEGER, nameId INTEGER, returnValue INTEGER, callchainId INTEGER);
+CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER,
+    domainId INTEGER, binaryData TEXT);
+"""
+
+
+def write_export(path: Path, kernels: int) -> None:
+    """Write an export of so many kernels of two processes."""
+    db = sqlite3.connect(path)
+    db.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;" + SCHEMA)
+    db.execute("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (1700000000000000000, NULL)")
+    names = [(i, f"void at::native::some_kernel_{i}<float, {i}>(float*, int)") for i in range(200)]
+    db.executemany("INSERT INTO StringIds VALUES (?, ?)", [*names, (999, "cudaLaunchKernel_v7000")])
+    for first in range(0, kernels, KERNELS_AT_ONCE):
+        part = range(first, min(first + KERNELS_AT_ONCE, kernels))
+        db.executemany(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * 19)})", map(_kernel, part))
+        calls = ((20_000 * i, 20_000 * i + 3000, 0, _thread(i), i + 1, 999, 0, None) for i in part)
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?, ?, ?, ?)", calls)
+        ranges = (_range(i, depth) for i in part for depth in range(RANGES_PER_KERNEL))
+        db.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL, 0, NULL)", ranges)
+    db.commit()
+    db.close()
+
+
+def _kernel(i: int) -> tuple[int | None, ...]:
+    start = 20_000 * i + 5000
+    where = start, start + 9000, i % 2, 1, 7, i + 1, MACHINE | (100 + i % 2) << 24
+    return (*where, i % 200, i % 200, 32, 64, 1, 1, 128, 1, 1, 0, 0, None)
+
+
+def _range(i: int, depth: int) -> tuple[int, int, str, int]:
+    start = 20_000 * i - 1000 + 100 * depth
+    number = RANGES_PER_KERNEL * i + depth
+    text = f"aten::operator_{number % 300}, op_id = {number}, sizes = [[16, 512, 4096], [4096, 4096]]"
+    return start, 20_000 * i + 8000 - 100 * depth, text, _thread(i)
+
+
+def _thread(i: int) -> int:
+    process = 100 + i % 2
+    return MACHINE | process << 24 | process
+
+
+def read_alone(path: Path) -> dict[str, float]:
+    """Return what reading took in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, "--read", str(path)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _read(path: Path) -> None:
+    from stepscope.trace.nsight.read import read_nsys
+
+    base_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    told: list[int] = []
+    began, cpu = time.monotonic(), time.process_time()
+    traces = read_nsys(path, progress=told.append)
+    found = {
+        "seconds": time.monotonic() - began,
+        "cpu_seconds": time.process_time() - cpu,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "base_mb": base_mb,
+        "events": sum(t.num_events for t in traces),
+        "table_mb": sum(a.nbytes for t in traces for a in t.columns.values()) / 1e6,
+        "progress": len(told),
+    }
+    print(json.dumps(found))
+
+
+def main() -> None:
+    """Write, read, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.read:
+        _read(args.read)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "export.sqlite")
+        write_export(path, args.megabytes * 1_000_000 // BYTES_PER_KERNEL)
+        size_mb = path.stat().st_size / 1e6
+        found = read_alone(path)
+    rate = size_mb / found["seconds"]
+    print(f"export {size_mb:,.0f} MB, {found['events']:,} events, progress told {found['progress']} times")
+    print(f"read in {found['seconds']:.1f} s ({found['cpu_seconds']:.1f} s CPU, {rate:.0f} MB/s)")
+    print(
+        f"peak memory {found['peak_mb']:,.0f} MB, {found['base_mb']:,.0f} MB of it before; "
+        f"the columns take {found['table_mb']:,.0f} MB"
+    )
+
+
+if __name__ == "__main__":
+    main()
