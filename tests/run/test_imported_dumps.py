@@ -129,3 +129,15 @@ def test_damaged_files_leave_the_run_as_it_was(
     path.write_bytes(content)
     assert main(["import", str(path), "--into", str(run)]) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not run.exists()
+
+
+def test_files_of_any_name_in_a_run_folder_are_picked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Job(ranks=2, steps=3).run(tmp_path)
+    shutil.copy(LOGS / "nccl_vm_1060.log", tmp_path / "stderr_of_node7.txt")
+    shutil.copy(DATA / "memory_snapshot" / "snapshot.pickle.gz", tmp_path / "before_oom")
+    shutil.copy(DATA / "flight_recorder" / "nccl_trace_rank_1.gz", tmp_path / "comm_lib_1")
+    assert [log.rank for log in side_files(tmp_path).nccl] == [1]
+    assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
+    assert [s["path"] for s in json.loads(capsys.readouterr().out)["snapshots"]] == ["before_oom"]
+    assert main(["hang", str(tmp_path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["ranks"] == [1]

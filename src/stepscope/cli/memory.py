@@ -43,14 +43,17 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
             inside, lost = memory_snapshots(one)
             unreadable += lost
             for rank, snapshot in inside:
-                storages = storages_beside(Path(snapshot.path), rank=rank, device=snapshot.device)
-                found[rank] = snapshot_view(snapshot, storages=storages)
+                path, device = Path(snapshot.path), snapshot.device
+                storages = storages_beside(path, rank=rank, device=device) if rank is not None else None
+                found[_free(rank, found)] = snapshot_view(snapshot, storages=storages)
         elif one.is_file() and is_snapshot(one):
-            known = rank_in_name(one.name)
-            if known in found:
-                known = next(n for n in range(len(found) + 1) if n not in found)
-            found[known] = snapshot_view(read_memory_snapshot(one))
+            found[_free(rank_in_name(one.name), found)] = snapshot_view(read_memory_snapshot(one))
     return found, unreadable
+
+
+def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:
+    """Return the rank, another number where it is taken: two snapshots of one rank are both shown."""
+    return rank if rank not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
 
 
 def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:

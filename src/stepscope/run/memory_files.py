@@ -5,22 +5,28 @@ from pathlib import Path
 
 from stepscope.contract.run_folder import json_object, rank_file, rank_of
 from stepscope.errors import InputError
+from stepscope.run.imports.detect import beside
+from stepscope.run.imports.torch_dumps import MEMORY_SNAPSHOT
 from stepscope.side_file import open_side_file, side_file_lines
 from stepscope.trace.pickles.memory_snapshot import MemorySnapshot, read_memory_snapshot
 
-_ENDINGS = ("memory.pickle", "memory.pickle.gz")
+_ENDINGS = (".memory.pickle", ".memory.pickle.gz")
 _MAX_STORAGES = 1_000_000
 _HEAD_BYTES = 1 << 12
 
 
-def memory_snapshots(folder: Path) -> tuple[list[tuple[int, MemorySnapshot]], list[str]]:
-    """Return the snapshots of a run folder by rank, and a sentence for each that could not be read."""
-    found: list[tuple[int, MemorySnapshot]] = []
+def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapshot]], list[str]]:
+    """Return the snapshots of a run folder with their ranks, and a sentence for each that could not be read.
+
+    Those named as the recorder names them, and whatever else in the folder is one by its content; the rank of such a
+    file is None where its name does not say it.
+    """
+    named = [p for p in sorted(folder.glob("rank*")) if rank_of(p.name) is not None and p.name.endswith(_ENDINGS)]
+    ranks: dict[Path, int | None] = {p: rank_of(p.name) for p in named}
+    ranks |= {one.path: one.rank for one in beside(folder, MEMORY_SNAPSHOT.id) if one.path not in ranks}
+    found: list[tuple[int | None, MemorySnapshot]] = []
     unreadable: list[str] = []
-    for path in sorted(folder.glob("rank*.memory.pickle*")):
-        rank = rank_of(path.name)
-        if rank is None or path.name.partition(".")[2] not in _ENDINGS:
-            continue
+    for path, rank in ranks.items():
         try:
             found.append((rank, read_memory_snapshot(path)))
         except InputError as error:

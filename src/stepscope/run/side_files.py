@@ -17,6 +17,8 @@ from typing import Any
 
 from stepscope.contract.run_folder import rank_of
 from stepscope.records import ArrayRecord
+from stepscope.run.imports.detect import beside
+from stepscope.run.imports.nccl import NCCL_LOG
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
 from stepscope.run.telemetry import Telemetry, read_telemetry
 from stepscope.trace.nccl.inspector import inspected
@@ -137,9 +139,9 @@ def side_files(folder: Path) -> SideFiles:
 
 
 def _logs_of_all(folder: Path, known: set[int], max_bytes: int, unread: list[str]) -> list[NcclLog]:
-    """Return what logs that hold several ranks say of those that have no log of their own."""
+    """Return what logs of any name say of the ranks that have no log of their own; one may hold several."""
     found = []
-    for path in sorted(folder.glob(f"*.{_NCCL}"))[:_MAX_JOB_FILES]:
+    for path in [one.path for one in beside(folder, NCCL_LOG.id)][:_MAX_JOB_FILES]:
         if rank_of(path.name) is None:
             logs = nccl_logs(text_lines(path, max_bytes=max_bytes, say=unread.append))
             found += [log for log in logs if log.rank not in known]
