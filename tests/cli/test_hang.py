@@ -12,6 +12,7 @@ import pytest
 from tests.analyze.hang.dumps import world
 
 from stepscope.cli.main import main
+from stepscope.errors import InputError
 from stepscope.trace.pickles.flight_recorder import read_flight_dump
 
 RECORDED = Path(__file__).parents[1] / "data" / "flight_recorder"
@@ -143,3 +144,14 @@ def test_large_dump_is_read_in_a_process_of_its_own(tmp_path: Path, monkeypatch:
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "more than plain data" in done.stderr
     assert not canary.exists()
+
+
+@pytest.mark.slow
+def test_large_dump_that_takes_too_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "nccl_trace_rank_0"
+    path.write_bytes(b"\x80\x04" + b"(" + b"]" * (1 << 20) + b"l.")  # a million lists
+    monkeypatch.setattr("stepscope.trace.pickles.apart.MIN_APART_BYTES", 100)
+    monkeypatch.setattr("stepscope.trace.pickles.apart._MIN_MEMORY_BYTES", 1 << 24)
+    monkeypatch.setattr("stepscope.trace.pickles.apart._MEMORY_PER_BYTE", 1)
+    with pytest.raises(InputError, match=r"it takes more than 16\.8 MB of memory"):
+        read_flight_dump(path)

@@ -30,6 +30,7 @@ def links(found: dict) -> list[dict]:
 
 ONE_NODE = "comm 0x1 rank 0 nRanks 2 nNodes 1 localRanks 2 localRank 0 MNNVL 0"
 TWO_NODES = "comm 0x1 rank 0 nRanks 2 nNodes 2 localRanks 1 localRank 0 MNNVL 0"
+SET = "set by environment to 1"
 VIA = "Channel 00/0 : 0[0] -> 1[1] via "
 
 
@@ -44,8 +45,8 @@ VIA = "Channel 00/0 : 0[0] -> 1[1] via "
         ),
         ((ONE_NODE, f"{VIA}NET/IB/0"), "of one machine talk over the network", "does not say why"),
         ((ONE_NODE, "+ NVL[20.0] - GPU/1", f"{VIA}SHM/direct/direct"), "do not reach each other directly", "why"),
-        ((ONE_NODE, f"{VIA}SHM/direct", "NCCL_P2P_DISABLE set by environment to 1"), "do not reach each", "P2P_DISABLE=1"),
-        ((ONE_NODE, f"{VIA}NET/Socket/0", "NCCL_SHM_DISABLE set by environment to 1"), "is switched off", "SHM_DISABLE=1"),
+        ((ONE_NODE, f"{VIA}SHM/direct", f"NCCL_P2P_DISABLE {SET}"), "do not reach each", "P2P_DISABLE=1"),
+        ((ONE_NODE, f"{VIA}NET/Socket/0", f"NCCL_SHM_DISABLE {SET}"), "is switched off", "SHM_DISABLE=1"),
     ],
 )  # fmt: skip
 def test_slow_transport_is_found(tmp_path: Path, texts: tuple[str, ...], title: str, cause: str) -> None:

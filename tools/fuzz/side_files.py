@@ -49,6 +49,18 @@ SIDES = (
     Side("run/rank00000.collectives.jsonl", "side_files/collectives.jsonl"),
     Side("run/rank00001.memory.jsonl", "side_files/memory.jsonl"),
     Side("run/rank00001.nccl.log", "side_files/nccl.log"),
+    Side(
+        "run/rank00001.flight_recorder.dump",
+        "side_files/flight_recorder.dump",
+        (("hang", "run"), ("hang", "run/rank00001.flight_recorder.dump", "--json", "-"), ("report", "run")),
+    ),
+    Side(
+        "run/rank00001.memory.pickle",
+        "side_files/memory.pickle",
+        (("memory", "run"), ("memory", "run/rank00001.memory.pickle", "--json", "-"), ("report", "run")),
+    ),
+    Side("job.nccl.log", "nccl_logs/nccl_vm_1059.log", (("import", "job.nccl.log", "--into", "run", "--force"),)),
+    Side("run/job.nccl.log", "nccl_logs/nccl_vm_1060.log"),
     Side("run/rank00001.pt.trace.json.gz", "gloo-linear/rank00001.pt.trace.json.gz"),
     Side(
         "run/window1/rank00000.pt.trace.json.gz",

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cli.progress import reading_progress
 from stepscope.cost.collectives.calibration import Calibration, calibrate
 from stepscope.cost.collectives.calibration_file import calibration_json
 from stepscope.cost.collectives.points import Point, points_from_bench, points_from_csv, points_from_nccl_tests

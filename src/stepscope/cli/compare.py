@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.analyze.account import account_of
+from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.cli.progress import reading_progress
 from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
 from stepscope.compare.document import compare_bench_json

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.cli.given.progress import work_progress
 from stepscope.cli.given.run_arguments import account_with, run_from
 from stepscope.cli.messages import print_line, warn
 from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder, write_json, write_pieces
-from stepscope.cli.progress import work_progress
 from stepscope.cli.record import steps_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError

@@ -25,6 +25,7 @@ COMMANDS = {
     "investigate": "why is the step slow, in five steps, with a record; did the fix help",
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "code": "source lines and modules with what they cost, and what deleting them would save",
+    "memory": "memory through the step: what it is used for, the peak, gaps, growth",
     "hang": "who did not arrive: flight recorder dumps of a job that died",
     "import": "files of other tools into a run: Nsight, NCCL, flight recorder, memory snapshots",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",

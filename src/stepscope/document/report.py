@@ -52,7 +52,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "guides": plain(guides_of(account)),
         "stragglers": [_straggler(s) for s in account.stragglers],
         "serving": _serving(account.serving),
-        "memory": _memory(account.memory),
+        "memory": memory_json(account.memory),
         "steadiness": _steadiness(account.steadiness),
         "by_strategy": by_strategy_json(account),
         "verdict": conclusion.verdict,
@@ -206,7 +206,8 @@ def _serving(serving: Serving | None) -> dict[str, Any] | None:
     return {**plain(serving), "kinds": [in_ms(kind, ("step",)) for kind in serving.kinds]}
 
 
-def _memory(memory: MemoryView | None) -> dict[str, Any] | None:
+def memory_json(memory: MemoryView | None) -> dict[str, Any] | None:
+    """Return the memory of all ranks, None where nothing of it was recorded."""
     if memory is None:
         return None
     return {**plain(memory), "ranks": [_rank_memory(rank) for rank in memory.ranks]}

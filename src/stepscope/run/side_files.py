@@ -3,7 +3,8 @@
     rank00000.telemetry.jsonl    a line for the device, then a sample of its state a second       -> `Telemetry`
     rank00000.collectives.jsonl  a header, then a line per operation and group                     -> `LiveCollective`
     rank00000.memory.jsonl       snapshots at the edges of regions, the peak, whose storages       -> `MemoryEdge`
-    rank00000.nccl.log           what NCCL itself says                                             -> `NcclLog`
+    rank00000.nccl.log           what NCCL itself says; of all ranks at once: `job.nccl.log`        -> `NcclLog`
+    *.nccl_inspector.jsonl       what NCCL inspector measured                                      -> `LiveCollective`
     window1/                     the second profiled window, and so on                             -> its name
 
 Files grow while the job runs and may be cut: lines that are no JSON objects are left out and counted.
@@ -16,12 +17,17 @@ from typing import Any
 
 from stepscope.contract.run_folder import rank_of
 from stepscope.records import ArrayRecord
+from stepscope.run.imports.detect import beside
+from stepscope.run.imports.nccl import NCCL_LOG
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
 from stepscope.run.telemetry import Telemetry, read_telemetry
-from stepscope.trace.nccl.log import NcclLog, nccl_log
+from stepscope.trace.nccl.inspector import inspected
+from stepscope.trace.nccl.log import NcclLog, nccl_log, nccl_logs
 from stepscope.units import ns_of_ms
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
+_INSPECTOR = "nccl_inspector.jsonl"
+_MAX_JOB_FILES = 1_000
 _WINDOW = re.compile(r"^window\d{1,6}$")
 _MAX_NAMES = 32
 """of one line: categories of memory"""
@@ -116,6 +122,10 @@ def side_files(folder: Path) -> SideFiles:
             peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
         lost += found.damaged
         unread += found.unread
+    logs += _logs_of_all(folder, {log.rank for log in logs}, share, unread)
+    measured, damaged = _inspected(folder, share, unread)
+    collectives += measured[: _MAX_LIVE_OF_ALL - len(collectives)]
+    lost += damaged
     return SideFiles(
         telemetry=tuple(telemetry),
         collectives=tuple(collectives),
@@ -126,6 +136,43 @@ def side_files(folder: Path) -> SideFiles:
         lost_lines=lost,
         unread=tuple(unread),
     )
+
+
+def _logs_of_all(folder: Path, known: set[int], max_bytes: int, unread: list[str]) -> list[NcclLog]:
+    """Return what logs of any name say of the ranks that have no log of their own; one may hold several."""
+    found = []
+    for path in [one.path for one in beside(folder, NCCL_LOG.id)][:_MAX_JOB_FILES]:
+        if rank_of(path.name) is None:
+            logs = nccl_logs(text_lines(path, max_bytes=max_bytes, say=unread.append))
+            found += [log for log in logs if log.rank not in known]
+            known |= {log.rank for log in logs}
+    return found
+
+
+def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[LiveCollective], int]:
+    """Return what NCCL inspector measured, as collectives over the whole job, and how many lines were damaged."""
+    found: list[LiveCollective] = []
+    lost = 0
+    for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
+        rows, damaged = inspected(text_lines(path, max_bytes=max_bytes, say=unread.append))
+        lost += damaged
+        found += [
+            LiveCollective(
+                rank=one.rank,
+                op=one.op,
+                group=one.group,
+                group_desc=one.group,
+                group_size=one.num_ranks,
+                count=one.count,
+                size_bytes=one.size_bytes,
+                time_ns=one.time_ns,
+                algbw_gb_per_s=one.algbw_gb_per_s,
+                busbw_gb_per_s=one.busbw_gb_per_s,
+                best_busbw_gb_per_s=one.best_busbw_gb_per_s,
+            )
+            for one in rows
+        ]
+    return found, lost
 
 
 def _groups_or_operation(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 def dump_and_end(path: str, store: "dist.Store", world: int) -> None:
     """Write the dump once every rank had time to get stuck, and leave once all have written theirs."""
-    Path(path).write_bytes(c10d._dump_fr_trace())
+    Path(path).write_bytes(c10d._dump_fr_trace())  # type: ignore[attr-defined]
     store.add("dumped", 1)
     for _ in range(300):  # a rank that ended by itself writes none
         if store.add("dumped", 0) == world:

@@ -1,7 +1,7 @@
 """Peaks, categories, steps and growth of a constructed allocator's events are recovered."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from stepscope.analyze.memory.growth import growth
 from stepscope.analyze.memory.usage import MemoryView, RankMemory, memory_view
 from stepscope.analyze.step.phases import passes
 from stepscope.run.load import Run
+from stepscope.run.side_files import MemoryEdge, SideFiles
 from stepscope.run.step_log import StepLog, step_log_of
 from stepscope.units import ms
 
@@ -100,9 +101,10 @@ def test_peak_has_its_moment_operator_and_categories(tmp_path: Path) -> None:
     assert (m.peak.step, m.peak.phase, m.peak.operator) == (0, "backward", "MmBackward0")
     assert ms(m.peak.time_ns) == pytest.approx(1.020)
     assert m.peak.by_category == {
-        "temporary": 5 * MB, "activations": 40 * MB, "gradients": 15 * MB, "optimizer_state": 0, "other": 0,
-        "kept": KEPT,
+        "temporary": 5 * MB, "activations": 40 * MB, "gradients": 15 * MB, "other": 0, "kept": KEPT,
+        "weights": None, "optimizer_state": None,
     }  # fmt: skip
+    assert "part of `kept`" in m.reasons["optimizer_state"] and "part of `kept`" in m.reasons["weights"]
     assert [(h.name, h.size_bytes, h.blocks) for h in m.peak.by_operator] == [
         ("aten::mm", 40 * MB, 2),
         ("MmBackward0", 20 * MB, 2),
@@ -133,6 +135,19 @@ def test_optimizer_state_is_what_the_optimizer_keeps(tmp_path: Path) -> None:
     assert m.timeline.by_category["optimizer_state"][-1] == 14 * MB
 
 
+def test_state_from_before_the_window_is_what_the_job_counted(tmp_path: Path) -> None:
+    counted = MemoryEdge(0, 2, "end optimizer_step", {"parameters": 30 * MB, "optimizer": 60 * MB})
+    run = run_of(tmp_path)
+    m = seen(replace(run, beside=SideFiles(memory=(counted,))))
+    assert m.peak is not None and m.peak.by_category is not None and m.timeline is not None
+    parts = m.peak.by_category
+    assert (parts["weights"], parts["optimizer_state"], parts["kept"]) == (30 * MB, 60 * MB, KEPT - 90 * MB)
+    assert sum(size or 0 for size in parts.values()) == m.peak.allocated_bytes
+    assert m.timeline.by_category is not None
+    assert np.sum(list(m.timeline.by_category.values()), axis=0).tolist() == list(m.timeline.allocated_bytes)
+    assert "optimizer_state" not in m.reasons
+
+
 def test_growth_over_many_steps_is_a_leak(tmp_path: Path) -> None:
     m = seen(run_of(tmp_path, steps=20, leak=1 * MB))
     assert m.growth is not None and m.growth.leaks
@@ -143,7 +158,8 @@ def test_growth_over_many_steps_is_a_leak(tmp_path: Path) -> None:
 def test_without_totals_the_base_is_unknown_and_said_so(tmp_path: Path) -> None:
     m = seen(run_of(tmp_path, totals=False))
     assert m.peak is not None and m.peak.by_category is None
-    assert m.peak_reserved_bytes is None
+    assert m.peak_reserved_bytes is None and m.peak_allocated_bytes is None
+    assert "counts only what the window allocated" in m.reasons["peak_allocated_bytes"]
     assert "no totals" in m.reasons["by_category"]
 
 

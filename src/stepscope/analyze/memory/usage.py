@@ -15,6 +15,7 @@ from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.memory.categories import CATEGORIES, CategorisedBlocks, categorised
 from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of, memory_events
 from stepscope.analyze.memory.growth import Growth, growth
+from stepscope.analyze.memory.kept import KEPT, OPTIMIZER_STATE, FromBefore, why_unknown
 from stepscope.analyze.memory.sources import Holder, holders, operators_at, readable, source_lines_at
 from stepscope.analyze.ranks.traffic import over_ranks
 from stepscope.analyze.step.phases import Passes, Phase
@@ -43,8 +44,8 @@ class Moment:
     phase: str
     operator: str | None
     """outermost operator that was allocating"""
-    by_category: dict[str, int] | None
-    """see `memory_categories`; sums to `allocated_bytes`. None where blocks could not be told"""
+    by_category: dict[str, int | None] | None
+    """see `categories`; what is known sums to `allocated_bytes`. None where blocks could not be told"""
     by_operator: tuple[Holder, ...]
     """the operators whose blocks are alive, largest first"""
     by_source_line: tuple[Holder, ...]
@@ -119,20 +120,31 @@ def memory_view(run: Run, *, passes: Sequence[Passes], logs: Sequence[StepLog] =
     by_rank = {log.rank: log for log in logs}
     pairs = zip(run.ranks, passes, strict=True)
     parameters = _parameter_bytes(run)
-    ranks = [_rank_memory(rank, found, by_rank.get(rank.rank), parameters) for rank, found in pairs]
-    known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None]
+    ranks = [
+        _rank_memory(rank, found, by_rank.get(rank.rank), _from_before(run, rank.rank, parameters))
+        for rank, found in pairs
+    ]
+    known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
     if not known:
         return None
     fullest = max(known, key=lambda r: r.peak_reserved_bytes or r.peak_allocated_bytes or 0)
     return MemoryView(tuple(known), fullest.rank, over_ranks(known))
 
 
-def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, parameters: int | None) -> RankMemory:
+def _from_before(run: Run, rank: int, parameters: int | None) -> FromBefore:
+    """Return what the job itself counted of a rank's weights and optimizer state, the latest count of each."""
+    edges = [edge.bytes_by for edge in run.beside.memory if edge.rank == rank]
+    counted = {name: size for edge in edges for name, size in edge.items()}
+    return FromBefore(counted.get("parameters", parameters), counted.get("optimizer"))
+
+
+def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, older: FromBefore) -> RankMemory:
     events = memory_events(rank)
     blocks = blocks_of(events) if events else None
     categories = categorised(events, blocks, found, rank.steps) if events and blocks is not None else None
-    peak = _peak(rank, events, categories, found) if events else None
-    allocated = _larger(peak.allocated_bytes if peak else None, _most(log, "peak_allocated_bytes"))
+    peak = _peak(rank, events, categories, found, older) if events else None
+    whole = peak if events is not None and events.before_bytes is not None else None
+    allocated = _larger(whole.allocated_bytes if whole else None, _most(log, "peak_allocated_bytes"))
     in_trace = int(events.reserved_bytes.max()) if events and events.reserved_bytes is not None else None
     reserved = _larger(in_trace, _most(log, "peak_reserved_bytes"))
     total = _device_total(rank, events.device if events else None)
@@ -146,21 +158,26 @@ def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, parameters: int
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         peak_pct_of_total=100 * filled / total if total and filled else None,
-        parameter_bytes=parameters,
+        parameter_bytes=older.weights_bytes,
         cache_bytes=_cache(peak),
         allocator_calls=_allocator_calls(rank),
         allocator_retries=_retries(log),
         host_peak_bytes=_most(log, "host_peak_bytes"),
         peak=peak,
         steps=steps,
-        timeline=_timeline(rank, events, categories) if events else None,
+        timeline=_timeline(rank, events, categories, older) if events else None,
         growth=grown,
         host_growth=_grown(log, "host_bytes"),
-        reasons=_reasons(events, log, parameters, grown),
+        reasons={
+            **_reasons(events, log, older.weights_bytes, grown),
+            **why_unknown(peak.by_category if peak else None),
+        },
     )
 
 
-def _peak(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, found: Passes) -> Moment:
+def _peak(
+    rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, found: Passes, older: FromBefore
+) -> Moment:
     at = int(events.allocated_bytes.argmax())
     moment, thread = events.time_ns[at : at + 1], events.thread[at : at + 1]
     calls = host_calls(rank)
@@ -184,7 +201,7 @@ def _peak(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None
         step=int(rank.steps.number[step]) if step >= 0 else None,
         phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
         operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
-        by_category=categories.at(at) if categories and categories.kept_bytes is not None else None,
+        by_category=older.split(categories.at(at)) if categories and categories.kept_bytes is not None else None,
         by_operator=by_operator,
         by_source_line=by_line,
     )
@@ -212,7 +229,7 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
     )
 
 
-def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None) -> Timeline:
+def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, older: FromBefore) -> Timeline:
     """Return the largest moment of each of equally many events, so that no peak is lost."""
     cuts = np.unique(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
     at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
@@ -221,13 +238,25 @@ def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | 
         curves = categories.over_time(len(events))[:, at]
         by_category = {name: tuple(curve.tolist()) for name, curve in zip(CATEGORIES, curves, strict=False)}
         if categories.kept_bytes is not None:
-            by_category["kept"] = (categories.kept_bytes,) * len(at)
+            by_category = _with_kept(by_category, categories.kept_bytes, older)
     return Timeline(
         time_ns=tuple((events.time_ns[at] - _begin(rank, events)).tolist()),
         allocated_bytes=tuple(events.allocated_bytes[at].tolist()),
         reserved_bytes=None if events.reserved_bytes is None else tuple(events.reserved_bytes[at].tolist()),
         by_category=by_category,
     )
+
+
+def _with_kept(curves: dict[str, tuple[int, ...]], kept: int, older: FromBefore) -> dict[str, tuple[int, ...]]:
+    """Return the curves with those of what was there all along; a category that is unknown has none."""
+    created = max(curves[OPTIMIZER_STATE], default=0)
+    parts = older.split({OPTIMIZER_STATE: created, KEPT: kept})
+    points = len(curves[OPTIMIZER_STATE])
+    constant = {name: (size,) * points for name, size in parts.items() if size is not None}
+    if created:
+        constant.pop(OPTIMIZER_STATE)
+    others = {name: curve for name, curve in curves.items() if name != OPTIMIZER_STATE or created}
+    return {**others, **constant}
 
 
 def _parameter_bytes(run: Run) -> int | None:
@@ -295,6 +324,7 @@ def _reasons(
     else:
         if events.before_bytes is None:
             reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
+            reasons["peak_allocated_bytes"] = "the events carry no totals: `peak` counts only what the window allocated"
         if events.address is None:
             reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
     if grown is None:

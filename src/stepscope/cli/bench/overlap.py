@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.bench.session.rank_records import Records, every
-from stepscope.cli.progress import work_progress
+from stepscope.cli.given.progress import work_progress
 from stepscope.errors import InputError
 from stepscope.run.load import load
 from stepscope.units import ms

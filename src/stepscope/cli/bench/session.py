@@ -16,9 +16,9 @@ from stepscope.bench.session.launch import LaunchResult, launch, records_of
 from stepscope.bench.session.rank_records import environment, rows
 from stepscope.bench.session.results import results, write_results
 from stepscope.cli.bench.arguments import PLOT
+from stepscope.cli.given.progress import work_progress
 from stepscope.cli.messages import say_with_answer
 from stepscope.cli.output import write_json, write_output
-from stepscope.cli.progress import work_progress
 from stepscope.errors import InputError
 from stepscope.report.svg.bench import bench_svg
 from stepscope.report.text.bench import print_bench

@@ -17,7 +17,7 @@ from stepscope.bench.sweeps.host_memory import available_bytes
 from stepscope.bench.sweeps.rows import sweep_document
 from stepscope.cli.bench.arguments import results_folder, workload_settings
 from stepscope.cli.bench.session import command_line, finish_bench
-from stepscope.cli.progress import work_progress
+from stepscope.cli.given.progress import work_progress
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import InputError, UsageError
 from stepscope.report.text.bench import print_doubts

@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
-from stepscope.cli.progress import reading_progress
 from stepscope.run.load import Run, incomplete, load
 
 if TYPE_CHECKING:

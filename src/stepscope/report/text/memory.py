@@ -1,19 +1,24 @@
-"""Memory of the logged steps as one line: the fullest rank, drawn from the lowest to the highest sample."""
+"""Memory on the terminal: the logged steps as one line, a rank by category, a snapshot by purpose and line."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.memory.snapshot.view import Moment, SnapshotView
+from stepscope.analyze.memory.usage import RankMemory
 from stepscope.document.side_files import memory_of_steps
-from stepscope.units import readable_bytes
+from stepscope.report.text.terminal import print_indented
+from stepscope.units import printable, readable_bytes
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
 _MIN_POINTS = 3
 _FLAT = 0.9
+_MAX_HOLDERS = 12
 
 
 def print_memory(account: Account, out: Console) -> None:
@@ -49,3 +54,96 @@ def spark_line(values: Sequence[float], *, width: int = _WIDTH) -> str:
     high = max(heights)
     low = min(min(heights), _FLAT * high)  # a change of a few percent is to look like one
     return "".join(_BARS[int((len(_BARS) - 1) * (h - low) / (high - low)) if high > low else 0] for h in heights)
+
+
+def print_rank_memory(one: RankMemory, out: Console, *, ranks: int) -> None:
+    """Print the peak of a rank by category and holder, and whether it grows."""
+    fullest = f", the fullest of {ranks}" if ranks > 1 else ""
+    out.print(Text(f"rank {one.rank}{fullest}", style="bold"))
+    totals = (
+        ("peak allocated", one.peak_allocated_bytes),
+        ("peak reserved", one.peak_reserved_bytes),
+        ("device", one.device_total_bytes),
+        ("process on the host, peak", one.host_peak_bytes),
+    )
+    for name, size in totals:
+        if size is not None:
+            out.print(f"  {name:<26} {readable_bytes(size):>10}")
+    if one.peak is not None and one.peak.by_category is not None:
+        where = f" in step {one.peak.step}" if one.peak.step is not None else ""
+        out.print(f"at the peak{where}, {one.peak.phase}:")
+        _print_parts({**one.peak.by_category, "reserved_unused": one.cache_bytes}, one.reasons, out)
+    if one.peak is not None:
+        for holder in (one.peak.by_source_line or one.peak.by_operator)[:_MAX_HOLDERS]:
+            out.print(Text(f"  {readable_bytes(holder.size_bytes):>10}  {printable(holder.name)}"))
+    if one.growth is not None and one.growth.leaks:
+        out.print(f"grows by {readable_bytes(one.growth.bytes_per_step)} per step")
+    for name in ("peak", "by_category"):
+        if name in one.reasons:
+            print_indented(out, Text(f"{name}: {one.reasons[name]}", style="dim"), indent="  ")
+
+
+def print_snapshot(rank: int | None, view: SnapshotView, out: Console, *, others: int) -> None:
+    """Print a snapshot: its peak and its end by purpose, what is alive at the peak by line, gaps and leaks."""
+    of = f" of rank {rank}" if rank is not None else ""
+    out.print(
+        Text(f"memory snapshot{of}, device {view.device}", style="bold").append(
+            f"  {view.num_events:,} events, {view.num_segments} segments", style="not bold"
+        )
+    )
+    _print_moments(view.peak, view.end, view.reasons, out)
+    out.print("alive at the peak, by line:")
+    for line in view.peak.by_line:
+        blocks = f"{line.blocks} block{'s' if line.blocks > 1 else ''}"
+        out.print(Text(f"  {readable_bytes(line.size_bytes):>10}  {printable(line.place)}  {line.purpose}, {blocks}"))
+    _print_free(view, out)
+    if view.step_end_bytes:
+        sizes = ", ".join(readable_bytes(b) for b in view.step_end_bytes[-_MAX_HOLDERS:])
+        print_indented(out, Text(f"allocated after each optimizer step: {sizes}"), indent="  ")
+    for leak in view.leaks[:_MAX_HOLDERS]:
+        kept = f"{readable_bytes(leak.bytes_per_step)} of each of {leak.steps} steps"
+        out.print(Text(f"leak suspect: {printable(leak.place)} keeps {kept}"))
+    for name in ("replay", "events", "growth"):
+        if name in view.reasons:
+            print_indented(out, Text(f"{name}: {view.reasons[name]}", style="dim"), indent="  ")
+    if others:
+        out.print(f"and {others} more snapshots: --rank R shows one, --json all")
+
+
+def _print_moments(peak: Moment, end: Moment, reasons: dict[str, str], out: Console) -> None:
+    out.print(Text(f"  {'':<22} {'peak':>10} {'end':>10}", style="dim"))
+    for name in peak.by_purpose:
+        sizes = (peak.by_purpose[name], end.by_purpose[name])
+        if any(sizes) or None in sizes:
+            out.print(f"  {name:<22} {_size(sizes[0]):>10} {_size(sizes[1]):>10}")
+    out.print(f"  {'allocated':<22} {_size(peak.allocated_bytes):>10} {_size(end.allocated_bytes):>10}")
+    out.print(f"  {'reserved':<22} {_size(peak.reserved_bytes):>10} {_size(end.reserved_bytes):>10}")
+    for name in peak.by_purpose:
+        if name in reasons:
+            print_indented(out, Text(f"{name}: {reasons[name]}", style="dim"), indent="  ")
+
+
+def _print_free(view: SnapshotView, out: Console) -> None:
+    if view.fragmentation is None:
+        out.print("nothing is free in the segments")
+        return
+    free, largest, unused = map(readable_bytes, (view.free_bytes, view.largest_free_bytes, view.unused_segment_bytes))
+    out.print(
+        f"free in segments {free}, the largest piece {largest} (fragmentation {view.fragmentation:.2f}); "
+        f"{unused} in segments that hold nothing"
+    )
+    if view.gaps:
+        gaps = ", ".join(readable_bytes(g.size_bytes) for g in view.gaps)
+        out.print(f"largest gaps between tensors: {gaps}")
+
+
+def _print_parts(parts: dict[str, int | None], reasons: dict[str, str], out: Console) -> None:
+    for name, size in parts.items():
+        out.print(f"  {name:<26} {_size(size):>10}")
+    for name, size in parts.items():
+        if size is None and name in reasons:
+            print_indented(out, Text(f"{name}: {reasons[name]}", style="dim"), indent="  ")
+
+
+def _size(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else readable_bytes(size_bytes)

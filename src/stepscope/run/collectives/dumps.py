@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import InputError
+from stepscope.run.imports.detect import beside
+from stepscope.run.imports.torch_dumps import FLIGHT_RECORDER
 from stepscope.trace.pickles.flight_recorder import FlightDump, rank_in, read_flight_dump
 
 MAX_DUMPS = 100_000
@@ -62,7 +64,8 @@ def _files(given: Sequence[str]) -> tuple[list[Path], list[Path]]:
             named.append(path)
             continue
         inside = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
-        named += [p for p in inside if _DUMP_NAME.search(p.name)]
+        known = {one.path for one in beside(path, FLIGHT_RECORDER.id)}
+        named += [p for p in inside if _DUMP_NAME.search(p.name) or p in known]
         perhaps += [p for p in inside if not _OTHER_NAME.search(p.name) and rank_in(p.name) is not None]
     return named, perhaps
 

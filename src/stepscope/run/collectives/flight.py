@@ -17,12 +17,15 @@ import numpy as np
 
 from stepscope.contract.collectives import OP_CODE, element_bytes, op_name
 from stepscope.contract.run_folder import json_object
+from stepscope.errors import InputError
 from stepscope.run.collectives.groups import MAX_RANK, UNKNOWN_GROUP, Group
 from stepscope.run.collectives.shapes import UNKNOWN, shape_elements
 from stepscope.side_file import side_file_lines
+from stepscope.trace.pickles.flight_recorder import FlightEntry, read_flight_dump
 from stepscope.trace.table import Int64s
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
+DUMP = "flight_recorder.dump"
 _MAX_CALLS = 20_000
 """torch keeps 2,000 unless told otherwise"""
 MAX_FILE_BYTES = 64 << 20
@@ -42,7 +45,13 @@ class FlightCall:
 
 
 def flight_calls(path: Path) -> tuple[FlightCall, ...]:
-    """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged."""
+    """Return the calls of a flight recorder's file, oldest first; none where it is missing or damaged.
+
+    Where the recorder left none, a dump that was imported beside it is read.
+    """
+    dump = path.parent / path.name.replace(FLIGHT_RECORDER, DUMP)
+    if not path.exists() and dump.is_file():
+        return _calls_of_dump(dump)
     calls = []
     try:
         lines = (json_object(line) or {} for line in side_file_lines(path, max_bytes=MAX_FILE_BYTES))
@@ -54,6 +63,32 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
     except OSError:
         return ()
     return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
+    try:
+        dump = read_flight_dump(path)
+    except InputError:
+        return ()
+    groups = {
+        g.name: Group(g.name, g.desc, g.ranks, len(g.ranks)) if g.ranks else Group(g.name, g.desc, None, None)
+        for g in dump.groups.values()
+    }
+    calls = [
+        FlightCall(e.op, e.created_ns, _bytes_of(e.input_sizes, e.input_dtypes), groups.get(e.group) or _named_group(e))
+        for e in dump.entries[-_MAX_CALLS:]
+        if e.created_ns is not None
+    ]
+    return tuple(sorted(calls, key=lambda call: call.created_ns))
+
+
+def _named_group(entry: FlightEntry) -> Group:
+    return Group(entry.group, entry.group_desc, None, None)
+
+
+def _bytes_of(shapes: Sequence[Sequence[int]], types: Sequence[str]) -> int:
+    line = {"input_sizes": [list(shape) for shape in shapes], "input_dtypes": list(types)}
+    return _input_bytes(line)
 
 
 def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_ns: Int64s) -> list[FlightCall | None]:

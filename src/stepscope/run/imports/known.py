@@ -6,12 +6,18 @@ The order counts: the first that says yes has the file, so those told by a magic
 
 from stepscope.run.imports.format import Format
 from stepscope.run.imports.kineto import KINETO
+from stepscope.run.imports.nccl import NCCL_INSPECTOR, NCCL_LOG
 from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT, NSIGHT_SYSTEMS, NSIGHT_SYSTEMS_REPORT
+from stepscope.run.imports.torch_dumps import FLIGHT_RECORDER, MEMORY_SNAPSHOT
 
 FORMATS: tuple[Format, ...] = (
     NSIGHT_SYSTEMS,
     NSIGHT_SYSTEMS_REPORT,
     NSIGHT_COMPUTE_REPORT,
     NSIGHT_COMPUTE,
+    MEMORY_SNAPSHOT,
+    FLIGHT_RECORDER,
+    NCCL_INSPECTOR,
     KINETO,
+    NCCL_LOG,
 )

@@ -7,12 +7,14 @@ Every piece has a longest length: a line may hold a million digits.
 """
 
 import re
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-LINE = re.compile(
-    r"(?P<host>[\w.-]{1,128}):(?P<pid>\d{1,12}):(?P<tid>\d{1,12}) \[(?P<device>\d{1,4})\] "
-    r"(?:(?P<where>[\w./+-]{1,128}:\d{1,6}) )?NCCL (?P<level>INFO|WARN|TRACE|ABORT|ERROR) (?P<text>.{0,2000})"
-)
+LINE = re.compile(r"[\w.-]{1,128}:\d{1,12}:\d{1,12} \[\d{1,4}\] (?:[\w./+-]{1,128}:\d{1,6} )?NCCL (?:INFO|WARN|TRACE) ")
+_WHO = re.compile(r"([\w.-]{1,128}):(\d{1,12}):\d{1,12} \[\d{1,4}\](?: ([\w./+-]{1,128}:\d{1,6}))?$")
+_LEVELS = (b"INFO", b"WARN", b"TRACE", b"ABORT", b"ERROR")
+_MAX_PREFIX = 400
+_MAX_TEXT = 2000
 VERSION = re.compile(r"NCCL version (\S{1,64})")
 CHANNELS = re.compile(r"(\d{1,9}) coll channels")
 VIA = re.compile(r"\bvia ([A-Za-z0-9]{1,32}(?:/[A-Za-z0-9]{1,32}){0,4})")
@@ -50,8 +52,7 @@ TYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 """by ncclDataType_t: int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, fp8 e4m3, fp8 e5m2"""
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(NamedTuple):
     """One line without its prefix."""
 
     host: str
@@ -64,12 +65,22 @@ class LogLine:
 
 def log_line(raw: bytes) -> LogLine | None:
     """Return a line of NCCL's log, None for any other line: a job prints much else into the same file."""
-    if b"NCCL " not in raw:
+    at = raw.find(b" NCCL ", 0, 4096)
+    if at < 0:
         return None
-    found = LINE.search(raw[:4096].decode(errors="replace"))
-    if found is None:
+    level, _, text = raw[at + 6 : at + 6 + _MAX_TEXT].partition(b" ")
+    who = _who(raw[max(0, at - _MAX_PREFIX) : at]) if level in _LEVELS else None
+    if who is None:
         return None
-    return LogLine(found["host"], int(found["pid"]), found["level"], found["text"].rstrip(), found["where"])
+    host, pid, where = who
+    return LogLine(host, pid, level.decode(), text.decode(errors="replace").rstrip(), where)
+
+
+@lru_cache(maxsize=4096)
+def _who(prefix: bytes) -> tuple[str, int, str | None] | None:
+    """Return host, process and place in the source of what stands before `NCCL`; many lines have the same."""
+    found = _WHO.search(prefix.decode(errors="replace"))
+    return (found[1], int(found[2]), found[3]) if found else None
 
 
 def algorithm_name(said: str) -> str:

@@ -7,6 +7,7 @@ The algorithm is what NCCL says it chose, never what a kernel's name suggests.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from stepscope.contract.collectives import ALL_GATHER, REDUCE_SCATTER, op_name
 from stepscope.trace.nccl import lines as of
@@ -19,6 +20,8 @@ MAX_SIZES = 4_000
 """operations and sizes that are told apart"""
 MAX_PROCESSES = 1_000
 MAX_COMMUNICATORS = 200
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -274,12 +277,13 @@ class _Collected:
         for op, size, _ in self.collectives:
             if size is not None:
                 by_size.setdefault(size, set()).add(op)
-        for (op, size, algorithm, protocol, channels), count in self.choices.most_common():
+        for (said, size, algorithm, protocol, channels), count in self.choices.most_common():
             of_size = by_size.get(size, set())
-            named = op or (next(iter(of_size)) if len(of_size) == 1 else None)
+            named = said or (next(iter(of_size)) if len(of_size) == 1 else None)
             yield Choice(named, size, algorithm, protocol, channels, count)
 
 
-def _count(counter: "Counter[object] | Counter[str]", key: object, most: int) -> None:
+def _count(counter: Counter[K], key: K, most: int) -> None:
+    """Count one more of a kind, as long as there are not too many kinds."""
     if key in counter or len(counter) < most:
-        counter[key] += 1  # type: ignore[index]
+        counter[key] += 1

@@ -97,29 +97,28 @@ def _read_apart(path: Path, reader: Reader, *, size_bytes: int, what: str) -> An
         )
     except subprocess.TimeoutExpired as error:
         raise InputError(f"{path} was not read within {seconds} s; give a smaller {what}") from error
-    if done.returncode == 0:
-        return json.loads(done.stdout)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    why = said[-1] if said and done.returncode == 2 else f"its reader ended with {done.returncode}"
-    raise NotPlainData(why)
+    if done.returncode != 0:
+        raise NotPlainData(f"its reader ended with {done.returncode}")
+    answer = json.loads(done.stdout)
+    if "refused" in answer:
+        raise NotPlainData(answer["refused"])
+    return answer["made"]
 
 
 def _main(reader: str, path: str, limit_bytes: str) -> int:
-    """Print what a reader makes of a file as JSON; return 0, or 2 after saying why not."""
+    """Write what a reader makes of a file, or why it makes nothing, as JSON to whoever started this process."""
     from importlib import import_module
 
     module, _, name = reader.partition(":")
     make = getattr(import_module(module), name)
     _limit_memory(int(limit_bytes))
     try:
-        made = make(plain_data(_content(Path(path))))
+        answer = {"made": make(plain_data(_content(Path(path))))}
     except MemoryError:
-        sys.stderr.write(f"it takes more than {readable_bytes(int(limit_bytes))} of memory\n")
-        return 2
+        answer = {"refused": f"it takes more than {readable_bytes(int(limit_bytes))} of memory"}
     except (NotPlainData, InputError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    json.dump(made, sys.stdout)
+        answer = {"refused": str(error)}
+    json.dump(answer, sys.stdout)
     return 0
 
 

@@ -98,8 +98,8 @@ def read_memory_snapshot(path: Path) -> MemorySnapshot:
         path=str(path),
         device=found["device"],
         segments=tuple(
-            Segment(*segment[:-1], tuple(SnapshotBlock(*block) for block in segment[-1]))
-            for segment in found["segments"]
+            Segment(address, size, used, stream, small, private, tuple(SnapshotBlock(*block) for block in blocks))
+            for address, size, used, stream, small, private, blocks in found["segments"]
         ),
         action=tuple(events[0]),
         address=tuple(events[1]),
@@ -176,7 +176,8 @@ def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int
     columns: list[list[int]] = [[], [], [], [], []]
     lost = max(0, len(trace) - MAX_EVENTS)
     for event in trace[:MAX_EVENTS]:
-        code = codes.get(event.get("action")) if isinstance(event, dict) else None
+        action = event.get("action") if isinstance(event, dict) else None
+        code = codes.get(action) if isinstance(action, str) else None
         if code is None:
             continue  # snapshots, out of memory and the user's own marks change nothing
         row = [_whole(event.get(name)) for name in ("addr", "size", "time_us")]

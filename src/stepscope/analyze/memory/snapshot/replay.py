@@ -2,8 +2,8 @@
 
 The history has the sizes that were asked for; what counts is the size of the block: rounded up to 512 bytes, and larger
 where the rest of a free block was too small to be split off. So the history is replayed with the allocator's own rules
-(c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay has to
-hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
+(c10/cuda/CUDACachingAllocator.cpp: `round_size`, `should_split`, merging of free neighbours). At the end the replay
+has to hold the very blocks that the snapshot lists; `differs_bytes` says by how much it does not.
 """
 
 from bisect import bisect_right, insort
@@ -44,7 +44,8 @@ class History(ArrayRecord):
     address: Int64s
     allocated_bytes: Int64s
     """after each event"""
-    reserved_bytes: Int64s
+    reserved_bytes: Int64s | None
+    """None where the history does not fit the segments at its end"""
     before_bytes: int
     """allocated before the first event"""
     differs_bytes: int
@@ -69,8 +70,12 @@ class _Space:
             insort(self.edges, address)
 
     def give(self, address: int, size: int) -> None:
-        """Add a free block, merged with its free neighbours."""
+        """Add a free block, merged with its free neighbours; none where a damaged history frees what is free."""
         at = bisect_right(self.starts, address)
+        if size <= 0 or (at and self._end(at - 1) > address):
+            return
+        if at < len(self.starts) and self.starts[at] < address + size:
+            return
         if at and self._end(at - 1) == address and not self._is_edge(address):
             before = self.starts.pop(at - 1)
             address, size, at = before, self.size.pop(before) + size, at - 1
@@ -148,8 +153,11 @@ def history_of(snapshot: MemorySnapshot) -> History:
     for event, (action, at, asked, of_stack) in enumerate(rows):
         if action == ALLOC:
             length = space.take(at, rounded(asked), expandable=snapshot.expandable)
+            if at in live:  # a damaged history: what was there is gone
+                died[live[at]] = event
+                change[event] -= size[live[at]]
             begin(at, length, event, of_stack)
-            change[event] = length
+            change[event] += length
         elif action == FREE and at in live:
             block = live.pop(at)
             died[block] = event
@@ -169,14 +177,16 @@ def history_of(snapshot: MemorySnapshot) -> History:
     end = {b.address: b.size_bytes for s in snapshot.segments for b in s.blocks if b.allocated}
     replayed = {at: size[block] for at, block in live.items()}
     differs = sum(abs(end.get(at, 0) - replayed.get(at, 0)) for at in {*end, *replayed})
+    allocated = before_bytes + np.cumsum(change)
+    held = snapshot.reserved_bytes - int(reserved.sum()) + np.cumsum(reserved)
     return History(
         size_bytes=np.array(size, np.int64),
         born=np.array(born, np.int64),
         died=np.array(died, np.int64),
         stack=np.array(stack, np.int64),
         address=np.array(address, np.int64),
-        allocated_bytes=before_bytes + np.cumsum(change),
-        reserved_bytes=snapshot.reserved_bytes - int(reserved.sum()) + np.cumsum(reserved),
+        allocated_bytes=allocated,
+        reserved_bytes=held if (held >= allocated).all() else None,
         before_bytes=before_bytes,
         differs_bytes=differs,
     )

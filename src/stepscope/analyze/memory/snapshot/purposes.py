@@ -1,0 +1,186 @@
+"""What was each block of a snapshot's history for?
+
+By what the job says of its storages (`rank00000.memory.jsonl`) where that was recorded, else by the part of the step
+that allocated it and how long it lived:
+
+    weights                 allocated where a module is built or moved to the device, or said so by the job
+    gradients               allocated in backward and kept beyond it
+    optimizer_state         allocated in the optimizer's step and kept beyond it
+    activations             allocated in forward and given back before the next optimizer step ends
+    temporaries             given back in the same stretch of forward, backward or optimizer
+    communication_buffers   allocated by a process group, by DDP's reducer or FSDP's gathers
+    other                   allocated in forward and kept over an optimizer step: inputs, statistics, leaks
+    unknown                 there before the history began, and nothing says what it is
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from stepscope.analyze.memory.snapshot.replay import NOT_HERE, History
+from stepscope.records import ArrayRecord
+from stepscope.trace.pickles.flight_recorder import Frame
+from stepscope.trace.pickles.memory_snapshot import ALLOC, FREE, MemorySnapshot
+from stepscope.trace.table import Int64s
+
+PURPOSES = (
+    *("weights", "gradients", "optimizer_state", "activations", "temporaries", "communication_buffers", "other"),
+    "unknown",
+)
+WEIGHTS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS, TEMPORARIES, COMMUNICATION, OTHER, UNKNOWN = range(len(PURPOSES))
+_OF_STORAGE = {"parameters": WEIGHTS, "optimizer": OPTIMIZER_STATE, "buffers": OTHER, "gradients": GRADIENTS}
+_OPTIMIZER = "Optimizer.step#"
+_BACKWARD = ("torch::autograd::Engine::", "Backward0::", "Backward1::", "AccumulateGrad::", "SavedVariable::reset_data")
+_BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py")
+_COMMUNICATION = ("c10d::Reducer", "c10d::ProcessGroup", "ProcessGroupNCCL")
+_COMMUNICATION_FILES = ("_fsdp_collectives.py", "distributed_c10d.py", "_functional_collectives.py", "_flat_param.py")
+_BUILT = ("convert", "_apply", "to", "cuda", "to_empty", "reset_parameters", "__init__", "__new__")
+
+
+class Part(IntEnum):
+    """The part of the step that an event lies in."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Purposes(ArrayRecord):
+    """What each block was for, and the parts of the history."""
+
+    of_block: Int64s
+    part: Int64s
+    """of each event"""
+    step_ends: Int64s
+    """events at which an optimizer step was over"""
+
+    def at(self, history: History, event: int) -> dict[str, int]:
+        """Return bytes by purpose right after an event; they sum to what is allocated then."""
+        alive = history.alive(event)
+        sums = np.bincount(self.of_block[alive], history.size_bytes[alive], minlength=len(PURPOSES))
+        return {name: int(sums[code]) for code, name in enumerate(PURPOSES)}
+
+
+def purposes_of(snapshot: MemorySnapshot, history: History, *, storages: Mapping[int, str] | None = None) -> Purposes:
+    """Return what every block was for. `storages` has what the job said of the memory at an address."""
+    kinds = [_StackKind.of([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
+    part = _parts(snapshot, kinds)
+    stretch = np.concatenate(([0], np.cumsum(part[1:] != part[:-1]))) if len(part) else part
+    ends = _step_ends(snapshot, part)
+    out = np.full(len(history.size_bytes), UNKNOWN, np.int64)
+    for i, (born, died, stack) in enumerate(zip(history.born, history.died, history.stack, strict=True)):
+        kind = kinds[stack] if stack >= 0 else _StackKind()
+        if born != NOT_HERE and died != NOT_HERE and stretch[born] == stretch[died]:
+            out[i] = TEMPORARIES
+        elif kind.communicates:
+            out[i] = COMMUNICATION
+        elif born == NOT_HERE:
+            out[i] = _from_before(int(died), part, kind)
+        else:
+            out[i] = _by_part(int(born), int(died), part, ends, kind)
+    said = storages or {}
+    for i, (address, died) in enumerate(zip(history.address.tolist(), history.died.tolist(), strict=True)):
+        if died == NOT_HERE and address in said:
+            out[i] = _OF_STORAGE.get(said[address], out[i])
+    return Purposes(out, part, ends)
+
+
+@dataclass(frozen=True)
+class _StackKind:
+    """What the stack of an allocation tells."""
+
+    python: bool = False
+    backward: bool = False
+    optimizer: bool = False
+    communicates: bool = False
+    builds: bool = False
+
+    @classmethod
+    def of(cls, frames: list[Frame]) -> "_StackKind":
+        names = [f.function for f in frames]
+        python = [f for f in frames if f.line > 0 and f.file.endswith(".py")]
+        return cls(
+            python=bool(python),
+            backward=any(mark in name for name in names for mark in _BACKWARD)
+            or any(f.function == "backward" and f.file.endswith(_BACKWARD_FILES) for f in python),
+            optimizer=any("torch/optim/" in f.file and f.function == "step" for f in python),
+            communicates=any(mark in name for name in names for mark in _COMMUNICATION)
+            or any(f.file.endswith(_COMMUNICATION_FILES) for f in python),
+            builds=any(
+                f.function in _BUILT and ("torch/nn/modules/" in f.file or "torch/nn/parameter.py" in f.file)
+                for f in python
+            ),
+        )
+
+
+def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
+    """Return the part of the step of every event: the optimizer by torch's own notes, backward by its stack.
+
+    Backward runs on threads of its own, whose stacks hold no Python frame.
+    """
+    has_python = any(kind.python for kind in kinds)
+    intervals = _optimizer_intervals(snapshot)
+    begins = [begin for begin, _ in intervals]
+    out = np.zeros(len(snapshot.action), np.int64)
+    last = Part.FORWARD
+    for i, (action, stack, time_us) in enumerate(zip(snapshot.action, snapshot.stack, snapshot.time_us, strict=True)):
+        kind = kinds[stack] if stack >= 0 else None
+        if _within(begins, intervals, time_us):
+            last = Part.OPTIMIZER
+        elif kind is not None and action in (ALLOC, FREE):
+            by_thread = has_python and not kind.python
+            last = Part.OPTIMIZER if kind.optimizer else Part.BACKWARD if kind.backward or by_thread else Part.FORWARD
+        out[i] = last
+    return out
+
+
+def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:
+    """Return the last event of each optimizer step: by torch's notes, without them where its events end."""
+    noted = [end for _, end in _optimizer_intervals(snapshot)]
+    if noted:
+        at = np.searchsorted(np.array(snapshot.time_us, np.int64), noted, side="right") - 1
+        return at[at >= 0]
+    followed = np.append(part[1:] != Part.OPTIMIZER, True)[: len(part)]
+    return np.flatnonzero((part == Part.OPTIMIZER) & followed)
+
+
+def _optimizer_intervals(snapshot: MemorySnapshot) -> list[tuple[int, int]]:
+    open_us: int | None = None
+    out = []
+    for note in snapshot.annotations:
+        if note.name.startswith(_OPTIMIZER):
+            if note.begins:
+                open_us = note.time_us
+            elif open_us is not None:
+                out.append((open_us, note.time_us))
+                open_us = None
+    return out
+
+
+def _within(begins: list[int], intervals: list[tuple[int, int]], time_us: int) -> bool:
+    at = bisect_right(begins, time_us) - 1
+    return at >= 0 and time_us <= intervals[at][1]
+
+
+def _from_before(died: int, part: Int64s, kind: _StackKind) -> int:
+    if kind.builds:
+        return WEIGHTS
+    if died == NOT_HERE:
+        return UNKNOWN
+    return ACTIVATIONS if part[died] == Part.BACKWARD else GRADIENTS if part[died] == Part.FORWARD else UNKNOWN
+
+
+def _by_part(born: int, died: int, part: Int64s, step_ends: Int64s, kind: _StackKind) -> int:
+    if part[born] == Part.OPTIMIZER:
+        return OPTIMIZER_STATE
+    if part[born] == Part.BACKWARD:
+        return GRADIENTS
+    if kind.builds:
+        return WEIGHTS
+    next_end = int(np.searchsorted(step_ends, born))
+    survives = next_end < len(step_ends) and (died == NOT_HERE or died > step_ends[next_end])
+    return OTHER if survives else ACTIVATIONS

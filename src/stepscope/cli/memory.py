@@ -1,0 +1,92 @@
+"""`stepscope memory`: memory through the step, from a run folder, its snapshots, or a snapshot alone."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.memory.snapshot.view import SnapshotView, snapshot_view
+from stepscope.cli.given.run_arguments import account_from, warn_incomplete
+from stepscope.cli.messages import warn
+from stepscope.cli.output import check_outputs, write_json
+from stepscope.document.memory import memory_document
+from stepscope.errors import InputError
+from stepscope.report.text.memory import print_rank_memory, print_snapshot
+from stepscope.report.text.terminal import console
+from stepscope.run.memory_files import is_snapshot, memory_snapshots, storages_beside
+from stepscope.run.sources import find_sources, rank_in_name
+from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0, or 3 where a rank or a snapshot could not be read."""
+    check_outputs(args.json, force=args.force)
+    snapshots, unreadable = _snapshots(args.run)
+    account = _account(args, bool(snapshots))
+    document = memory_document(account, snapshots, warnings=unreadable) if args.json else None
+    write_json(args.json, document, force=args.force)
+    if args.json != "-":
+        _print(account, snapshots, args.rank)
+    if account is not None:
+        warn_incomplete(account.run)
+    for line in unreadable:
+        warn(line)
+    return 3 if unreadable or (account is not None and account.run.unreadable) else 0
+
+
+def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[str]]:
+    """Return the snapshots that were named or lie in the folders that were, by rank."""
+    found: dict[int | None, SnapshotView] = {}
+    unreadable: list[str] = []
+    for one in map(Path, given):
+        if one.is_dir():
+            inside, lost = memory_snapshots(one)
+            unreadable += lost
+            for rank, snapshot in inside:
+                path, device = Path(snapshot.path), snapshot.device
+                storages = storages_beside(path, rank=rank, device=device) if rank is not None else None
+                found[_free(rank, found)] = snapshot_view(snapshot, storages=storages)
+        elif one.is_file() and is_snapshot(one):
+            found[_free(rank_in_name(one.name), found)] = snapshot_view(read_memory_snapshot(one))
+    return found, unreadable
+
+
+def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:
+    """Return the rank, another number where it is taken: two snapshots of one rank are both shown."""
+    return rank if rank not in taken else next(n for n in range(len(taken) + 1) if n not in taken)
+
+
+def _account(args: argparse.Namespace, has_snapshots: bool) -> Account | None:
+    """Return the account of the traces, None where only snapshots were given."""
+    others = [one for one in args.run if Path(one).is_dir() or not (Path(one).is_file() and is_snapshot(Path(one)))]
+    if not others:
+        return None
+    if has_snapshots:
+        try:
+            find_sources(others)
+        except InputError:
+            return None
+    account = account_from(args, others)
+    if account.memory is None and not has_snapshots:
+        raise InputError(
+            f"{account.run.name}: no memory was recorded; record with `stepscope record --memory`, "
+            "or give a memory snapshot"
+        )
+    return account
+
+
+def _print(account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None) -> None:
+    out = console(sys.stdout)
+    ranks = list(account.memory.ranks) if account is not None and account.memory is not None else []
+    known = [r.rank for r in ranks] + [r for r in snapshots if r is not None]
+    if rank is not None and known and rank not in known:
+        raise InputError(f"no memory of rank {rank} was recorded; there is {', '.join(map(str, sorted(set(known))))}")
+    if ranks and account is not None and account.memory is not None:
+        fullest = rank if rank is not None else account.memory.fullest_rank
+        for one in ranks:
+            if one.rank == fullest:
+                print_rank_memory(one, out, ranks=len(ranks))
+    shown = list(snapshots.items()) if rank is None else [(r, v) for r, v in snapshots.items() if r in (rank, None)]
+    fullest_first = sorted(shown, key=lambda item: -item[1].peak.allocated_bytes)
+    for of_rank, view in fullest_first[:1]:
+        print_snapshot(of_rank, view, out, others=len(shown) - 1)

@@ -1,0 +1,34 @@
+"""Memory as one answer, as JSON: what the trace and the step logs say of each rank, and each rank's snapshot."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.memory.snapshot.view import SnapshotView
+from stepscope.document.report import memory_json
+from stepscope.document.side_files import memory_of_steps
+
+SCHEMA = 1
+
+
+def memory_document(
+    account: Account | None, snapshots: Mapping[int | None, SnapshotView], *, warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return `memory` as in the report (null without traces), memory of the logged steps, and the snapshots."""
+    beside = account.run.beside if account else None
+    return {
+        "schema": SCHEMA,
+        "run": account.run.name if account else None,
+        "memory": memory_json(account.memory) if account else None,
+        "memory_steps": [memory_of_steps(log) for log in account.run.logs] if account else [],
+        "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()] if beside else [],
+        "snapshots": [snapshot_json(rank, view) for rank, view in snapshots.items()],
+        "warnings": list(warnings),
+    }
+
+
+def snapshot_json(rank: int | None, view: SnapshotView) -> dict[str, Any]:
+    """Return one snapshot; times are microseconds since the first event of its history."""
+    return {"rank": rank, **asdict(view), "path": Path(view.path).name}

@@ -1,0 +1,108 @@
+"""`stepscope memory`: a snapshot, a run folder with and without one; hostile and foreign files are one line and 2."""
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.run.together import Job
+
+from stepscope.cli.main import main
+
+SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pickle.gz"
+
+
+def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["memory", str(SNAPSHOT)]) == 0
+    out = capsys.readouterr().out
+    assert "optimizer_state          138.5 MB   138.5 MB" in out and "capture.py:43 (forward)  activations" in out
+    assert main(["memory", str(SNAPSHOT), "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (one,) = said["snapshots"]
+    assert said["schema"] == 1 and said["memory"] is None and one["peak"]["allocated_bytes"] == 463272960
+    parts = one["peak"]["by_purpose"]
+    assert sum(v or 0 for k, v in parts.items() if k != "reserved_unused") == one["peak"]["allocated_bytes"]
+
+
+def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Job(ranks=2, steps=3).run(tmp_path)
+    steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]
+    steps += [
+        {"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": {"peak_allocated_bytes": 7 * 10**6}}
+        for i in range(4)
+    ]
+    (tmp_path / "rank00000.steps.jsonl").write_text("".join(json.dumps(s) + "\n" for s in steps))
+    assert main(["memory", str(tmp_path), "--no-cache"]) == 0
+    assert "peak allocated                 7.0 MB" in capsys.readouterr().out
+    shutil.copy(SNAPSHOT, tmp_path / "rank00001.memory.pickle.gz")
+    assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["memory"]["ranks"][0]["peak_allocated_bytes"] == 7 * 10**6
+    assert [s["rank"] for s in said["snapshots"]] == [1]
+    (tmp_path / "rank00000.memory.pickle").write_bytes(b"\x80\x04garbage")
+    assert main(["memory", str(tmp_path), "--no-cache"]) == 3
+    assert "rank00000.memory.pickle" in capsys.readouterr().err
+
+
+def test_run_without_memory_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Job(ranks=1, steps=3).run(tmp_path)
+    assert main(["memory", str(tmp_path), "--no-cache"]) == 2
+    assert "no memory was recorded" in capsys.readouterr().err
+
+
+class Canary:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_hostile_snapshot_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    canary, path = tmp_path / "canary", tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps({"segments": [Canary(canary)], "device_traces": []}))
+    assert main(["memory", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert not canary.exists() and captured.out == "" and captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04",
+        pickle.dumps(7),
+        pickle.dumps({"segments": 3}),
+        b"",
+        b"text",
+        b"\x1f\x8b\x08broken",
+        pickle.dumps([]),
+    ],
+)
+def test_foreign_files_are_one_line(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(content)
+    assert main(["memory", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+
+
+def test_odd_values_of_a_snapshot_are_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd: list[Any] = [None, -1, 2**70, "x", [], {}, 1.5, True]
+    for value in odd:
+        found = {
+            "segments": [{"device": 0, "address": 512, "total_size": 4096, "blocks": [{"size": value}, {"size": 512}]}],
+            "device_traces": [
+                [{"action": "alloc", "addr": 512, "size": value, "time_us": value, "frames": value}, value]
+            ],
+            "external_annotations": [{"stage": "START", "name": value, "time_us": value}, value],
+            "allocator_settings": value,
+        }
+        path = tmp_path / "snapshot.pickle"
+        try:
+            path.write_bytes(pickle.dumps(found))
+            assert main(["memory", str(path)]) in (0, 2)
+        finally:
+            capsys.readouterr()
