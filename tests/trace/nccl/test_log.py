@@ -18,8 +18,8 @@ def written(version: str) -> list[str]:
     ids = " nvmlDev 1 busId bb000 commId 0x5d5b3bbd1c8f9a3e" if minor >= 19 else " busId bb000"
     nranks = " [nranks=2]" if minor >= 15 else ""
     tuning = {
-        **dict.fromkeys(range(14, 20), []),
-        **dict.fromkeys((20, 21, 22), ["8388608 Bytes -> Algo 1 proto 2 time 54.7"]),
+        **{minor: list[str]() for minor in range(14, 20)},
+        **{minor: ["8388608 Bytes -> Algo 1 proto 2 time 54.7"] for minor in (20, 21, 22)},
         23: ["AllReduce: 8388608 Bytes -> Algo 1 proto 2 time 54.7"],
     }.get(minor, ["AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}"])
     timings = "Init timings - ncclCommInitRank: rank 1 nranks 2 total 2.46 (kernels 0.18, bootstrap 1.60, rest 0.00)"

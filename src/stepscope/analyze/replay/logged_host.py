@@ -12,7 +12,7 @@ Waiting only makes it larger: it is a bound from above.
 import numpy as np
 
 from stepscope.analyze.host.time import Activities, activities
-from stepscope.analyze.step.training_step import WORK_REGIONS, Floats, region_times
+from stepscope.analyze.step.logged_steps import WORK_REGIONS, Floats, region_times
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
