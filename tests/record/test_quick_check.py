@@ -158,7 +158,7 @@ def test_dict_batches_with_a_loss_of_their_own():
 
 @pytest.mark.parametrize(
     ("loader", "said"),
-    [([], "the loader has no batch"), ([torch.ones(2, 2)], "found Tensor; give forward=")],
+    [([], "the loader has no batch"), ([torch.ones(2, 2)], "not Tensor; or give forward=")],
 )
 def test_wrong_input_is_one_clear_line(loader, said):
     model = nn.Linear(2, 1)
