@@ -1,7 +1,7 @@
 """The shape of minGPT's adder: a callback after step 0 generates token by token for thousands of calls."""
 
 import torch
-from digests import print_digests
+from digests import print_digests  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 CALLS, STEPS = 2_000, 24

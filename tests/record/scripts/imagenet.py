@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from digests import print_digests
+from digests import print_digests  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader, Dataset
 
 FOLDER = Path(tempfile.mkdtemp())

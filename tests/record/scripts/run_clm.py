@@ -7,7 +7,7 @@ import transformers  # looks for torch before it imports it
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import torch  # isort: skip
-from digests import print_digests  # isort: skip
+from digests import print_digests  # type: ignore[import-not-found]  # isort: skip
 
 logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()

@@ -8,7 +8,7 @@ from accelerate.utils import set_seed
 from transformers import GPT2Config, GPT2LMHeadModel, default_data_collator, get_scheduler
 
 import torch  # isort: skip
-from digests import print_digests  # isort: skip
+from digests import print_digests  # type: ignore[import-not-found]  # isort: skip
 from torch.utils.data import DataLoader
 
 transformers.utils.logging.set_verbosity_error()

@@ -3,7 +3,7 @@
 import threading
 
 import torch
-from digests import print_digests
+from digests import print_digests  # type: ignore[import-not-found]
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

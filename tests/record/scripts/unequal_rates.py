@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from digests import print_digests
+from digests import print_digests  # type: ignore[import-not-found]
 from torch.utils.data import DataLoader, TensorDataset
 
 
