@@ -54,7 +54,7 @@ def main() -> int:
 
 def recorded(args: argparse.Namespace, load: str) -> list[dict[str, object]]:
     """Return the logs of one round of jobs that run at the same time."""
-    beside = {"none": None, "steady": STEADY, "bursts": BURSTS}[load]
+    beside = {"none": "", "steady": STEADY, "bursts": BURSTS}[load]
     loops = [subprocess.Popen([sys.executable, "-c", beside]) for _ in range(args.jobs if beside else 0)]
     try:
         with tempfile.TemporaryDirectory() as scratch:
@@ -69,7 +69,7 @@ def recorded(args: argparse.Namespace, load: str) -> list[dict[str, object]]:
                 )
                 for folder in folders
             ]
-            done = [job.wait() for job in started]
+            done = [each.wait() for each in started]
             kept = [folder for folder, code in zip(folders, done, strict=True) if code == 0]
             return [{"load": load, "steps": [steps_of(folder, rank) for rank in range(RANKS)]} for folder in kept]
     finally:
