@@ -85,7 +85,7 @@ def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
 def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
     if _wants_text(args):
-        sys.stdout.write(kept.texts[_terminal()])
+        _Copied(sys.stdout).write(kept.texts[_terminal()])
     return kept.exit_code
 
 
@@ -99,7 +99,7 @@ def _terminal() -> str:
 
 
 class _Copied:
-    """A stream of text that remembers what went through it."""
+    """A stream of text that remembers what went through it; letters that it cannot hold are replaced."""
 
     def __init__(self, out: Any) -> None:
         if hasattr(out, "reconfigure"):
