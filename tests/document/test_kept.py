@@ -193,6 +193,6 @@ def test_letters_that_the_output_cannot_hold_are_replaced_again(folder: Path, mo
         monkeypatch.setattr(sys, "stdout", out)
         assert main(["report", str(named)]) == 0
         out.flush()
-        said.append(out.buffer.getvalue())  # type: ignore[attr-defined]
+        said.append(out.buffer.getvalue())
     assert b"r?n" in said[0]
     assert said[0] == said[1]

@@ -85,7 +85,7 @@ def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
 def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
     if _wants_text(args):
-        _Copied(sys.stdout).write(kept.texts[_terminal()])
+        sys.stdout.write(kept.texts[_terminal()])
     return kept.exit_code
 
 
@@ -99,12 +99,10 @@ def _terminal() -> str:
 
 
 class _Copied:
-    """A stream of text that remembers what went through it; letters that it cannot hold are replaced."""
+    """A stream of text that remembers what went through it."""
 
-    def __init__(self, out: Any) -> None:
-        if hasattr(out, "reconfigure"):
-            out.reconfigure(errors="replace")  # as `console` does for a stream that it knows
-        self._out: IO[str] = out
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
         self._written: list[str] = []
 
     def write(self, text: str) -> int:
