@@ -1,5 +1,6 @@
 """A report of an unchanged run is shown as it was; whatever changed, and whatever was planted, is analysed."""
 
+import io
 import json
 import os
 import subprocess
@@ -182,3 +183,16 @@ def test_pipe_in_the_run_is_not_waited_for(folder: Path, report: Callable[..., t
     os.mkfifo(folder / "rank00009.pipe")
     assert report("--json", "-")[1]
     assert report("--json", "-")[1]
+
+
+def test_letters_that_the_output_cannot_hold_are_replaced_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = folder.rename(folder.with_name("rün"))
+    said = []
+    for _ in range(2):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["report", str(named)]) == 0
+        out.flush()
+        said.append(out.buffer.getvalue())
+    assert b"r?n" in said[0]
+    assert said[0] == said[1]

@@ -103,10 +103,8 @@ def _terminal() -> str:
 class _Copied:
     """A stream of text that remembers what went through it."""
 
-    def __init__(self, out: Any) -> None:
-        if hasattr(out, "reconfigure"):
-            out.reconfigure(errors="replace")  # as `console` does for a stream that it knows
-        self._out: IO[str] = out
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
         self._written: list[str] = []
 
     def write(self, text: str) -> int:
