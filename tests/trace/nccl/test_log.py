@@ -17,11 +17,10 @@ def written(version: str) -> list[str]:
     minor = int(version.split(".")[1])
     ids = " nvmlDev 1 busId bb000 commId 0x5d5b3bbd1c8f9a3e" if minor >= 19 else " busId bb000"
     nranks = " [nranks=2]" if minor >= 15 else ""
-    tuning = {
-        **dict.fromkeys(range(14, 20), []),
-        **dict.fromkeys((20, 21, 22), ["8388608 Bytes -> Algo 1 proto 2 time 54.7"]),
-        23: ["AllReduce: 8388608 Bytes -> Algo 1 proto 2 time 54.7"],
-    }.get(minor, ["AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}"])
+    tuning = ["AllReduce: 8388608 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}"]
+    if minor < 24:
+        named = "AllReduce: " if minor == 23 else ""
+        tuning = [f"{named}8388608 Bytes -> Algo 1 proto 2 time 54.7"] if minor >= 20 else []
     timings = "Init timings - ncclCommInitRank: rank 1 nranks 2 total 2.46 (kernels 0.18, bootstrap 1.60, rest 0.00)"
     texts = [
         f"NCCL version {version}.3+cuda12.4",
