@@ -15,14 +15,15 @@ from stepscope.contract.run_folder import RUN_JSON, rank_file
 from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
-from stepscope.run.imports.second_recording import is_nsight, process_of, second_recording
+from stepscope.run.imports.one_recording import one_recording_each
+from stepscope.run.imports.second_recording import process_of
 from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Source, assign_ranks, find_sources, rank_in_header, stated_name
+from stepscope.run.sources import Source, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.derived import with_derived_steps
 from stepscope.run.unread_events import unread_lines
@@ -112,7 +113,7 @@ def load(
         traces, unreadable, warnings = _sort_out(results)
         traces, repeated = _without_repeats(traces)
         traces, in_parts = _with_parts_joined(traces)
-        traces, known, set_aside = _with_one_recording_each(traces, folder)
+        traces, known, set_aside = one_recording_each(traces, folder)
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
@@ -279,33 +280,6 @@ def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
         if len(several) > 1
     ]
     return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
-
-
-def _with_one_recording_each(
-    traces: list[Trace], root: Path | None
-) -> tuple[list[Trace], list[tuple[int, str]], list[str]]:
-    """Return one trace for each rank with how the rank is known, and lines on recordings that were set aside."""
-    of_file = Counter(t.path for t in traces)
-    # The name of a file that holds several ranks is of none of them.
-    named = [
-        (stated_name(Path(t.path), root=root) if of_file[t.path] == 1 else "", rank_in_header(t.header)) for t in traces
-    ]
-    by_kineto = [i for i, t in enumerate(traces) if not is_nsight(t)]
-    if not by_kineto or len(by_kineto) == len(traces):
-        return traces, assign_ranks(named), []
-    first = assign_ranks([named[i] for i in by_kineto])
-    kineto = {rank: traces[i] for i, (rank, _) in zip(by_kineto, first, strict=True)}
-    kept, known, lines = [traces[i] for i in by_kineto], list(first), []
-    nsight = [i for i in range(len(traces)) if is_nsight(traces[i])]
-    for i, (rank, source) in zip(nsight, assign_ranks([named[i] for i in nsight]), strict=True):
-        if source == "order" and len(nsight) != len(by_kineto):
-            lines.append(f"{Path(traces[i].path).name}: which rank it is of is not known, so it is not used")
-        elif rank in kineto:
-            lines.append(second_recording(kineto[rank], traces[i], rank=rank))
-        else:
-            kept.append(traces[i])
-            known.append((rank, source))
-    return kept, known, lines
 
 
 def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:

@@ -15,6 +15,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.waterfall import ACHIEVED, LOSSES, step_losses_ns
 from stepscope.analyze.step.parts import PARTS
 from stepscope.report.tensorboard.events import Scalar, event_file
+from stepscope.run.imports.second_recording import is_nsight
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
@@ -102,6 +103,8 @@ def _steps(log: StepLog, disturbed: bool) -> Sequence[tuple[int, int, int]]:
 def _why_not(rank: Rank) -> str | None:
     if rank.trace.quality.truncated:
         return "it is cut off, which the plugin cannot read"
+    if is_nsight(rank.trace):
+        return "it is an export of Nsight Systems, which the plugin cannot read"
     if (rank.trace["offset"] < 0).any():
         return "it lies in several files, which the plugin would take for several ranks"
     return None

@@ -20,7 +20,7 @@ _MAX_APART = 0.02
 
 def is_nsight(trace: Trace) -> bool:
     """Return whether a trace was read from an export of Nsight Systems."""
-    return "nsight" in trace.header
+    return process_of(trace) is not None
 
 
 def process_of(trace: Trace) -> int | None:
