@@ -27,6 +27,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
@@ -126,7 +127,7 @@ def one_run(sleep_ms: float, number: int, out: Path) -> None:
         saves = saved_ms(sleep_ms) if sleep_ms else []
         slept = said(run([*record, "--", *job("train", sleep_ms, STEPS)]), "slept_ms")
         saves += saved_ms(sleep_ms) if sleep_ms else []
-        measured = {"slept_ms": slept, "saves_ms": saves}
+        measured: dict[str, Any] = {"slept_ms": slept, "saves_ms": saves}
     except (RuntimeError, OSError, ValueError, KeyError, IndexError) as e:
         measured = {"error": f"{type(e).__name__}: {e}"}
     (out / f"run{number}.job.json").write_text(json.dumps(measured))
