@@ -55,11 +55,13 @@ def shares(folder: Path) -> dict[str, float | None]:
     from stepscope.diagnose.rare_lines import whole_step_lines
 
     account = stepscope.load(folder).account
-    if len([o for o in account.ownership if o is not None]) < len(account.run.ranks):
+    pairs = zip(account.ownership, account.owner_sums, strict=True)
+    known = [(owned, sums) for owned, sums in pairs if owned is not None and sums is not None]
+    if len(known) < len(account.run.ranks):
         raise RuntimeError("a rank has no owners: " + "; ".join(account.warnings))
     total = dict.fromkeys(("device", "host", "device_line", "host_line", "finer", "device_module", "host_module"), 0.0)
     matched = []
-    for owned, sums in zip(account.ownership, account.owner_sums, strict=True):
+    for owned, sums in known:
         around = whole_step_lines(owned)
         lines = [{(f.file, f.line) for f in (owned.frames[i] for i in s) if f.is_user} for s in owned.stacks]
         has_line = np.array([*(bool(x) for x in lines), False])[sums.owner.stack]
@@ -73,7 +75,7 @@ def shares(folder: Path) -> dict[str, float | None]:
         }  # fmt: skip
         for name, amount in amounts.items():
             total[name] += float(amount.sum())
-        matched.append(owned.matched_share)
+        matched.append(owned.matched_share if owned.matched_share is not None else 1.0)
     on_device = total["device"] > 0
     return {
         "device": total["device_line"] / total["device"] if on_device else None,
