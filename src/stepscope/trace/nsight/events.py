@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.records import ArrayRecord
 from stepscope.trace.budget import BYTES_PER_TEXT, Share
 from stepscope.trace.nsight.database import Bools
 from stepscope.trace.schema import ARGS, DENSE
@@ -49,8 +50,8 @@ class Texts:
         return self._all
 
 
-@dataclass
-class Rows:
+@dataclass(eq=False, repr=False)
+class Rows(ArrayRecord):
     """Rows of one kind out of one chunk; arguments are `(values, which rows have one)`."""
 
     process: Int64s
@@ -65,8 +66,8 @@ class Rows:
     args: dict[str, tuple[Int64s, Bools]] = field(default_factory=dict)
 
 
-@dataclass
-class _Process:
+@dataclass(eq=False, repr=False)
+class _Process(ArrayRecord):
     dense: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
     args: dict[str, list[tuple[Int64s, Int64s]]] = field(default_factory=dict)
     length: int = 0
