@@ -36,9 +36,9 @@ def test_query_over_what_was_recorded_needs_no_analysis() -> None:
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [
-        (["report", "{run}", "--json", "-"], 300, 560, {TERMINAL, PAGE}),
-        (["report", "{run}"], 310, 620, {PAGE}),
-        (["whatif", "{run}", "--set", "overlap=perfect", "--json", "-"], 290, 600, {PAGE}),
+        (["report", "{run}", "--json", "-"], 330, 590, {TERMINAL, PAGE}),
+        (["report", "{run}"], 345, 650, {PAGE}),
+        (["whatif", "{run}", "--set", "overlap=perfect", "--json", "-"], 320, 630, {PAGE}),
     ],
 )
 def test_command_imports_what_it_needs(words: list[str], most_own: int, most: int, without: set[str]) -> None:

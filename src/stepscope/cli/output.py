@@ -51,6 +51,13 @@ def write_output(path: str, text: str, *, force: bool) -> None:
         sys.stdout.write(text)
 
 
+def print_again(text: str) -> None:
+    """Print text as it was printed before, in the terminal's own encoding."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.stdout.write(text)
+
+
 def write_json(path: str | None, document: Any, *, force: bool) -> None:
     """Write `document` as JSON to `path`, to standard output for `-`, nowhere for None."""
     if path:

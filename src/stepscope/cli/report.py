@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.cli.output import check_outputs, write_json, write_output
+from stepscope.cli.output import check_outputs, print_again, write_json, write_output
 from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import InputError
 from stepscope.json_text import json_with_notes
@@ -87,7 +87,7 @@ def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
 def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
     if _wants_text(args):
-        sys.stdout.write(kept.texts[_terminal()])
+        print_again(kept.texts[_terminal()])
     return kept.exit_code
 
 

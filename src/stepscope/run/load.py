@@ -30,8 +30,8 @@ from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import read_cached
+from stepscope.trace.nsight.magic import is_sqlite
 from stepscope.trace.nsight.outside_tool import exported_report
-from stepscope.trace.nsight.read import is_sqlite, read_nsys
 from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
@@ -189,6 +189,8 @@ def _reader(
         try:
             export = exported_report(source.path, cache_folder=cache_folder, keep=cache)
             if export is not None or is_sqlite(source.path):
+                from stepscope.trace.nsight.read import read_nsys  # only where there is such a file
+
                 return read_nsys(export or source.path, progress=report, budget=budget, named=source.path)
             trace = read_cached(
                 source.path,

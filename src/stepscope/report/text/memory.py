@@ -2,17 +2,19 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.memory.snapshot.view import Moment, SnapshotView
 from stepscope.analyze.memory.usage import RankMemory
 from stepscope.document.side_files import memory_of_steps
 from stepscope.report.text.terminal import print_indented
 from stepscope.units import printable, readable_bytes
+
+if TYPE_CHECKING:  # a report of a run needs no reader of snapshots
+    from stepscope.analyze.memory.snapshot.view import Moment, SnapshotView
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -83,7 +85,7 @@ def print_rank_memory(one: RankMemory, out: Console, *, ranks: int) -> None:
             print_indented(out, Text(f"{name}: {one.reasons[name]}", style="dim"), indent="  ")
 
 
-def print_snapshot(rank: int | None, view: SnapshotView, out: Console, *, others: int) -> None:
+def print_snapshot(rank: int | None, view: "SnapshotView", out: Console, *, others: int) -> None:
     """Print a snapshot: its peak and its end by purpose, what is alive at the peak by line, gaps and leaks."""
     of = f" of rank {rank}" if rank is not None else ""
     out.print(
@@ -110,7 +112,7 @@ def print_snapshot(rank: int | None, view: SnapshotView, out: Console, *, others
         out.print(f"and {others} more snapshots: --rank R shows one, --json all")
 
 
-def _print_moments(peak: Moment, end: Moment, reasons: dict[str, str], out: Console) -> None:
+def _print_moments(peak: "Moment", end: "Moment", reasons: dict[str, str], out: Console) -> None:
     out.print(Text(f"  {'':<22} {'peak':>10} {'end':>10}", style="dim"))
     for name in peak.by_purpose:
         sizes = (peak.by_purpose[name], end.by_purpose[name])
@@ -123,7 +125,7 @@ def _print_moments(peak: Moment, end: Moment, reasons: dict[str, str], out: Cons
             print_indented(out, Text(f"{name}: {reasons[name]}", style="dim"), indent="  ")
 
 
-def _print_free(view: SnapshotView, out: Console) -> None:
+def _print_free(view: "SnapshotView", out: Console) -> None:
     if view.fragmentation is None:
         out.print("nothing is free in the segments")
         return

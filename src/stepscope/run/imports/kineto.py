@@ -6,8 +6,9 @@ import zlib
 from pathlib import Path
 
 from stepscope.contract.run_folder import atomic_write
-from stepscope.run.imports.format import Contents, FileHead, Format
+from stepscope.run.imports.format import MAX_FILE_BYTES, Contents, FileHead, Format
 from stepscope.run.sources import rank_in_header
+from stepscope.side_file import open_side_file
 from stepscope.trace.read import read
 
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[|^\s*\[\s*\{\s*"(?:ph|name|cat|pid|tid|ts)"\s*:')
@@ -27,7 +28,7 @@ def _look(path: Path) -> Contents:
 
 def _store(source: Path, target: Path) -> None:
     """Copy a trace that is packed, pack one that is not."""
-    with source.open("rb") as f, atomic_write(target) as out:
+    with open_side_file(source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(target) as out:
         start = f.read(2)
         f.seek(0)
         if start in _PACKED:

@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import InputError
 from stepscope.run.imports.format import Contents, FileHead, Format
-from stepscope.side_file import side_file_lines
+from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.nccl.inspector import inspected, is_inspector
 from stepscope.trace.nccl.lines import LINE
 from stepscope.trace.nccl.log import nccl_logs
@@ -50,7 +50,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from side_file_lines(path)
             return
         left = MAX_UNPACKED_BYTES
-        with gzip.open(path) as f:
+        with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
             while left > 0 and (line := f.readline(1 << 20)):
                 left -= len(line)
                 yield line
@@ -65,12 +65,12 @@ def _store(source: Path, target: Path) -> None:
             for line in _lines(source):
                 out.write(line)
         else:
-            with source.open("rb") as f:
+            with open_side_file(source, max_bytes=MAX_LOG_BYTES) as f:
                 shutil.copyfileobj(f, out, 1 << 20)
 
 
 def _is_packed(path: Path) -> bool:
-    with path.open("rb") as f:
+    with open_side_file(path, max_bytes=MAX_LOG_BYTES) as f:
         return f.read(2) == _GZIP
 
 

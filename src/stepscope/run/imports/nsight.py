@@ -9,15 +9,16 @@ from stepscope.errors import InputError
 from stepscope.run.imports.format import Contents, FileHead, Format
 from stepscope.run.sources import rank_in_header
 from stepscope.trace.classify import EventKind, event_kinds
-from stepscope.trace.nsight.database import MAGIC
+from stepscope.trace.nsight.magic import MAGIC
 from stepscope.trace.nsight.ncu_csv import is_ncu_csv, read_ncu_csv
 from stepscope.trace.nsight.outside_tool import NCU_REPORT, NSYS_REPORT, export_ncu, export_nsys, require_tool
-from stepscope.trace.nsight.read import read_nsys
 
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
 
 
 def _look_nsys(path: Path) -> Contents:
+    from stepscope.trace.nsight.read import read_nsys  # only where there is such a file
+
     traces = read_nsys(path)
     kernels = sum(int(np.isin(event_kinds(trace), _KERNELS).sum()) for trace in traces)
     ranks = tuple(rank for trace in traces if (rank := rank_in_header(trace.header)) is not None)

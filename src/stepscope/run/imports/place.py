@@ -18,10 +18,11 @@ from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.output_path import why_no_file
 from stepscope.run.imports.detect import format_of
-from stepscope.run.imports.format import Contents, Format
+from stepscope.run.imports.format import MAX_FILE_BYTES, Contents, Format
 from stepscope.run.imports.known import FORMATS
 from stepscope.run.rank import believable_world
 from stepscope.run.sources import rank_in_name
+from stepscope.side_file import open_side_file
 from stepscope.units import printable
 
 _CHUNK_BYTES = 1 << 20
@@ -69,7 +70,7 @@ def place(plan: PlannedImport) -> None:
             plan.format.store(plan.source, plan.target)
             _require_readable(plan.target)
             return
-        with plan.source.open("rb") as f, atomic_write(plan.target) as out:
+        with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
             shutil.copyfileobj(f, out, _CHUNK_BYTES)
     except OSError as error:
         raise InputError(f"cannot write {plan.target}: {error.strerror or error}") from error

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from stepscope.errors import TraceError
 from stepscope.trace.table import Int64s
 
-MAGIC = b"SQLite format 3\0"
 CHUNK_ROWS = 20_000
 MAX_VALUE_BYTES = 16 << 20
 MAX_TEXT = 65_536

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from stepscope.errors import TraceError
-from stepscope.side_file import open_side_file
 from stepscope.trace.budget import Budget, OverBudget, Share
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.nsight.database import MAGIC, Database
+from stepscope.trace.nsight.database import Database
 from stepscope.trace.nsight.device_rows import DEVICE_TABLES, GRAPHS, device_rows
 from stepscope.trace.nsight.events import Events, Rows, Texts
 from stepscope.trace.nsight.host_rows import (
@@ -29,17 +28,7 @@ from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
-_MAX_FILE_BYTES = 1 << 42
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
-
-
-def is_sqlite(path: Path) -> bool:
-    """Return whether a regular file begins as an sqlite file does; False where it is none or cannot be read."""
-    try:
-        with open_side_file(path, max_bytes=_MAX_FILE_BYTES) as f:
-            return f.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
 
 
 def read_nsys(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import InputError
-from stepscope.side_file import RefusedFile, open_side_file, read_side_file
+from stepscope.side_file import RefusedFile, open_side_file, read_side_file, read_side_text
 from stepscope.trace.pickles.plain_data import NotPlainData, plain_data
 from stepscope.units import readable_bytes
 
@@ -61,7 +61,7 @@ def _size_of(path: Path) -> int:
     """Return the bytes of the pickle, of a packed one as far as it takes to know that it is large."""
     if not is_gzip(path):
         return path.stat().st_size
-    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.open(packed) as f:
+    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
         size_bytes = 0
         while size_bytes <= MAX_PICKLE_BYTES and (piece := f.read(1 << 20)):
             size_bytes += len(piece)
@@ -73,7 +73,7 @@ def _size_of(path: Path) -> int:
 def _content(path: Path) -> bytes:
     if not is_gzip(path):
         return read_side_file(path, max_bytes=MAX_PICKLE_BYTES)
-    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.open(packed) as f:
+    with open_side_file(path, max_bytes=MAX_PICKLE_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
         content = f.read(MAX_PICKLE_BYTES + 1)
     if len(content) > MAX_PICKLE_BYTES:
         raise NotPlainData(f"more than {readable_bytes(MAX_PICKLE_BYTES)} once unpacked")
@@ -136,7 +136,7 @@ def _limit_memory(limit_bytes: int) -> None:
 
 def _mapped_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        return int(read_side_text("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return _MIN_MEMORY_BYTES
 

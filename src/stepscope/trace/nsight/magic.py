@@ -1,0 +1,17 @@
+"""Is a file an export of Nsight Systems? Told by its first bytes, without the reader."""
+
+from pathlib import Path
+
+from stepscope.side_file import open_side_file
+
+MAGIC = b"SQLite format 3\0"
+MAX_FILE_BYTES = 1 << 42
+
+
+def is_sqlite(path: Path) -> bool:
+    """Return whether a regular file begins as an sqlite file does; False where it is none or cannot be read."""
+    try:
+        with open_side_file(path, max_bytes=MAX_FILE_BYTES) as f:
+            return f.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
