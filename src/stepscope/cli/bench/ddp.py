@@ -7,7 +7,7 @@ from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, 
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.overlap import with_overlap
 from stepscope.cli.bench.profile import run_profile
-from stepscope.cli.bench.session import document_of, finish_bench, start_ranks
+from stepscope.cli.bench.session import document_of, elsewhere, finish_bench, start_ranks
 from stepscope.errors import UsageError
 
 _DEFAULTS = {
@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     document = document_of(args, plan)
     total = len(plan["settings"]["series"]) * (args.runs + (not args.no_trace))
     result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
+    if (code := elsewhere(args, result)) is not None:
+        return code
     found = with_overlap(document(result.records, result.message), result.records, folder)
     return finish_bench(args, found, folder=folder, interrupted=result.interrupted)
 
