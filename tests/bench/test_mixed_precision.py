@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from stepscope.bench.data_parallel.implementations.fsdp2 import Fsdp2Zero3, mixed_precision  # noqa: E402
-from stepscope.bench.data_parallel.implementations.parallel import Options  # noqa: E402
+from stepscope.bench.data_parallel.implementations.fsdp2 import Fsdp2Zero3, mixed_precision
+from stepscope.bench.data_parallel.implementations.parallel import Options
 
 
 @pytest.fixture
