@@ -145,7 +145,8 @@ class profile:
 
 def close_and_say(recorder: Recorder) -> None:
     """Complete the run; say so where the job was too short for a profiled window, and which window would do."""
-    short = why_no_window(recorder.step, recorder.config) if recorder.on else None
+    failed = not recorder.on or (recorder.step > 0 and recorder.run_folder is None)  # which was said
+    short = None if failed else why_no_window(recorder.step, recorder.config)
     recorder.close()
     if short is not None and not followed_from_outside():  # else the launcher says it, in its own options
         say(short)
