@@ -69,7 +69,8 @@ def test_memory_by_category_and_whether_it_fits(capsys):
 def test_strategy_names_the_simple_rule_and_what_was_assumed(capsys):
     found = asked(capsys, "strategy", *MODEL, "--sequences", 256, "--world-size", 16, "--device", "H200")
     assert found["simple_rule"]["strategy"] == "ddp" and found["recommended"]["mfu"] <= 0.5
-    assert len(found["assumed"]) == 3 and found["candidates"][0] == found["recommended"]
+    assert len(found["assumed"]) == 3 and found["candidates"][0] == found["fastest"]
+    assert found["recommended"]["strategy"] == "ddp" and found["no_difference"] is True
 
 
 @pytest.mark.parametrize(

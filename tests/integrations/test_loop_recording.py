@@ -134,6 +134,52 @@ def test_handler_for_accelerate_takes_what_profile_kwargs_takes(tmp_path: Path) 
         StepscopeKwargs(schedule_option={"first": 1}).build()
 
 
+def test_accelerate_without_a_schedule_records_the_block_and_has_the_tables_of_torch(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from stepscope.integrations.accelerate import StepscopeKwargs
+
+    handler = StepscopeKwargs(output_trace_dir=str(tmp_path / "run"), settings={"others_grace_s": 20.0})
+    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
+    with accelerator.profile() as recording:
+        with pytest.raises(UsageError, match="no window has ended"):
+            recording.key_averages()
+        trained()
+    assert (tmp_path / "run" / trace_file(0)).exists()
+    assert "aten::linear" in {row.key for row in recording.key_averages()}
+    recording.export_chrome_trace(str(tmp_path / "plain.json"))
+    names = {e["name"] for e in json.loads((tmp_path / "plain.json").read_text())["traceEvents"]}
+    assert {"aten::linear", "ProfilerStep#3"} <= names
+
+
+def test_accelerate_hands_every_window_to_a_callback(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from stepscope.integrations.accelerate import StepscopeKwargs
+
+    seen: list[Any] = []
+    handler = StepscopeKwargs(
+        schedule_option={"wait": 1, "warmup": 0, "active": 1},
+        on_trace_ready=lambda profiler: seen.append(len(profiler.key_averages())),
+        output_trace_dir=str(tmp_path / "run"),
+    )
+    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
+    with accelerator.profile():
+        trained()
+    assert len(seen) >= STEPS // 2 and all(seen)  # and, as with torch, one that the end of the block cut short
+
+
+def test_accelerate_says_that_the_block_was_too_short(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    from stepscope.integrations.accelerate import StepscopeKwargs
+
+    handler = StepscopeKwargs(
+        schedule_option={"wait": 8, "warmup": 2, "active": 1, "repeat": 1}, output_trace_dir=str(tmp_path / "run")
+    )
+    accelerator = accelerate.Accelerator(cpu=True, kwargs_handlers=[handler])
+    with accelerator.profile():
+        trained()
+    assert "no trace: 7 steps were taken, and the profiled ones begin after step 10" in capfd.readouterr().err
+
+
 class Engine(nn.Module):
     """What of a DeepSpeed engine a loop uses: backward with its own reduction, a step every second micro-batch."""
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from stepscope.contract.slurm_nodes import first_node
 from stepscope.errors import UsageError
-from stepscope.integrations.slurm import first_node, launcher_variables
+from stepscope.integrations.slurm import launcher_variables
 
 TASK = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "41234"}
 

@@ -248,3 +248,19 @@ def test_helper_side_needs_no_torch() -> None:
     program = "import sys, stepscope.record.helper.writer; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
+
+
+def test_a_job_too_short_for_the_window_is_told_which_would_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with stepscope.profile(out=tmp_path / "run") as recording:
+        train(recording, steps=6)
+    said = [line for line in capfd.readouterr().err.splitlines() if "no trace" in line]
+    assert said == [
+        "stepscope: no trace: 6 steps were taken, and the profiled ones begin after step 10; "
+        "use wait=1, warmup=1, active=4"
+    ]
+    with stepscope.profile(out=tmp_path / "again", wait=1, warmup=1, active=4) as recording:
+        train(recording, steps=6)
+    assert (tmp_path / "again" / "rank00000.pt.trace.json.gz").exists()
+    assert "no trace" not in capfd.readouterr().err

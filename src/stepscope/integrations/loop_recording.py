@@ -19,7 +19,7 @@ from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.install import Hooks, install
 from stepscope.record.hooks.loop.step_unit import unit_from
 from stepscope.record.launch.recording_by import already_recorded
-from stepscope.record.profile import profile, region
+from stepscope.record.profile import close_and_say, profile, region
 from stepscope.record.session import Recorder, current
 
 
@@ -54,7 +54,7 @@ class LoopRecording:
         recorder = hooks.loop.recorder
         if recorder is not None:
             self._folder = recorder.run_folder
-            recorder.close()
+            close_and_say(recorder)
 
     @property
     def hooks(self) -> Hooks | None:

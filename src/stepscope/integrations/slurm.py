@@ -12,9 +12,9 @@ sets the ranks and `join` leaves its variables alone.
 """
 
 import os
-import re
 from collections.abc import Mapping
 
+from stepscope.contract.slurm_nodes import first_node
 from stepscope.errors import UsageError
 
 _FIRST_PORT, _PORTS = 20_000, 20_000
@@ -50,15 +50,3 @@ def launcher_variables(environ: Mapping[str, str]) -> dict[str, str]:
     port = _FIRST_PORT + int(environ.get("SLURM_JOB_ID", "0")) % _PORTS  # two jobs may share a node
     where = {"MASTER_ADDR": first_node(nodes), "MASTER_PORT": str(port)}
     return {**task, **{name: value for name, value in where.items() if name not in environ}}
-
-
-def first_node(nodes: str) -> str:
-    """Return the first host of Slurm's short form of a list.
-
-    >>> first_node("gpu[07-09,12],login1")
-    'gpu07'
-    """
-    found = re.match(r"([^\[,]+)(?:\[(\w+)[^\]]*\]([^,\[]*))?", nodes)
-    if found is None:
-        raise UsageError(f"slurm: {nodes!r} is not a list of hosts such as gpu[07-09]; check SLURM_JOB_NODELIST")
-    return "".join(part or "" for part in found.groups())

@@ -19,6 +19,8 @@ from stepscope.units import readable_bytes
 
 CLOSE = 1.1
 """candidates within this factor of the fastest are too close to call: test them"""
+TYPICAL_RANGE = (0.35, 0.65)
+"""shares of the peak that the compute of training usually reaches"""
 _MAX_CLOSE_CANDIDATES = 3
 _TENSOR = (1, 2, 4, 8)
 _PIPELINE = (1, 2, 4, 8, 16)
@@ -64,6 +66,8 @@ class Advice:
     fastest: Candidate
     close: tuple[Candidate, ...]
     """others within a tenth of it: measure both"""
+    recommended: Candidate
+    """the simplest of those that cannot be told from the fastest"""
     by_rule: Candidate
     """DDP if it fits, else ZeRO-3"""
     candidates: tuple[Candidate, ...]
@@ -72,8 +76,12 @@ class Advice:
     reason: str
 
 
-def advise(question: Question, *, times: CollectiveTimes) -> Advice:
-    """Return what fits and what is fastest; an error where nothing fits."""
+def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, float] = TYPICAL_RANGE) -> Advice:
+    """Return what fits, what is fastest and what to take; an error where nothing fits.
+
+    Steps whose times overlap, if compute reaches between these shares of the peak, and that are within a tenth of each
+    other are no different: the simpler one is taken, DDP before ZeRO-1 before ZeRO-2.
+    """
     _check(question)
     found = list(_candidates(question, times))
     fitting = sorted((c for c in found if c.fits), key=lambda c: c.time.total_ns)
@@ -85,7 +93,13 @@ def advise(question: Question, *, times: CollectiveTimes) -> Advice:
     close = tuple(c for c in _different(fitting[1:], best) if c.time.total_ns <= CLOSE * best.time.total_ns)[
         :_MAX_CLOSE_CANDIDATES
     ]
-    return Advice(best, close, rule, tuple(fitting), tuple(failing), _reason(best, rule, fitting, failing))
+    same = [c for c in fitting if c.time.total_ns <= CLOSE * best.time.total_ns]
+    bands = [time_band(question, c, shares=shares, times=times) for c in same]
+    chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)
+    reason = _reason(best, rule, fitting, failing)
+    if chosen is not best:
+        reason = f"no difference to {best.layout}, whose time overlaps, and simpler; {reason}"
+    return Advice(best, close, chosen, rule, tuple(fitting), tuple(failing), reason)
 
 
 def time_band(
@@ -174,6 +188,12 @@ def _by_rule(fitting: Sequence[Candidate]) -> Candidate:
         return split, order.index(c.layout.sharding), c.batch.recompute is not Recompute.NONE
 
     return min(fitting, key=effort)
+
+
+def _effort(c: Candidate) -> tuple[int, int, bool, float]:
+    """Return how much a candidate asks of its user: least for DDP; splitting matrices or layers comes last."""
+    split = c.layout.tensor * c.layout.pipeline
+    return split, list(Sharding).index(c.layout.sharding), c.batch.recompute is not Recompute.NONE, c.time.total_ns
 
 
 def _different(others: Sequence[Candidate], best: Candidate) -> list[Candidate]:

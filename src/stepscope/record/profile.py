@@ -7,10 +7,11 @@
             ...
             recording.step()
 
-In a job that `stepscope record` started, the recorder is already there: regions are kept, steps are found by the
-hooks, and the settings of the command line hold.
+In a job that `stepscope record` started, the settings of the command line hold, its folder too. Where training began
+before the block, steps are found by the hooks; else `step()` ends them.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,10 @@ import torch
 
 from stepscope.record.config import RecordConfig, default_out, ranks_from
 from stepscope.record.failsafe import say
+from stepscope.record.launch.recording_by import followed_from_outside
+from stepscope.record.progress_notes import FOLDERS, leave_word
 from stepscope.record.session import Recorder, current
+from stepscope.record.window.schedule import why_no_window
 
 
 class region:
@@ -101,9 +105,10 @@ class profile:
 
     def __enter__(self) -> "profile":
         self._steps_here = current() is None
-        if not self._steps_here:
+        outside = RecordConfig.from_env() if followed_from_outside() else None
+        if outside is not None or not self._steps_here:
             say("stepscope.profile inside a recorded job: the settings of the command line hold")
-        self._recorder = Recorder.start(self.config, on_trace_ready=self._on_trace_ready)
+        self._recorder = Recorder.start(outside or self.config, on_trace_ready=self._on_trace_ready)
         self._recorder.begin()
         return self
 
@@ -112,7 +117,9 @@ class profile:
     ) -> None:
         if self._recorder is not None and self._steps_here:
             self._folder = self._recorder.run_folder
-            self._recorder.close()
+            if self._folder is not None:
+                leave_word(f"{FOLDERS}{os.getpid()}", f"{self._folder}\n")
+            close_and_say(self._recorder)
 
     def step(self) -> None:
         """Say that one optimizer step, with all its micro-batches, is complete."""
@@ -134,6 +141,15 @@ class profile:
         if self._folder is not None or self._recorder is None:
             return self._folder
         return self._recorder.run_folder
+
+
+def close_and_say(recorder: Recorder) -> None:
+    """Complete the run; say so where the job was too short for a profiled window, and which window would do."""
+    failed = not recorder.on or (recorder.step > 0 and recorder.run_folder is None)  # which was said
+    short = None if failed else why_no_window(recorder.step, recorder.config)
+    recorder.close()
+    if short is not None and not followed_from_outside():  # else the launcher says it, in its own options
+        say(short)
 
 
 def _activity_name(activity: Any) -> str:

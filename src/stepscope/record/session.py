@@ -45,7 +45,7 @@ from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import next_busy_step, phase_of
 from stepscope.record.window.watchdog import Watchdog
-from stepscope.record.window.window import Window
+from stepscope.record.window.window import Window, replaces_export
 
 _current: "Recorder | None" = None
 
@@ -270,7 +270,7 @@ class Recorder:
             on_trace_ready=self._on_trace_ready,
         )
         self._after = AfterWindow(
-            config if chosen and self._on_trace_ready is None else replace(config, owners=False),
+            config if chosen and not replaces_export(self._on_trace_ready) else replace(config, owners=False),
             self._guard,
             run=self._run,
             known=self._known,

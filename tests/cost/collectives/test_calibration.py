@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stepscope.cost.collectives.alpha_beta import fit
 from stepscope.cost.collectives.alpha_beta_pieces import fit_pieces
@@ -12,6 +13,7 @@ from stepscope.cost.collectives.calibration import calibrate
 from stepscope.cost.collectives.calibration_file import calibration_json, load_calibration
 from stepscope.cost.collectives.points import Point, points_from_csv, points_from_nccl_tests
 from stepscope.errors import InputError, UsageError
+from stepscope.report.text.calibration import print_calibration
 
 DATA = Path(__file__).parents[2] / "data" / "nccl_collectives"
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -169,3 +171,25 @@ def test_nonsense_questions_are_refused(four_ranks, asked):
     op, size, world = asked
     with pytest.raises(UsageError):
         calibrate(four_ranks[:12]).predict(op, size_bytes=size, world_size=world)
+
+
+def test_a_size_beyond_the_measured_ones_is_not_called_measured():
+    points = [Point("all_reduce", 2, int(size), 20_000 + 0.5 * size) for size in SIZES]
+    found = calibrate(points)
+    at = {
+        size: found.predict("all_reduce", size_bytes=size, world_size=2).how for size in (SIZES[0], SIZES[-1], 1e9, 8)
+    }
+    assert at[SIZES[0]] == at[SIZES[-1]] == "measured at world size 2"
+    assert at[1e9] == "extrapolated from 134.2 MB, measured at world size 2"
+    assert at[8] == "extrapolated from 1.0 kB, measured at world size 2"
+
+
+def test_a_curve_that_does_not_fit_is_called_so(capsys):
+    def said(noise):
+        factors = np.random.default_rng(1).lognormal(0, noise, len(SIZES))
+        points = [Point("all_reduce", 2, int(s), (20_000 + 0.5 * s) * f) for s, f in zip(SIZES, factors, strict=True)]
+        print_calibration(calibrate(points), Console(width=200))
+        return capsys.readouterr().out
+
+    assert "poor fit" not in said(0.02)
+    assert "poor fit: all_reduce on 2 ranks" in said(3.0)

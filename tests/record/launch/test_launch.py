@@ -223,6 +223,22 @@ def test_a_script_that_never_steps_is_told_so(tmp_path: Path) -> None:
     assert "no training step was recorded: no optimizer stepped" in done.stderr
 
 
+def test_a_script_that_marks_its_own_steps_is_recorded_where_the_command_line_says(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import stepscope, torch\n"
+        "layer = torch.nn.Linear(8, 8)\n"
+        "with stepscope.profile(out='own') as recording:\n"
+        "    for _ in range(6):\n"
+        "        layer(torch.randn(4, 8)).sum().backward()\n"
+        "        recording.step()\n"
+    )
+    done = record("--out", "run", "--steps", "2:4", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "recorded 6 steps of 1 rank, profiled steps 2-3 of 1 rank, in run" in done.stderr
+    assert "the settings of the command line hold" in done.stderr
+    assert len(step_log(tmp_path / "run", 0)) == 6 and not (tmp_path / "own").exists()
+
+
 def assert_between(found: list[Any], by_hand: list[Any], steps: list[int], name: str) -> None:
     """Every one of these steps spent at least the time inside the region and at most that around it."""
     for i in steps:

@@ -203,7 +203,9 @@ def test_memory_saved_with_other_results_is_said_to_be() -> None:
 
 def test_allocator_is_told_apart_by_the_memory_it_holds() -> None:
     rows = [row(n, 50, noise=1e-3, memory_gb=11.4, reserved_gb=gb) for n, gb in (("default", 12.0), ("small", 11.4))]
-    assert "small holds 5 % less memory: 11.40 instead of 12.00 GB" in verdict(*rows, name="allocator").advice
+    assert "small holds 5 % less memory: 11.4 GB instead of 12.0 GB" in verdict(*rows, name="allocator").advice
+    few = [row(n, 50, noise=1e-3, memory_gb=0.001, reserved_gb=gb) for n, gb in (("default", 0.004), ("small", 0.003))]
+    assert "small holds 25 % less memory: 3.0 MB instead of 4.0 MB" in verdict(*few, name="allocator").advice
     assert "no setting holds 2 % less memory than default" in verdict(rows[0], row("b", 50, reserved_gb=12.5),
                                                                       name="allocator").advice  # fmt: skip
 

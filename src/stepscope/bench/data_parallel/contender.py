@@ -35,7 +35,9 @@ class Contender:
             name=series["name"],
             implementation=series["implementation"],
             workload=spec,
-            options=Options(micro_batch_size=spec.batch_size, grad_accum=grad_accum, **options),
+            options=Options(
+                micro_batch_size=spec.batch_size, grad_accum=grad_accum, precision=spec.precision, **options
+            ),
             warmup_steps=int(settings["warmup_steps"]),
         )
 

@@ -30,9 +30,14 @@ _TOP_OPERATORS = 20
 
 @dataclass
 class RegionTimes:
-    """Marks regions in the trace and adds up the host's time in each."""
+    """Marks regions in the trace and adds up the host's time in each, epoch by epoch."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, dict[int, float]] = field(default_factory=dict)
+    epoch: int = 0
+
+    def mean_ms(self) -> dict[str, float]:
+        """Return the mean of each region over the epochs that have it: clipping is the warm-up's alone."""
+        return {name: 1000 * sum(found.values()) / len(found) for name, found in self.seconds.items()}
 
     @contextmanager
     def mark(self, name: str) -> Iterator[None]:
@@ -40,7 +45,8 @@ class RegionTimes:
         begin = perf_counter()
         with record_function(name):
             yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - begin
+        found = self.seconds.setdefault(name, {})
+        found[self.epoch] = found.get(self.epoch, 0.0) + perf_counter() - begin
 
 
 def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
@@ -62,10 +68,12 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     steps = schedule(wait=first - before, warmup=before, active=last - first, repeat=1)
     what = {"activities": activities(bench.device), "record_shapes": True}  # shapes: FLOPs and bytes in the report
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
-        epochs = [_epoch(bench, training, profiler, total, recorded=first <= e < last) for e in range(total)]
+        epochs = []
+        for times.epoch in range(total):
+            epochs.append(_epoch(bench, training, profiler, total, recorded=first <= times.epoch < last))
     bench.emit(what="epochs", epochs=[vars(epoch) for epoch in epochs])
     if bench.rank == 0:
-        text = summary_text(settings, epochs, regions_s=times.seconds, operators=operators[0], bench=vars_of(bench))
+        text = summary_text(settings, epochs, regions_ms=times.mean_ms(), operators=operators[0], bench=vars_of(bench))
         with atomic_write(folder / f"{name}_summary.txt") as f:
             f.write(text.encode())
 

@@ -24,7 +24,7 @@ def summary_text(
     settings: dict[str, Any],
     epochs: Sequence[Epoch],
     *,
-    regions_s: dict[str, float],
+    regions_ms: dict[str, float],
     operators: str,
     bench: dict[str, Any],
 ) -> str:
@@ -32,7 +32,7 @@ def summary_text(
     parts = [
         f"Profile of {settings['implementation']}",
         _titled("Configuration", _configuration(settings, bench)),
-        _titled("Step time per phase (ms)", [*_phases(epochs), *_regions(regions_s, len(epochs))]),
+        _titled("Step time per phase (ms)", [*_phases(epochs), *_regions(regions_ms)]),
         _titled("Throughput", _throughput(settings, epochs, bench)),
         _titled("Top operators of the recorded epochs", operators.splitlines()),
     ]
@@ -68,9 +68,9 @@ def _phases(epochs: Sequence[Epoch]) -> list[str]:
     return lines
 
 
-def _regions(regions_s: dict[str, float], epochs: int) -> list[str]:
-    lines = ["", f"{'region (host time)':<26} {'mean':>9}"]
-    return lines + [f"{name:<26} {1000 * total / epochs:>9.2f}" for name, total in regions_s.items()]
+def _regions(regions_ms: dict[str, float]) -> list[str]:
+    lines = ["", f"{'region (host time)':<26} {'mean':>9}   of the epochs that have it"]
+    return lines + [f"{name:<26} {mean:>9.2f}" for name, mean in regions_ms.items()]
 
 
 def _throughput(settings: dict[str, Any], epochs: Sequence[Epoch], bench: dict[str, Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """Start the ranks of a benchmark on this machine, watch them, and keep what they measured whatever happens.
 
     launch(plan, world_size=2, backend="gloo", out=folder, limit_s=600)
+    launch(plan, ..., launched=launched_by())               this process's rank of a job that a launcher started
 
 Each rank is `python -m stepscope.bench.session.rank` and streams its samples to a file of its own. A rank that dies
 ends the others at once, with the reason in one line; so do the time limit and Ctrl-C. Standard library only: torch is
@@ -21,6 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+from stepscope.bench.session.launcher import Launched
 from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
@@ -67,18 +69,29 @@ def launch(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_line: Callable[[str], None] | None = None,
     environ: Mapping[str, str] | None = None,
+    launched: Launched | None = None,
+    session: int = 0,
 ) -> LaunchResult:
     """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.
 
     `on_record` gets each record of rank 0 as it comes, `on_line` each line that rank 0 prints; `environ` is what the
-    ranks find in their environment instead of ours.
+    ranks find in their environment instead of ours. With `launched` only this process's rank is started here, as one
+    of the launcher's; `session` counts the launches of one command. Rank 0 gets the records of all.
     """
-    path = _write_plan({**plan, "backend": backend, "out": str(out.absolute())}, out)
     begin_s = time.monotonic()
+    whole = {**plan, "backend": backend, "out": str(out.absolute())}
     with tempfile.TemporaryDirectory(prefix="stepscope-bench-") as folder:
-        environs = [{**_environment(r, world_size, folder), **(environ or {})} for r in range(world_size)]
-        ranks = [_Rank(r, path, environs[r], on_line if r == 0 else None) for r in range(world_size)]
-        follow = _RecordFollower(out / rank_file(0, _SAMPLES), on_record)
+        if launched is None or launched.writes:
+            path = _write_plan(whole, out)
+        else:  # on a machine that may not see rank 0's folder
+            path = _write_plan(whole, Path(folder))
+            out.mkdir(parents=True, exist_ok=True)
+            (out / rank_file(launched.rank, _SAMPLES)).unlink(missing_ok=True)
+        here = range(world_size) if launched is None else (launched.rank,)
+        given = {r: _place(r, world_size, folder) if launched is None else launched.of_session(session) for r in here}
+        environs = {r: {**_environment(given[r]), **(environ or {})} for r in here}
+        ranks = [_Rank(r, path, environs[r], on_line if r == 0 else None) for r in here]
+        follow = _RecordFollower(out / rank_file(0, _SAMPLES), on_record if 0 in here else None)
         interrupted = False
         try:
             message = _wait_for_ranks(ranks, follow, deadline_s=begin_s + limit_s, limit_s=limit_s)
@@ -87,7 +100,7 @@ def launch(
         finally:
             _end(ranks)
         follow.look()
-    records = tuple(records_of(out, rank) for rank in range(world_size))
+    records = tuple(records_of(out, r) for r in (range(world_size) if 0 in here else here))
     if all(any(r["what"] == "done" for r in mine) for mine in records):
         message = None  # a process that fails while it ends, after its last record, has lost nothing
     return LaunchResult(
@@ -114,7 +127,7 @@ def _write_plan(plan: dict[str, Any], out: Path) -> Path:
     try:
         out.mkdir(parents=True, exist_ok=True)
         for old in out.glob(f"rank*.{_SAMPLES}"):
-            old.unlink()
+            old.unlink(missing_ok=True)  # its rank may be on the way, and clears it as well
         with atomic_write(out / PLAN) as f:
             f.write((json_text(plan, indent=1) + "\n").encode())
     except OSError as error:
@@ -178,17 +191,24 @@ class _Rank:
         return f"rank {self.rank} ended with exit code {code}: {errors[-1] if errors else 'no message'}"
 
 
-def _environment(rank: int, world_size: int, folder: str) -> dict[str, str]:
-    """Return the variables of one rank: where it stands, where they meet, and where to find this package."""
-    package = str(Path(__file__).parents[3])
-    path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+def _place(rank: int, world_size: int, folder: str) -> dict[str, str]:
+    """Return where a rank stands that we start ourselves, and where it meets the others."""
     return {
-        **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "STEPSCOPE_BENCH_STORE": f"file://{folder}/store",
+    }
+
+
+def _environment(place: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of one rank: its place, and where to find this package."""
+    package = str(Path(__file__).parents[3])
+    path = [package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        **place,
         "STEPSCOPE_BENCH_LAUNCHER": str(os.getpid()),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from stepscope.bench.session.machine import machine
 from stepscope.contract.run_folder import rank_file
@@ -30,6 +31,7 @@ from stepscope.errors import StepscopeError, UsageError
 SAMPLES = "samples.jsonl"
 STORE_VARIABLE = "STEPSCOPE_BENCH_STORE"
 LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
+SESSION_VARIABLE = "STEPSCOPE_BENCH_SESSION"
 REFUSED = 2
 """exit code of a rank that says in one line what is wrong with the plan"""
 _PR_SET_PDEATHSIG = 1
@@ -70,12 +72,9 @@ def run_plan(plan: dict[str, Any]) -> None:
     device = _device(plan["backend"], share=bool(plan.get("share_devices")))
     job = _job(plan["job"])
     torch.set_num_threads(int(plan.get("threads", 1)))
+    timeout = timedelta(seconds=float(plan.get("collective_timeout_s", 120)))
     dist.init_process_group(
-        plan["backend"],
-        init_method=os.environ.get(STORE_VARIABLE, "env://"),
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=float(plan.get("collective_timeout_s", 120))),
+        plan["backend"], store=_store(rank, world_size, timeout), rank=rank, world_size=world_size, timeout=timeout
     )
     try:
         with (out / rank_file(rank, SAMPLES)).open("a") as stream:
@@ -84,8 +83,28 @@ def run_plan(plan: dict[str, Any]) -> None:
             job(bench, plan["settings"])
             dist.barrier()  # a rank that closes its connections while another still works aborts that one
             bench.emit(what="done")
+        if SESSION_VARIABLE in os.environ:
+            _gather_streams(out, rank, world_size, device)
     finally:
         dist.destroy_process_group()
+
+
+def _store(rank: int, world_size: int, timeout: timedelta) -> Any:
+    """Return where the ranks meet; a launcher's store outlives a session, so each has keys of its own."""
+    place = os.environ.get(STORE_VARIABLE, "env://")
+    store, _, _ = next(rendezvous(place, rank, world_size, timeout=timeout))
+    return dist.PrefixStore(f"stepscope-bench-{os.environ.get(SESSION_VARIABLE, '0')}", store)
+
+
+def _gather_streams(out: Path, rank: int, world_size: int, device: torch.device) -> None:
+    """Bring the streams of all ranks to rank 0, which may be on a machine with a folder of its own."""
+    streams: list[Any] | None = [None] * world_size if rank == 0 else None
+    dist.gather_object((out / rank_file(rank, SAMPLES)).read_text(), streams, dst=0)
+    for other, text in enumerate(streams or ()):
+        path = out / rank_file(other, SAMPLES)
+        if not path.exists():
+            path.write_text(text)
+    dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
 
 
 def _device(backend: str, *, share: bool) -> torch.device:

@@ -110,6 +110,7 @@ def make_steps(config: BenchConfig, work: Workload, *, process: Process, mark: M
         lr=train.lr,
         micro_batch_size=config.workload.batch_size,
         grad_accum=train.grad_accum,
+        precision=train.precision,
     )
     alone = process.world_size == 1
     model = SingleProcess(work.model, options) if alone else parallel(train.strategy, work.model, options)

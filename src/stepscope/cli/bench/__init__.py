@@ -6,10 +6,39 @@
 import argparse
 from importlib import import_module
 
+from stepscope.bench.session.launcher import Launched, launched_by
 from stepscope.cli.arguments.bench import WHAT
+from stepscope.cli.arguments.bench.shared import WORLD_SIZE
+from stepscope.cli.messages import print_stderr
+from stepscope.errors import UsageError
+
+_ON_RANKS = ("ddp", "fsdp", "buckets", "scaling", "straggler")
+"""what can run on the ranks of a launcher"""
 
 
 def run(args: argparse.Namespace) -> int:
     """Return the exit code of the benchmark that was asked for."""
+    args.launched = launched_by()
+    if args.launched:
+        _take_ranks(args, args.launched)
     code: int = import_module(f"stepscope.cli.bench.{WHAT[args.what][0]}").run(args)
     return code
+
+
+def _take_ranks(args: argparse.Namespace, launched: Launched) -> None:
+    """Measure on the launcher's ranks, all of them."""
+    if args.what == "collectives":
+        raise UsageError(
+            f"bench collectives starts its ranks itself; under {launched.launcher} use "
+            "`-m stepscope.bench.collectives --out FILE`"
+        )
+    if args.what not in _ON_RANKS:
+        raise UsageError(f"bench {args.what} measures on one rank; start it without {launched.launcher}")
+    if getattr(args, "world_size", WORLD_SIZE) not in (WORLD_SIZE, launched.world_size):
+        raise UsageError(
+            f"--world-size {args.world_size} differs from the {launched.world_size} ranks that {launched.launcher} "
+            "started; leave it out"
+        )
+    args.world_size = launched.world_size
+    if launched.writes:
+        print_stderr(f"measuring on the {launched.world_size} ranks that {launched.launcher} started")

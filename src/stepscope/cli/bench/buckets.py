@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.bench.data_parallel.bucket_finalists import finalists
 from stepscope.bench.session.rank_records import first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
-from stepscope.cli.bench.session import Document, document_of, finish_bench, start_ranks
+from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
 from stepscope.errors import UsageError
 from stepscope.report.text.bench import times_of
 from stepscope.report.text.terminal import console, plain_table
@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         return {**document_of(args, plan, series=series)(records, message), "search": search}
 
     result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=_ROUNDS, document=document)
+    if (code := elsewhere(args, result)) is not None:
+        return code
     whole = recommended(document(result.records, result.message))
     code = finish_bench(args, whole, folder=folder, interrupted=result.interrupted)
     if args.json != "-":

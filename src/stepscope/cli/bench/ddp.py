@@ -3,12 +3,16 @@
 import argparse
 from typing import Any
 
+from rich.console import Console
+
 from stepscope.bench.data_parallel.strategies import NAMES, SHARDED, available, checked_names
 from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.overlap import with_overlap
 from stepscope.cli.bench.profile import run_profile
-from stepscope.cli.bench.session import document_of, finish_bench, start_ranks
+from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
 from stepscope.errors import UsageError
+from stepscope.report.text.bench import print_bench
+from stepscope.results.simplest import simplest_unless_slower
 
 _DEFAULTS = {
     "ddp": NAMES,
@@ -27,8 +31,48 @@ def run(args: argparse.Namespace) -> int:
     document = document_of(args, plan)
     total = len(plan["settings"]["series"]) * (args.runs + (not args.no_trace))
     result = start_ranks(args, plan, folder=folder, world_size=args.world_size, total=total, document=document)
+    if (code := elsewhere(args, result)) is not None:
+        return code
     found = with_overlap(document(result.records, result.message), result.records, folder)
-    return finish_bench(args, found, folder=folder, interrupted=result.interrupted)
+    if args.what == "fsdp":
+        found = recommended(found)
+    return finish_bench(args, found, folder=folder, interrupted=result.interrupted, show=_show)
+
+
+def recommended(document: Document) -> Document:
+    """Return the results with the strategy to take: the simplest, unless another one is clearly faster."""
+    rows = {row["name"]: row for row in document["series"]}
+    order = [name for name in _DEFAULTS["fsdp"] if name in rows]
+    choice = simplest_unless_slower([(name, rows[name]["samples_ms"]) for name in order])
+    if choice is None:
+        return document
+    memory = {name: gb for name in order if (gb := rows[name]["summary"].get("peak_memory_allocated_gb"))}
+    return {
+        **document,
+        "recommendation": {
+            "series": choice.name,
+            "against": choice.against,
+            "time_over": choice.over,
+            "time_over_low": choice.low,
+            "time_over_high": choice.high,
+            "reason": "clearly faster" if choice.clear else "the simplest, and nothing is clearly faster",
+            "least_memory": min(memory, key=lambda name: memory[name]) if memory else None,
+        },
+    }
+
+
+def _show(document: Document, out: Console) -> None:
+    print_bench(document, out)
+    advice = document.get("recommendation")
+    if not advice:
+        return
+    margin = ""
+    if advice["against"]:
+        low, high = advice["time_over_low"], advice["time_over_high"]
+        margin = f"; {advice['time_over']:.2f} x [{low:.2f}, {high:.2f}] the time of {advice['against']}"
+    out.print(f"recommended: {advice['series']} ({advice['reason']}{margin})", markup=False)
+    if advice["least_memory"] not in (None, advice["series"]):
+        out.print(f"where memory is short: {advice['least_memory']} takes least", markup=False)
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:

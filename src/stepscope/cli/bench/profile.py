@@ -8,7 +8,7 @@ from pathlib import Path
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.cli.bench.arguments import shared_settings
-from stepscope.cli.bench.session import start_ranks
+from stepscope.cli.bench.session import elsewhere, start_ranks
 from stepscope.cli.messages import print_line, say_with_answer
 from stepscope.cli.output import refuse_existing
 from stepscope.errors import InputError, UsageError
@@ -36,6 +36,8 @@ def run_profile(args: argparse.Namespace) -> int:
             total=1,
             on_line=print_line,
         )
+    if (code := elsewhere(args, result)) is not None:
+        return code
     return _said(result, folder, name)
 
 

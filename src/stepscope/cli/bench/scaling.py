@@ -9,9 +9,9 @@ from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.session.rank_records import complete_runs, environment
 from stepscope.bench.session.results import results, series, write_results
-from stepscope.cli.arguments.bench.scaling import MODES
+from stepscope.cli.arguments.bench.scaling import MODES, WORLD_SIZES
 from stepscope.cli.bench.arguments import results_folder, shared_settings, workload_settings
-from stepscope.cli.bench.session import Document, command_line, finish_bench, start_ranks
+from stepscope.cli.bench.session import Document, command_line, elsewhere, finish_bench, start_ranks
 from stepscope.cli.messages import print_stderr
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
@@ -27,23 +27,35 @@ _JOB = "stepscope.bench.data_parallel.compare:compare"
 def run(args: argparse.Namespace) -> int:
     """Return 0, or 3 where only a part could be measured."""
     checked_names((args.implementation,))
-    sizes = _sizes(args.world_sizes)
+    sizes = _sizes(args)
     cases = [(mode, size, _batch(args, mode, size)) for mode in MODES[args.mode] for size in sizes]
     folder = results_folder(args)
     measured: dict[tuple[str, int], list[LaunchResult]] = {}
     ended: LaunchResult | None = None
+    writes = args.launched is None or args.launched.writes
     for number in range(args.runs):
         for mode, size, batch in cases:
-            print_stderr(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
             place = folder / f"run{number}" / f"{mode}-{size}"
-            result = start_ranks(args, _plan(args, batch), folder=place, world_size=size, total=1)
+            if writes:
+                print_stderr(f"run {number + 1} of {args.runs}: {mode} scaling, {size} ranks ...")
+            result = start_ranks(
+                args,
+                _plan(args, batch),
+                folder=place,
+                world_size=size,
+                total=1,
+                session=sum(map(len, measured.values())),
+            )
             measured.setdefault((mode, size), []).append(result)
-            write_results(_document(args, measured, "still measuring"), folder)
+            if writes:
+                write_results(_document(args, measured, "still measuring"), folder)
             if not result.complete:
                 ended = result
                 break
         if ended:
             break
+    if (code := elsewhere(args, result)) is not None:
+        return code
     document = _document(args, measured, ended.message if ended else None)
     interrupted = bool(ended and ended.interrupted)
     return finish_bench(args, document, folder=folder, interrupted=interrupted, show=_show, picture=_picture)
@@ -115,7 +127,17 @@ def _print_cores(document: Document, out: Console) -> None:
         out.print(f"note: {most} ranks share {where['cpus']} cores, so they cannot all run at full speed", markup=False)
 
 
-def _sizes(text: str) -> list[int]:
+def _sizes(args: argparse.Namespace) -> list[int]:
+    """Return the world sizes to measure; a launcher's ranks are as many as they are."""
+    text = args.world_sizes
+    if args.launched:
+        world = args.launched.world_size
+        if text not in (WORLD_SIZES, str(world)):
+            raise UsageError(
+                f"--world-sizes {text}: {args.launched.launcher} started {world} ranks; leave it out, and start other "
+                "sizes with the launcher"
+            )
+        return [world]
     try:
         sizes = sorted({int(part) for part in text.split(",")})
     except ValueError:

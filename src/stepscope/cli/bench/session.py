@@ -36,10 +36,11 @@ def start_ranks(
     total: int,
     document: Callable[[Sequence[list[dict[str, Any]]], str | None], Document] | None = None,
     on_line: Callable[[str], None] | None = None,
+    session: int = 0,
 ) -> LaunchResult:
     """Return how the ranks ended, with progress shown; `document(records, message)` is written after each run.
 
-    `total` is how many runs there will be, for the progress bar.
+    `total` is how many runs there will be, for the progress bar; `session` counts the launches of one command.
     """
     done = 0
 
@@ -62,7 +63,18 @@ def start_ranks(
             limit_s=args.limit_s,
             on_record=on_record,
             on_line=on_line,
+            launched=args.launched,
+            session=session,
         )
+
+
+def elsewhere(args: argparse.Namespace, result: LaunchResult) -> int | None:
+    """Return the exit code of a rank that does not write the results; None on the one that does."""
+    if args.launched is None or args.launched.writes:
+        return None
+    if result.message:
+        say_with_answer(f"stepscope bench: rank {args.launched.rank}: {result.message}")
+    return 130 if result.interrupted else 3 if result.message else 0
 
 
 def document_of(

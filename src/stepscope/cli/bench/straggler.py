@@ -11,7 +11,7 @@ from stepscope.analyze.ranks.log_stragglers import late_ranks
 from stepscope.bench.data_parallel.strategies import checked_names
 from stepscope.bench.session.rank_records import Records, first
 from stepscope.cli.bench.arguments import results_folder, shared_settings
-from stepscope.cli.bench.session import Document, document_of, finish_bench, start_ranks
+from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
 from stepscope.report.text.bench import print_doubts
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
     result = start_ranks(
         args, plan, folder=folder, world_size=args.world_size, total=args.runs * len(delays), document=document
     )
+    if (code := elsewhere(args, result)) is not None:
+        return code
     found = document(result.records, result.message)
     return finish_bench(args, found, folder=folder, interrupted=result.interrupted, show=_show)
 

@@ -15,12 +15,12 @@ from stepscope.cost.collectives.closed_form import Fabric, Link
 from stepscope.cost.models.layout import Optimizer, Precision
 from stepscope.cost.strategies.time import CollectiveTimes, times_of
 from stepscope.errors import UsageError
-from stepscope.predict.strategy import Advice, Candidate, Question, advise, time_band
+from stepscope.predict.strategy import TYPICAL_RANGE, Advice, Candidate, Question, advise, time_band
 from stepscope.predict.strategy_time import Speed
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms, readable_bytes
 
-_TYPICAL_EFFICIENCY, _TYPICAL_RANGE = 0.5, (0.35, 0.65)
+_TYPICAL_EFFICIENCY = 0.5
 _NODE_LATENCY_NS, _LATENCY_NS, _GB_PER_S = 3_000.0, 8_000.0, 50.0
 _MAX_SHOWN = 12
 
@@ -28,9 +28,9 @@ _MAX_SHOWN = 12
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the candidates."""
     question, times, assumed = _question(args)
-    advice = advise(question, times=times)
     given = args.efficiency
-    shares = (0.9 * given, min(1.0, 1.1 * given)) if given else _TYPICAL_RANGE
+    shares = (0.9 * given, min(1.0, 1.1 * given)) if given else TYPICAL_RANGE
+    advice = advise(question, times=times, shares=shares)
     found = _json(question, advice, times, shares, assumed)
     write_json(args.json, found, force=args.force)
     if args.json != "-":
@@ -86,10 +86,13 @@ def _json(
         return {**_row(c), "low_ms": ms(low), "high_ms": ms(high)}
 
     shown = advice.candidates[:_MAX_SHOWN]
+    others = [c for c in (advice.fastest, *advice.close) if c is not advice.recommended]
     return {
-        "recommended": row(advice.fastest),
+        "recommended": row(advice.recommended),
+        "fastest": row(advice.fastest),
+        "no_difference": advice.recommended is not advice.fastest,
         "reason": advice.reason,
-        "test_also": [row(c) for c in advice.close],
+        "test_also": [row(c) for c in others],
         "simple_rule": {"rule": "DDP if it fits, else ZeRO-3", **row(advice.by_rule)},
         "candidates": [row(c) for c in shown],
         "not_fitting": [_row(c) for c in advice.not_fitting],

@@ -20,6 +20,7 @@ from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.cost.collectives.worlds import WorldSizes
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
+from stepscope.units import readable_bytes
 
 COVERAGE = 0.9
 _TYPICAL_FACTOR = 2.1
@@ -53,7 +54,7 @@ class Calibration(ArrayRecord):
         exact = next((c for c in curves if c.world_size == world_size), None)
         if exact is not None:
             time = float(exact.pieces.time_ns(size_bytes))
-            return _estimate(time, self._half_width(exact, size_bytes), f"measured at world size {world_size}")
+            return _estimate(time, self._half_width(exact, size_bytes), _source(exact, size_bytes))
         worlds = WorldSizes(curves, self._latencies)
         time, doubt, how = worlds.time_ns(size_bytes, world_size)
         return _estimate(time, float(np.hypot(self._half_width(worlds.nearest(world_size), size_bytes), doubt)), how)
@@ -126,6 +127,15 @@ def curve_of(op: str, world_size: int, points: Sequence[Point]) -> Curve:
         max_error=float(np.abs(ratio - 1).max()),
         points=tuple((p.size_bytes, p.time_ns) for p in ordered),
     )
+
+
+def _source(curve: Curve, size_bytes: float) -> str:
+    """Return what an estimate stands on: a size outside the measured ones is extrapolated."""
+    smallest, largest = curve.points[0][0], curve.points[-1][0]
+    if smallest <= size_bytes <= largest:
+        return f"measured at world size {curve.world_size}"
+    nearest = readable_bytes(largest if size_bytes > largest else smallest)
+    return f"extrapolated from {nearest}, measured at world size {curve.world_size}"
 
 
 def _estimate(time_ns: float, half_width: float, how: str) -> Estimate:

@@ -67,3 +67,20 @@ def close_look_at_memory(config: RecordConfig) -> int:
     if config.light or config.wait >= 4:
         return 2
     return (config.wait + config.warmup + config.active) * config.repeat + 2
+
+
+def why_no_window(steps: int, config: RecordConfig) -> str | None:
+    """Return why a job of so many steps has no profiled window, and which would do; None where it has, or wants, none.
+
+    >>> why_no_window(6, RecordConfig())
+    'no trace: 6 steps were taken, and the profiled ones begin after step 10; use wait=1, warmup=1, active=4'
+    """
+    first = config.wait + config.warmup
+    if config.light or steps > first:
+        return None
+    if steps == 0:
+        return "no trace: no step was taken; call step() after every optimizer step"
+    wait, warmup = min(1, steps - 1), min(1, max(steps - 2, 0))
+    taken = "1 step was" if steps == 1 else f"{steps} steps were"
+    better = f"wait={wait}, warmup={warmup}, active={steps - wait - warmup}"
+    return f"no trace: {taken} taken, and the profiled ones begin after step {first}; use {better}"

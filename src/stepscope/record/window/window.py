@@ -31,6 +31,11 @@ _OTHER_THREAD = "the steps run in several threads, and only the one that started
 _OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
 
 
+def replaces_export(on_trace_ready: Callable[[Any], Any] | None) -> bool:
+    """Return whether a callback takes the trace over; one that says `exports_too` only looks at the profiler."""
+    return on_trace_ready is not None and not getattr(on_trace_ready, "exports_too", False)
+
+
 class Window:
     """The windows of one rank, one after the other."""
 
@@ -182,8 +187,9 @@ class Window:
             return
         if self._on_trace_ready is not None:
             self._on_trace_ready(profiler.torch_profiler)
-            self._on_closed({**outcome, "status": "handed to on_trace_ready"})
-            return
+            if replaces_export(self._on_trace_ready):
+                self._on_closed({**outcome, "status": "handed to on_trace_ready"})
+                return
         plain = self._scratch / f"window{self._number}.json"
         profiler.export(str(plain))
         self._on_closed({**outcome, "status": "exported", "plain": str(plain)})

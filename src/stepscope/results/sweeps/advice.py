@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.results.sweeps.judgement import VariantResult
-from stepscope.units import NS_PER_S
+from stepscope.units import NS_PER_S, readable_bytes
 
 _WORTH_PCT = 2.0
 """less time or memory than this is not worth a sentence, nor a larger batch"""
@@ -68,7 +68,12 @@ def held_memory(reference: VariantResult, rest: Sequence[VariantResult]) -> list
     if held_gb[least] > before_gb * (1 - _WORTH_PCT / 100):
         return [f"no setting holds {_WORTH_PCT:.0f} % less memory than {reference.name}"]
     less_pct = 100 * (1 - held_gb[least] / before_gb)
-    return [f"{least} holds {less_pct:.0f} % less memory: {held_gb[least]:.2f} instead of {before_gb:.2f} GB"]
+    return [f"{least} holds {less_pct:.0f} % less memory: {_size(held_gb[least])} instead of {_size(before_gb)}"]
+
+
+def _size(gb: float) -> str:
+    """Return memory in the unit that shows it: a small model's is not 0.00 GB."""
+    return readable_bytes(gb * 1e9)
 
 
 def gain_text(found: Gain | None) -> str:

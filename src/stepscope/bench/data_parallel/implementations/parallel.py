@@ -22,6 +22,8 @@ class Options:
     lr: float = 1e-3
     micro_batch_size: int = 1
     grad_accum: int = 1
+    precision: str = "fp32"
+    """of what is trained; what is sharded travels in it"""
 
 
 class Parallel:

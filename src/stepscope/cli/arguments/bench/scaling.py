@@ -14,12 +14,14 @@ from stepscope.cli.arguments.bench.shared import add_shared_arguments
 from stepscope.cli.arguments.sizes import above_zero
 
 MODES = {"strong": ("strong",), "weak": ("weak",), "both": ("strong", "weak")}
+WORLD_SIZES = "1,2"
+"""unless told, or started by a launcher"""
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     """Add the command's arguments."""
     parser.add_argument("--mode", choices=tuple(MODES), default="both")
-    parser.add_argument("--world-sizes", default="1,2", metavar="A,B", help="default 1,2")
+    parser.add_argument("--world-sizes", default=WORLD_SIZES, metavar="A,B", help=f"default {WORLD_SIZES}")
     parser.add_argument("--implementation", default="pytorch_ddp", metavar="NAME", help="default pytorch_ddp")
     parser.add_argument("--bucket-size-mb", type=above_zero, default=25.0, metavar="MB", help="of gradients (25)")
     add_shared_arguments(parser, what=what, world_size=None)

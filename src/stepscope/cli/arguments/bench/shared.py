@@ -6,8 +6,11 @@ from stepscope.cli.arguments.sizes import above_zero, at_least_one
 from stepscope.contract.precisions import TRAINING_PRECISIONS
 from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
 
+WORLD_SIZE = 2
+"""unless told, or started by a launcher"""
 
-def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = 2) -> None:
+
+def add_shared_arguments(parser: argparse.ArgumentParser, *, what: str, world_size: int | None = WORLD_SIZE) -> None:
     """Add what every benchmark takes; one without a `world_size` chooses its ranks itself."""
     _add_model(parser)
     _add_method(parser)
