@@ -37,6 +37,7 @@ from stepscope.diagnose.rules.straggler import straggler
 from stepscope.diagnose.rules.too_many_small_collectives import too_many_small_collectives
 from stepscope.diagnose.rules.unused_forward import unused_forward
 from stepscope.diagnose.rules.user_communication import user_communication
+from stepscope.diagnose.rules.wrapper_broadcasts import wrapper_broadcasts
 from stepscope.diagnose.scope.needs import Need, Scope
 
 _RANKS, _DEVICE = Scope.SEVERAL_RANKS, Scope.DEVICE
@@ -79,6 +80,7 @@ BY_OWNER: tuple[Rule, ...] = (
     Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
     Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
+    Rule(wrapper_broadcasts, ("redundant-communication",), _RANKS, training_only=True),
     Rule(module_communication, ("too-many-small-collectives",), _RANKS, training_only=True),
     Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(late_lines, ("straggler",), _RANKS),
