@@ -5,6 +5,7 @@ what each rule needs before its silence means that all is well, and how much of 
 
 from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules.allocator import allocator
+from stepscope.diagnose.rules.copying_lines import copying_lines
 from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
 from stepscope.diagnose.rules.half_the_bytes import half_the_bytes, needed_transfers_ns
@@ -78,6 +79,7 @@ SPECIFIC: tuple[Rule, ...] = (
 BY_OWNER: tuple[Rule, ...] = (
     Rule(unused_forward, ("recomputation",), training_only=True),
     Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
+    Rule(copying_lines, ("host-to-device-copy",), _DEVICE),
     Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
     Rule(wrapper_broadcasts, ("redundant-communication",), _RANKS, training_only=True),
