@@ -14,6 +14,7 @@ from stepscope.diagnose.rules.host_statistics import host_statistics
 from stepscope.diagnose.rules.host_to_device_copy import host_to_device_copy
 from stepscope.diagnose.rules.late_lines import late_lines
 from stepscope.diagnose.rules.launch_overhead import launch_overhead
+from stepscope.diagnose.rules.layout_copies import layout_copies
 from stepscope.diagnose.rules.limits import launching_ns, not_busy_ns, not_busy_or_copying_ns, not_computing_ns
 from stepscope.diagnose.rules.memory_bound_attention import memory_bound_attention
 from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
@@ -80,6 +81,7 @@ BY_OWNER: tuple[Rule, ...] = (
     Rule(unused_forward, ("recomputation",), training_only=True),
     Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
     Rule(copying_lines, ("host-to-device-copy",), _DEVICE),
+    Rule(layout_copies, ("memory-bound-kernels",), _DEVICE),
     Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
     Rule(wrapper_broadcasts, ("redundant-communication",), _RANKS, training_only=True),
