@@ -1,7 +1,8 @@
-"""`host-to-device-copy` by line: a line whose copies to the device also stop the host.
+"""`host-to-device-copy` by line: a line whose copies to the device come with stalls of the host.
 
-From pageable memory the host itself moves the data into a buffer that the device can read, while it launches nothing.
-That time is a stall by its looks, but it goes with the copy: one line, one finding.
+Large batches in pageable memory cost the host beside the copy: it moves the data into a buffer that the device can
+read, and gives the memory back when the batch is dropped. Those stalls go with the copies: one line, one finding. A line
+that stalls for longer than it copies has another cause.
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, without_lines
 from stepscope.diagnose.rules.measures import device_ms, host_ms, transfers_to_device
 
-_MIN_STALL = 0.05
-"""of the step"""
+_MIN_SHARE = 0.05
+"""of the step: of the copies and of the stalls each"""
 
 
 def copying_lines(account: Account) -> list[Candidate]:
@@ -25,13 +26,17 @@ def copying_lines(account: Account) -> list[Candidate]:
     replay, step = account.replay, account.step
     if replay is None or step is None or not step.step_ns:
         return []
+    least = _MIN_SHARE * step.step_ns
+    whole_copies = device_ms(account, transfers_to_device(account)) * 1e6
     found = []
     for line in lines_on_all(account, _only_copies):
         ranks = zip(account.line_work, replay.programs, strict=True)
-        stalled = [_stalled_ns(known, program, replay, line) for known, program in ranks]
-        mine, whole = np.mean(stalled, axis=0).tolist()
-        if _copied_share(account, line) >= MIN_MOSTLY and mine >= max(_MIN_STALL * step.step_ns, MIN_MOSTLY * whole):
-            found.append(_candidate(account, line, mine))
+        stalled, all_stalls = np.mean([_stalled_ns(k, p, replay, line) for k, p in ranks], axis=0).tolist()
+        share = _copied_share(account, line)
+        copied = share * whole_copies
+        mostly = share >= MIN_MOSTLY and stalled >= MIN_MOSTLY * all_stalls
+        if mostly and min(copied, stalled) >= least and copied >= MIN_MOSTLY * stalled:
+            found.append(_candidate(account, line, copied, stalled))
     return found
 
 
@@ -68,19 +73,18 @@ def _stalled_ns(known: RankLines | None, program: Program, replay: Replay, line:
     return mine / len(replay.steps), whole / len(replay.steps)
 
 
-def _candidate(account: Account, line: Line, stalled_ns: float) -> Candidate:
+def _candidate(account: Account, line: Line, copied_ns: float, stalled_ns: float) -> Candidate:
     place = f"{line[0]}:{line[1]}"
-    copying = device_ms(account, transfers_to_device(account))
     return Candidate(
         id="host-to-device-copy",
-        title=f"{place} copies to the device, and the host stops for it",
-        cause="the host moves the data into a buffer that the device can read (pageable memory) and launches nothing meanwhile; "
-        "then the device waits for the copy",
+        title=f"{place} copies to the device, and the host stalls there",
+        cause="the step waits for these copies, and beside them the host launches nothing for at least a millisecond at a "
+        "time: large batches in pageable memory are moved, and their memory is given back",
         remedy="pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its "
         "own; send smaller types and convert on the device. The saving is of the step without this line.",
         change=without_lines(account, [line]),
         evidence=(
-            Evidence("host-to-device copies per step", round(copying, 3), "ms", "mean rank"),
+            Evidence("host-to-device copies of the line per step", host_ms(copied_ns), "ms", place),
             Evidence("stalled host time in the line per step", host_ms(stalled_ns), "ms", place),
         ),
         where=(at(line),),
