@@ -98,7 +98,15 @@ def sleeps(r: PlantedRank, at: float, _: int) -> float:
     return at + 900
 
 
-def account(folder: Path, plant: Plant = nothing, *, ranks: int = 1, late: dict[int, Plant] | None = None) -> Account:
+def account(
+    folder: Path,
+    plant: Plant = nothing,
+    *,
+    ranks: int = 1,
+    late: dict[int, Plant] | None = None,
+    owners: tuple[int, ...] | None = None,
+) -> Account:
+    """Return the account of a job; `owners`: the ranks whose owners were recorded, all where nothing is said."""
     made = []
     for rank in range(ranks):
         r = PlantedRank(rank, world_size=ranks)
@@ -107,7 +115,8 @@ def account(folder: Path, plant: Plant = nothing, *, ranks: int = 1, late: dict[
             if n == STEPS:
                 begin = at
             at = a_step(r, n, at, plant, (late or {}).get(rank, nothing))
-        r.write_owners(folder, (begin, at))
+        if owners is None or rank in owners:
+            r.write_owners(folder, (begin, at))
         r.events = [e for e in r.events if e["ts"] < r._local_ns(begin) / 1000]
         made.append(r)
     return account_of(built_run(folder, made))

@@ -60,8 +60,11 @@ def _bulk_size(sizes: npt.NDArray[np.float64]) -> float:
     return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])
 
 
-def fewer_bytes(replay: Replay, share: float) -> Replay:
-    """Return the run with every collective moving `share` of its bytes; latency stays."""
+def fewer_bytes(replay: Replay, share: float, *, kept: Sequence[Mask] | None = None) -> Replay:
+    """Return the run with every collective moving `share` of its bytes; latency stays.
+
+    `kept` marks collectives that stay as they are, one mask per rank over the rows of its Collectives.
+    """
     lines = transfer_lines(replay)
 
     def changed(program: Program, op: Int64s, size: Int64s, items: Int64s) -> npt.NDArray[np.float64]:
@@ -69,7 +72,7 @@ def fewer_bytes(replay: Replay, share: float) -> Replay:
         after = _modelled(lines, op, size * share)
         return np.asarray(program.duration_ns[items] * np.where(before > 0, after / np.maximum(before, 1), share))
 
-    return _with_transfers(replay, changed)
+    return _with_transfers(replay, changed, kept)
 
 
 def larger_messages(replay: Replay, message_bytes: int = GOOD_MESSAGE_BYTES) -> Replay:
@@ -186,13 +189,15 @@ def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, .
     return items[keep]
 
 
-def _with_transfers(replay: Replay, changed: Transfers) -> Replay:
+def _with_transfers(replay: Replay, changed: Transfers, kept: Sequence[Mask] | None) -> Replay:
     """Return the run with the transfers that `changed(program, op, size, items)` gives for group collectives."""
     programs = []
-    for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
+    for index, (rank, program) in enumerate(zip(replay.shared.run.ranks, replay.programs, strict=True)):
         items = group_items(rank.collectives.op, program)
         rows = program.collective[items]
         known = rank.collectives.full_bytes[rows] > 0
+        if kept is not None:
+            known &= ~kept[index][rows]
         items, rows = items[known], rows[known]
         duration = program.duration_ns.copy()
         op, size = rank.collectives.op[rows], rank.collectives.full_bytes[rows]

@@ -5,6 +5,7 @@ what each rule needs before its silence means that all is well, and how much of 
 
 from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules.allocator import allocator
+from stepscope.diagnose.rules.copying_lines import copying_lines
 from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
 from stepscope.diagnose.rules.half_the_bytes import half_the_bytes, needed_transfers_ns
@@ -13,6 +14,7 @@ from stepscope.diagnose.rules.host_statistics import host_statistics
 from stepscope.diagnose.rules.host_to_device_copy import host_to_device_copy
 from stepscope.diagnose.rules.late_lines import late_lines
 from stepscope.diagnose.rules.launch_overhead import launch_overhead
+from stepscope.diagnose.rules.layout_copies import layout_copies
 from stepscope.diagnose.rules.limits import launching_ns, not_busy_ns, not_busy_or_copying_ns, not_computing_ns
 from stepscope.diagnose.rules.memory_bound_attention import memory_bound_attention
 from stepscope.diagnose.rules.memory_bound_kernels import memory_bound_kernels
@@ -37,6 +39,7 @@ from stepscope.diagnose.rules.straggler import straggler
 from stepscope.diagnose.rules.too_many_small_collectives import too_many_small_collectives
 from stepscope.diagnose.rules.unused_forward import unused_forward
 from stepscope.diagnose.rules.user_communication import user_communication
+from stepscope.diagnose.rules.wrapper_broadcasts import wrapper_broadcasts
 from stepscope.diagnose.scope.needs import Need, Scope
 
 _RANKS, _DEVICE = Scope.SEVERAL_RANKS, Scope.DEVICE
@@ -77,8 +80,11 @@ SPECIFIC: tuple[Rule, ...] = (
 BY_OWNER: tuple[Rule, ...] = (
     Rule(unused_forward, ("recomputation",), training_only=True),
     Rule(host_statistics, ("host-device-sync",), _DEVICE, training_only=True),
+    Rule(copying_lines, ("host-to-device-copy",), _DEVICE),
+    Rule(layout_copies, ("memory-bound-kernels",), _DEVICE),
     Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
+    Rule(wrapper_broadcasts, ("redundant-communication",), _RANKS, training_only=True),
     Rule(module_communication, ("too-many-small-collectives",), _RANKS, training_only=True),
     Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(late_lines, ("straggler",), _RANKS),

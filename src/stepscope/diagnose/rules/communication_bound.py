@@ -7,22 +7,25 @@ from stepscope.analyze.step.phases import trains
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import communicates
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.diagnose.rules.wrapper_broadcasts import broadcasts_in_forward
 
 
 def communication_bound(account: Account) -> list[Candidate]:
-    """Return exposed transfer as a cost, with half the bytes as the fix."""
+    """Return exposed transfer as a cost, with half the bytes as the fix; what need not be sent at all stays."""
     if account.step is None or account.replay is None or not communicates(account.replay):
         return []
     exposed = account.step.ns("exposed_transfer") + account.step.unmatched_ns
+    needless = broadcasts_in_forward(account)
     return [
         Candidate(
             id="communication-bound",
             title="The step waits for transfers",
             cause="more bytes cross the links than compute can hide",
             remedy=_remedy(account),
-            change=lambda replay: fewer_bytes(replay, 0.5),
+            change=lambda replay: fewer_bytes(replay, 0.5, kept=needless),
             cost_ns=exposed,
             evidence=(Evidence("exposed transfer per step", host_ms(exposed), "ms", "mean rank"),),
+            what_if=() if any(mask.any() for mask in needless) else None,
             doubt=0.2,
         )
     ]

@@ -9,13 +9,21 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
+from stepscope.analyze.replay.changes import with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.cost.operators.families import Family
-from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.trace.classify import EventKind
 
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
+
+
+_LAUNCH_DOUBT, _LAUNCH_SURENESS = 1.0, 0.5
+"""of a saving that is made of fewer launches: compiled code may launch each of them more slowly, which no trace tells"""
+_MIN_GAP = 0.05
+"""of the step in which the device waits for launches: below it time on the device is what counts"""
+_ONLY_LAUNCHES = "the host is what limits the step, so fusing saves by launching less, and how fast compiled code launches is not known"
 
 
 def memory_bound_kernels(account: Account) -> list[Candidate]:
@@ -31,11 +39,13 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         return []
     fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, beside, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
+    by_launches = _by_launches(account, chosen, times, leads)
     return [
         Candidate(
             id="memory-bound-kernels",
             title="Consecutive elementwise kernels are not fused",
-            cause="each reads its inputs from memory and writes its result back for the next",
+            cause="each reads its inputs from memory and writes its result back for the next"
+            + (f"; {_ONLY_LAUNCHES}" if by_launches else ""),
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
             "kernels as one launch and one pass over its largest one.",
             change=lambda replay: fused_chains(replay, chosen, times, leads),
@@ -43,10 +53,22 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
             claim="fused kernels",
             cost_ns=spent * 1e6,
             evidence=(Evidence("elementwise and normalisation kernels per step", round(spent, 3), "ms", "mean rank"),),
-            doubt=0.5,
-            sureness=0.7,
+            doubt=_LAUNCH_DOUBT if by_launches else 0.5,
+            sureness=_LAUNCH_SURENESS if by_launches else 0.7,
         )
     ]
+
+
+def _by_launches(
+    account: Account, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]], leads: Sequence[Mask]
+) -> bool:
+    """Return whether less than half of what fusing saves would come of the device's time alone."""
+    replay, step = account.owned_replay, account.step
+    if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
+        return False
+    saves = replay.period_ns - fused_chains(replay, chosen, times, leads).period_ns
+    on_device = replay.period_ns - with_work_times(replay, chosen, times).period_ns
+    return bool(saves > 0 and on_device < MIN_MOSTLY * saves)
 
 
 def _removed_ns(account: Account, chosen: Sequence[Mask], fused: Sequence[npt.NDArray[np.float64]]) -> float:

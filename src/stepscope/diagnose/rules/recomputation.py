@@ -1,12 +1,17 @@
 """`recomputation`: activation checkpointing repeats forward work in the backward pass."""
 
+from collections import Counter
+
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.replay.changes import without_work
-from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.finding import Candidate, Evidence, Where
+from stepscope.diagnose.owned_change import at
 from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import Mask, device_ms
+from stepscope.diagnose.where import MAX_PLACES, user_lines
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 
@@ -32,8 +37,26 @@ def recomputation(account: Account) -> list[Candidate]:
             limit_ns=with_work_ns(account, repeated * 1e6),
             cost_ns=repeated * 1e6,
             evidence=(Evidence("recomputed device work per step", round(repeated, 3), "ms", "mean rank"),),
+            where=_checkpointing_lines(account),
         )
     ]
+
+
+def _checkpointing_lines(account: Account) -> tuple[Where, ...]:
+    """Return the lines that call checkpointed blocks, by how many they call: what is repeated stands in the blocks'
+    own lines and in that of backward, and none of those is what to change.
+    """
+    found: Counter[Line] = Counter()
+    for owned in account.ownership:
+        if owned is None:
+            continue
+        names = owned.rank.trace.strings
+        entries = np.array([names[name] in _ENTRIES for name in owned.calls.name.tolist()], bool)
+        for stack in owned.by_call.stack[entries & ~owned.by_call.backward].tolist():
+            if lines := user_lines(owned, stack):
+                found[lines[-1]] += 1
+    total = sum(found.values())
+    return tuple(at(line, share=calls / total) for line, calls in found.most_common(MAX_PLACES))
 
 
 def _first_launches(rank: Rank) -> Mask:

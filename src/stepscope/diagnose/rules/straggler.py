@@ -1,6 +1,7 @@
 """`straggler`: one rank is late. `load-imbalance`: ranks have different amounts of work."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.ranks.device_state import DeviceState, slower_clock
@@ -9,7 +10,9 @@ from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.ranks.uneven_compute import uneven_compute
 from stepscope.analyze.replay.changes import evenly_spread
 from stepscope.analyze.replay.straggler_off import straggler_off
-from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
+from stepscope.diagnose.owned_change import at
+from stepscope.diagnose.rules.lone_lines import lone_lines, without_lone_lines
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.units import ms
 
@@ -38,7 +41,8 @@ def straggler(account: Account) -> list[Candidate]:
     heavy = [s for s in account.stragglers if s.cause == "load"]
     found = []
     if slow:
-        found.append(_slow(slow, late_ranks(account.run.logs, window_steps=_ALL_STEPS), account.devices))
+        late = _slow(slow, late_ranks(account.run.logs, window_steps=_ALL_STEPS), account.devices)
+        found.append(_placed(account, late))
     if heavy and not account.strategy.has("ep"):
         found.append(_heavy(heavy))
     if not account.stragglers and not account.strategy.has(*_UNEVEN_BY_DESIGN):
@@ -66,6 +70,30 @@ def _slow(late: list[Straggler], unprofiled: list[LateRank], devices: Sequence[D
             *_unprofiled_evidence([u for u in unprofiled if u.rank in ranks]),
             *_device_evidence(ranks, devices),
         ),
+    )
+
+
+def _placed(account: Account, late: Candidate) -> Candidate:
+    """Return a late rank with the lines that it alone executes, where taking them out saves most of its lateness."""
+    replay, as_peers = account.owned_replay, late.change
+    lines = lone_lines(account, late.ranks)
+    if replay is None or as_peers is None or not lines:
+        return late
+    without = without_lone_lines(account, late.ranks, lines)
+    if replay.period_ns - without(replay).period_ns < MIN_MOSTLY * (replay.period_ns - as_peers(replay).period_ns):
+        return late
+    places = [f"{file}:{line}" for file, line in lines]
+    named = ", ".join(places)
+    several = len(late.ranks) > 1
+    return replace(
+        late,
+        title=f"{late.title.split(':')[0]} alone execute{'' if several else 's'} {named}",
+        cause=f"{late.cause}; {named} is executed on no other rank",
+        remedy=f"Do what {named} does on all ranks in turn, less often, or outside the training job. The saving is of "
+        "the step without it.",
+        change=without,
+        where=tuple(at(line, share=1.0 / len(lines)) for line in lines),
+        what_if=("--without", places[0], "--ranks", ",".join(map(str, late.ranks))) if len(places) == 1 else (),
     )
 
 

@@ -1,0 +1,55 @@
+"""Copies into another memory order have the lines that ask for them, and save what they take."""
+
+from pathlib import Path
+
+import pytest
+from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.test_owned_findings import account, nothing
+
+from stepscope.diagnose.findings import diagnose
+from stepscope.diagnose.rules.layout_copies import layout_copies
+
+TIMES = 5
+COPY_US = 90.0
+
+
+def copies(r: PlantedRank, at: float, *stack: str, name: str = "aten::contiguous", times: int = TIMES) -> float:
+    """Copies of 90 us, each launched when the one before is done."""
+    for _ in range(times):
+        with r.line("train.py:10", *stack), r.op(name, at, at + 99), r.op("aten::copy_", at + 2, at + 98):
+            r.kernel("copy_kernel", at=at + 4, start=at + 8, end=at + 8 + COPY_US)
+        at += 100
+    return at
+
+
+def by_lines(r: PlantedRank, at: float, _: int) -> float:
+    return copies(r, copies(r, at, "model.py:30"), "model.py:31", times=1)
+
+
+def by_a_library(r: PlantedRank, at: float, _: int) -> float:
+    return copies(r, at, "model.py:30", "lib:torch/nn/functional.py:9")
+
+
+def of_values(r: PlantedRank, at: float, _: int) -> float:
+    return copies(r, at, "model.py:30", name="aten::clone")
+
+
+def a_few(r: PlantedRank, at: float, _: int) -> float:
+    return copies(r, at, "model.py:30", times=1)
+
+
+def test_copies_into_another_order_have_their_lines(tmp_path: Path) -> None:
+    found = account(tmp_path, late={0: by_lines})
+    (one,) = layout_copies(found)
+    assert one.title == "model.py:30, model.py:31 put tensors into another memory order"
+    assert [(place.text, round(place.share, 2)) for place in one.where] == [
+        ("model.py:30", 0.83),
+        ("model.py:31", 0.17),
+    ]
+    said = next(f for f in diagnose(found).findings if f.title == one.title)
+    assert said.alone_ns / 1000 == pytest.approx((TIMES + 1) * 100, rel=0.1)
+
+
+@pytest.mark.parametrize("plant", [nothing, by_a_library, of_values, a_few])
+def test_other_copies_are_not_accused(tmp_path: Path, plant: object) -> None:
+    assert layout_copies(account(tmp_path, late={0: plant})) == []  # type: ignore[dict-item]

@@ -1,0 +1,46 @@
+"""A late rank is named with the lines that it alone executes."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose.test_owned_findings import account, forward, sleeps
+
+from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.diagnose.findings import diagnose
+from stepscope.diagnose.rules.lone_lines import lone_lines
+
+EVALUATION_US = 600.0
+
+
+def evaluates(r: PlantedRank, at: float, _: int) -> float:
+    """A forward pass without a backward, at train.py:9: two operators with Python after each."""
+    end = forward(r, at, "train.py:9", number=None)
+    for begin in (at, at + EVALUATION_US / 2):
+        r.python_time(begin + 100, begin + 300, "train.py:9")
+    return end
+
+
+def test_a_late_rank_has_the_line_that_only_it_executes(tmp_path: Path) -> None:
+    late = Straggler(2, "device", 600_000.0, 4, 4, 10.0, 1.3, {"device": 600_000.0})
+    found = replace(account(tmp_path, ranks=4, late={2: evaluates}), stragglers=(late,))
+    first = diagnose(found).findings[0]
+    assert (first.id, first.ranks) == ("straggler", (2,))
+    assert first.title == "Rank 2 alone executes train.py:9"
+    assert [(place.text, place.share) for place in first.where] == [("train.py:9", 1.0)]
+    assert first.what_if == ("--without", "train.py:9", "--ranks", "2")
+    # Ranks drift apart here, which shrinks what the replay saves by as much as it is longer than the mean step.
+    assert 0.75 * EVALUATION_US <= first.alone_ns / 1000 <= EVALUATION_US
+
+
+def test_lines_of_all_ranks_are_of_nobody_alone(tmp_path: Path) -> None:
+    found = account(tmp_path, ranks=2, late={0: sleeps, 1: sleeps})
+    assert lone_lines(found, (1,)) == []
+
+
+def test_without_the_owners_of_all_ranks_no_line_is_known_to_be_alone(tmp_path: Path) -> None:
+    found = account(tmp_path, ranks=4, late={2: evaluates})
+    assert lone_lines(found, (2,)) == [("train.py", 9)]
+    (tmp_path / "fewer").mkdir()
+    fewer = account(tmp_path / "fewer", ranks=4, late={2: evaluates}, owners=(0, 1, 2))
+    assert lone_lines(fewer, (2,)) == []
