@@ -14,7 +14,7 @@ from rich.console import Console
 
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import StepscopeError
-from stepscope.report.text.fit import print_fitting
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table
 
 _PACKAGES = (  # package, needed for the analysis, what it is for

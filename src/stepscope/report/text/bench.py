@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from stepscope.report.text.fit import print_fitting
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.results.times import BenchTimes, bench_times, ratio
 from stepscope.units import ms
@@ -87,7 +87,7 @@ _COMMUNICATION = {
     "overlap": ("overlap_efficiency", ".2f"),
 }
 _MEMORY = {"peak GB": ("peak_memory_allocated_gb", ".2f"), "reserved GB": ("peak_memory_reserved_gb", ".2f")}
-_LEAST_NEEDED = ("overlap", "reserved GB", "samples/s", "hidden %", "final loss", "comm ms")
+_LEFT_OUT_FIRST = ("overlap", "reserved GB", "samples/s", "hidden %", "final loss", "comm ms")
 _LOSS = {"final loss": ("final_loss", ".4f")}
 
 
@@ -99,7 +99,7 @@ def _print_figures(rows: list[Row], out: Console) -> None:
     for row in rows:
         cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
         table.add_row(name_text(row["name"]), *cells)
-    print_fitting(table, out, least_needed=_LEAST_NEEDED)
+    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     if _COMMUNICATION in groups:
         said = "hidden: under compute; overlap: together / the smaller of the two"
         out.print(f"communication per step while profiled; {said}", markup=False)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from stepscope.analyze.account import Account
 from stepscope.document.code import CodeRow, CodeView
+from stepscope.report.fit import ELSEWHERE
 from stepscope.report.text.code_columns import Columns, columns_of
-from stepscope.report.text.fit import ELSEWHERE
 from stepscope.report.text.terminal import name_text, print_indented
 from stepscope.run.source_text import SourceText
 from stepscope.units import NS_PER_MS, printable

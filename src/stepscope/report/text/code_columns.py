@@ -9,7 +9,7 @@ from stepscope.units import NS_PER_MS
 _LINE_WIDTH = 5
 _WIDTH = 7
 _MIN_NS = 5_000
-_LEAST_NEEDED = ("bwd", "expos", "comm")
+_LEFT_OUT_FIRST = ("bwd", "expos", "comm")
 
 Value = Callable[[CodeRow], float | None]
 
@@ -23,7 +23,7 @@ class Columns:
     def within(self, width: int, *, needed: str | None = None) -> tuple["Columns", tuple[str, ...]]:
         """Return the columns that fit beside the source, and the titles of those that do not."""
         gone: list[str] = []
-        for title in _LEAST_NEEDED:
+        for title in _LEFT_OUT_FIRST:
             if _LINE_WIDTH + _WIDTH * (len(self.shown) - len(gone)) <= width:
                 break
             if title != needed and any(title == t for t, _ in self.shown):

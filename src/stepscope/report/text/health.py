@@ -10,7 +10,7 @@ from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
 from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
 from stepscope.diagnose.verdict import Conclusion
-from stepscope.report.text.fit import print_fitting
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table, print_indented
 from stepscope.units import NS_PER_MS
 

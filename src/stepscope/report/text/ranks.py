@@ -5,7 +5,7 @@ from rich.console import Console
 from stepscope.analyze.account import Account
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.ranks.stragglers import Straggler
-from stepscope.report.text.fit import print_fitting
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_MS
 

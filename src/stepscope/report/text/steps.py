@@ -9,7 +9,7 @@ from rich.console import Console
 
 from stepscope.analyze.ranks.log_stragglers import WAITING, Floats, LateRank, late_ranks
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
-from stepscope.report.text.fit import print_fitting
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.units import NS_PER_MS, ms
