@@ -9,7 +9,8 @@ import pytest
 from tests.limits import HANG_S
 
 from stepscope import __version__
-from stepscope.cli.main import COMMANDS, main
+from stepscope.cli.main import COMMANDS, _without_how_much, main
+from stepscope.cli.messages import print_line, warn
 from stepscope.errors import InputError
 
 COMMAND = [sys.executable, "-m", "stepscope"]
@@ -25,17 +26,60 @@ def test_no_arguments_list_the_commands_and_exit_2(capsys: pytest.CaptureFixture
 def test_unknown_command_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repot", "x"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("stepscope: unknown command 'repot'; use one of ")
-    assert said.count("\n") == 1
+    assert said == "stepscope: unknown command 'repot'; did you mean report?\n"
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_command_like_none_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["xyzzy"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("stepscope: unknown command 'xyzzy'; use one of ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["-q", "doctor"], ["doctor", "--quiet"]])
+def test_quiet_leaves_out_what_is_said_beside_the_answer(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(args: object) -> int:
+        print_line("answer")
+        warn("something is missing")
+        return 0
+
+    monkeypatch.setattr("stepscope.cli.doctor.run", answer)
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr() == ("answer\n", "warning: something is missing\n")
+    assert main(words) == 0
+    assert capsys.readouterr() == ("answer\n", "")
+
+
+def test_verbose_says_where_an_error_came_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> int:
+        raise InputError("no such thing; give another")
+
+    monkeypatch.delenv("STEPSCOPE_DEBUG", raising=False)
+    monkeypatch.setattr("stepscope.cli.doctor.run", fail)
+    assert main(["doctor", "-v"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["doctor"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_options_of_a_recorded_command_are_its_own() -> None:
+    assert _without_how_much(["record", "-q", "--", "train", "-v"]) == (["record", "--", "train", "-v"], {"-q"})
+
+
+@pytest.mark.parametrize("option", ["--help", "--version", "-V"])
 def test_help_and_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([option])
     assert exit_.value.code == 0
     said = capsys.readouterr().out
-    assert (f"stepscope {__version__}" in said) if option == "--version" else all(name in said for name in COMMANDS)
+    assert (
+        (f"stepscope {__version__}" in said)
+        if option in ("--version", "-V")
+        else all(name in said for name in COMMANDS)
+    )
 
 
 def test_unknown_option_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """`stepscope report`: the contract's JSON and exit codes, partial results, outputs that are refused."""
 
 import gzip
+import io
 import json
 import subprocess
 import sys
@@ -14,6 +15,9 @@ from tests.run.traces import event
 
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file, trace_file
+from stepscope.report.text.steps import print_steps
+from stepscope.report.text.terminal import PlainConsole
+from stepscope.run.step_log import readable_step_logs
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -242,3 +246,19 @@ def test_any_number_of_jobs_gives_the_same_bytes(run: str, capsys: pytest.Captur
         assert main(["report", str(DATA / run), "--json", "-", "--no-cache", "--jobs", jobs]) == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1] == said[2]
+
+
+def test_light_run_fits_eighty_columns(tmp_path: Path) -> None:
+    folder = steps_only(tmp_path)
+    regions = ("data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step")
+    for path in folder.glob("*.steps.jsonl"):
+        head, *lines = path.read_text().splitlines()
+        steps = [
+            json.loads(line) | {"regions": {name: {"ns": 12_345_678, "n": 1} for name in regions}} for line in lines
+        ]
+        path.write_text("\n".join([head, *map(json.dumps, steps)]) + "\n")
+    file = io.StringIO()
+    print_steps(folder, readable_step_logs(folder)[0], PlainConsole(file=file, width=80, highlight=False))
+    said = file.getvalue()
+    assert max(map(len, said.splitlines())) <= 80 and "…" not in said
+    assert ["0", "20", "30.00", *["12.35"] * 5] in [line.split() for line in said.splitlines()]

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     if args.ranks < 2:
-        raise UsageError(f"--ranks: the demo needs at least 2, so that one can be late, not {args.ranks}")
+        raise UsageError(f"--world-size: the demo needs at least 2, so that one can be late, not {args.ranks}")
     if importlib.util.find_spec("torch") is None:
         raise UsageError(
             f"torch is not installed in {sys.prefix}, and the demo trains a small model: pip install torch"

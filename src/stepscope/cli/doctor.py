@@ -10,8 +10,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from rich.console import Console
+
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.errors import StepscopeError
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table
 
 _PACKAGES = (  # package, needed for the analysis, what it is for
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     found = checks()
     write_json(args.json, [asdict(check) for check in found], force=args.force)
     if args.json != "-":
-        _print(found)
+        print_checks_table(found, console(sys.stdout))
     return 0 if all(check.works for check in found if check.needed) else 2
 
 
@@ -87,12 +90,15 @@ def _reader() -> Check:
         return Check("trace reader", False, True, str(error), "reads traces")
 
 
-def _print(found: list[Check]) -> None:
-    out = console(sys.stdout)
+def print_checks_table(found: list[Check], out: Console) -> None:
+    """Print a row per check."""
     table = plain_table(out, "what", "works", "found", "for")
     for column in table.columns[2:]:
         column.justify = "left"
+    table.columns[2].no_wrap = False  # a long path goes on in the next line
+    table.columns[2].overflow = "fold"
+    table.columns[0].no_wrap = True
     for check in found:
         works = "yes" if check.works else "NO" if check.needed else "no"
         table.add_row(check.what, works, check.found, check.purpose)
-    out.print(table)
+    print_fitting(table, out, least_needed=("for",))

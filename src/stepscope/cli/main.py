@@ -1,14 +1,19 @@
 """The `stepscope` command: read the arguments, let the command run, turn errors into one line and an exit code."""
 
 import argparse
+import difflib
 import gc
+import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from stepscope.cli.exit_code import MAX_SENTENCE, run_to_exit_code
-from stepscope.errors import UsageError
+from stepscope.cli.messages import quiet
+from stepscope.errors import DEBUG, UsageError
 from stepscope.units import printable
 from stepscope.version import __version__
 
@@ -35,7 +40,11 @@ COMMANDS = {
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",
     "doctor": "what is installed and what works here",
+    "completion": "completion of commands and options for bash, zsh or fish",
 }
+
+_QUIET = {"-q", "--quiet"}
+_VERBOSE = {"-v", "--verbose"}
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -52,14 +61,50 @@ class _OneLineParser(argparse.ArgumentParser):
 
 def main(argv: list[str] | None = None) -> int:
     """Return the exit code of one command line (the contract lists the codes)."""
-    arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] not in COMMANDS:
-        return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
-    return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+    given = sys.argv[1:] if argv is None else argv
+    arguments, how_much = _without_how_much(given)
+    with ExitStack() as said:
+        if _QUIET & how_much:
+            said.enter_context(quiet())
+        if _VERBOSE & how_much:
+            said.enter_context(_debugging())
+        if not arguments or arguments[0] not in COMMANDS:
+            return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
+        return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
+
+
+def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
+    """Return the words less -q and -v, which every command takes anywhere before `--`, and those that were there."""
+    own = given.index("--") if "--" in given else len(given)
+    kept = [word for word in given[:own] if word not in _QUIET | _VERBOSE]
+    return [*kept, *given[own:]], set(given[:own]) - set(kept)
+
+
+@contextmanager
+def _debugging() -> Iterator[None]:
+    """Let errors say where they come from, here and in the processes that this one starts."""
+    before = os.environ.get(DEBUG)
+    os.environ[DEBUG] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DEBUG]
+        else:
+            os.environ[DEBUG] = before
 
 
 def _command(name: str, *arguments: str) -> int:
     """Return the command's exit code. Its own module is imported once the arguments are right: help is quick."""
+    command = command_parser(name)
+    _refuse_dashes_as_value(command, arguments)
+    args = command.parse_args(list(arguments))
+    code: int = _imported(f"stepscope.cli.{name}").run(args)
+    return code
+
+
+def command_parser(name: str) -> argparse.ArgumentParser:
+    """Return the parser of one command."""
     taken = import_module(f"stepscope.cli.arguments.{name}")
     command = _OneLineParser(
         prog=f"stepscope {name}",
@@ -67,10 +112,8 @@ def _command(name: str, *arguments: str) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     taken.add_arguments(command)
-    _refuse_dashes_as_value(command, arguments)
-    args = command.parse_args(list(arguments))
-    code: int = _imported(f"stepscope.cli.{name}").run(args)
-    return code
+    _add_how_much(command)
+    return command
 
 
 def _imported(name: str) -> ModuleType:
@@ -107,14 +150,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog=f"commands:\n{listing}\n\n`stepscope COMMAND --help` tells more.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
+    _add_how_much(parser)
+    parser.add_argument("-V", "--version", action="version", version=f"stepscope {__version__}")
     return parser
+
+
+def _add_how_much(parser: argparse.ArgumentParser) -> None:
+    """List the options that `main` takes out of every command line."""
+    never = argparse.SUPPRESS
+    parser.add_argument("-q", "--quiet", action="store_true", default=never, help="no warnings, notes or progress")
+    parser.add_argument("-v", "--verbose", action="store_true", default=never, help="say where an error came from")
 
 
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Return after --help or --version; otherwise say which commands there are."""
     if arguments and not arguments[0].startswith("-"):
-        raise UsageError(f"unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}")
+        close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+        meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command {arguments[0]!r}; {meant}")
     if not arguments:
         parser.print_help(sys.stderr)
         return 2

@@ -13,6 +13,8 @@ from stepscope.units import escaped, printable
 
 MAX_WARNING = 400
 
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
 _held: ContextVar[list[str] | None] = ContextVar("held", default=None)
 """lines about the answer of the command that runs; None where none does, and they are printed at once"""
 
@@ -33,12 +35,29 @@ def warn(line: str) -> None:
 
 
 def say_with_answer(line: str) -> None:
-    """Print one line on standard error once the command has done all it was asked for."""
+    """Print one line on standard error once the command has done all it was asked for; none where it is to be quiet."""
+    if is_quiet():
+        return
     held = _held.get()
     if held is None:
         print_stderr(line)
     else:
         held.append(line)
+
+
+def is_quiet() -> bool:
+    """Return whether nothing but the answer and errors is asked for."""
+    return _quiet.get()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Say nothing but the answer, and errors."""
+    before = _quiet.set(True)
+    try:
+        yield
+    finally:
+        _quiet.reset(before)
 
 
 @contextmanager

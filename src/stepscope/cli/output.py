@@ -5,6 +5,7 @@ Every output of every command goes through here or through `atomic_write`, and b
 
 import io
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +16,9 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import why_no_file, why_no_folder
-from stepscope.units import printable
+from stepscope.units import escaped, printable
+
+_COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def check_outputs(*paths: str | None, force: bool) -> None:
@@ -51,11 +54,12 @@ def write_output(path: str, text: str, *, force: bool) -> None:
         sys.stdout.write(text)
 
 
-def print_again(text: str) -> None:
-    """Print text as it was printed before, in the terminal's own encoding."""
+def print_kept(text: str) -> None:
+    """Print text of an earlier report, of which colours stay and all else that steers a terminal is escaped."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    sys.stdout.write(text)
+    pieces = _COLOUR.split(text)
+    sys.stdout.write("".join(p if i % 2 else escaped(p, keep="\n") for i, p in enumerate(pieces)))
 
 
 def write_json(path: str | None, document: Any, *, force: bool) -> None:

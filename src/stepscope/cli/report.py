@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
-from stepscope.cli.output import check_outputs, print_again, write_json, write_output
+from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
 from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import InputError
 from stepscope.json_text import json_with_notes
@@ -58,7 +58,7 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
         from stepscope.report.text.terminal import console
 
         out = _Copied(sys.stdout)
-        print_summary(account, diagnosis, console(out), given=_given(args))  # type: ignore[arg-type]
+        print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page())  # type: ignore[arg-type]
         text = out.copy()
     code = 3 if account.run.unreadable else 0
     if place and not (document and json_with_notes(document)[1]):
@@ -87,17 +87,21 @@ def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
 def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
     if _wants_text(args):
-        print_again(kept.texts[_terminal()])
+        print_kept(kept.texts[_terminal()])
     return kept.exit_code
 
 
 def _terminal() -> str:
-    """Return what the look of the text depends on: nothing but the encoding in a pipe."""
-    encoding = str(getattr(sys.stdout, "encoding", None))
+    """Return what the text depends on besides the run: in a pipe only encoding and page."""
+    encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page()}"
     if not sys.stdout.isatty():
         return f"pipe {encoding}"
     known = " ".join(f"{name}={os.environ.get(name)}" for name in _TERMINAL)
     return f"terminal {os.get_terminal_size().columns} {encoding} {known}"
+
+
+def _has_page() -> bool:
+    return os.path.lexists("report.html")
 
 
 class _Copied:

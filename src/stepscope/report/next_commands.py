@@ -9,13 +9,18 @@ from stepscope.diagnose.rules.pipeline_bubble import MICROBATCHES
 from stepscope.diagnose.setting_of_finding import setting_of_finding
 from stepscope.units import printable
 
+PAGE = "report.html"
 
-def next_commands(diagnosis: Diagnosis, given: Sequence[str]) -> list[tuple[str, str]]:
-    """Return command lines for the run and options that were `given` on one, and what each tells."""
+
+def next_commands(diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool = False) -> list[tuple[str, str]]:
+    """Return command lines for the run and options that were `given` on one, and what each tells.
+
+    `has_page`: there is a page from before, which only --force overwrites.
+    """
     run = " ".join(shlex.quote(printable(word)) for word in given)
     lines = [
         (f"stepscope view {run}", "report, tables and timeline in the browser"),
-        (f"stepscope report {run} --html report.html", "the whole report as one file"),
+        (f"stepscope report {run} --html {PAGE}{' --force' * has_page}", "the whole report as one file"),
     ]
     first = diagnosis.worth[0] if diagnosis.worth else None
     options = () if first is None else _what_if(first)

@@ -1,7 +1,7 @@
 """What do collectives take on this machine? Latency and bandwidth of every operation, with their error.
 
 examples:
-  stepscope calibrate --backend gloo --world-size 2 --world-size 4
+  stepscope calibrate --backend gloo --world-size 2,4
   stepscope calibrate --from-csv times.csv --out calibration.json
   stepscope calibrate --from-nccl-tests all_reduce.txt all_gather.json
   stepscope calibrate --from-run run-folder/
@@ -12,14 +12,16 @@ A CSV has the columns op, world_size, bytes (the full buffer of the operation) a
 
 import argparse
 
-from stepscope.cli.arguments.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cli.arguments.sizes import ExtendWorldSizes, above_zero, size_bytes, world_sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     live = parser.add_argument_group("measure here")
     live.add_argument("--backend", choices=("gloo", "nccl"), help="start processes and measure")
-    live.add_argument("--world-size", type=at_least_one, action="append", metavar="N", help="several give several")
+    live.add_argument(
+        "--world-size", type=world_sizes, action=ExtendWorldSizes, metavar="N,N", help="ranks, one or several"
+    )
     live.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (default 60)")
     live.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (default 1GiB)")
     known = parser.add_argument_group("or take what was measured")

@@ -5,7 +5,7 @@ an ordinary script that knows nothing of stepscope. It takes about a minute.
 
 examples:
   stepscope demo
-  stepscope demo --ranks 4 --out /tmp/demo
+  stepscope demo --world-size 4 --out /tmp/demo
 """
 
 import argparse
@@ -15,5 +15,13 @@ from stepscope.cli.arguments.sizes import at_least_one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--ranks", type=at_least_one, default=2, metavar="N", help="processes to train with (2)")
+    parser.add_argument(
+        "--world-size",
+        "--ranks",
+        dest="ranks",
+        type=at_least_one,
+        default=2,
+        metavar="N",
+        help="ranks to train with (2)",
+    )
     parser.add_argument("--out", default="stepscope-demo", metavar="DIR", help="run folder (./stepscope-demo)")

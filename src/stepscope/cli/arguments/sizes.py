@@ -2,6 +2,8 @@
 
 import argparse
 import re
+from collections.abc import Sequence
+from typing import Any
 
 from stepscope.units import printable
 
@@ -65,3 +67,23 @@ def above_zero(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return number
+
+
+def world_sizes(text: str) -> list[int]:
+    """Return the world sizes in `2,4`."""
+    return [at_least_one(part) for part in text.split(",")]
+
+
+class ExtendWorldSizes(argparse.Action):
+    """Takes `--world-size 2,4` and, as older versions did, `2 4` or the option twice."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        """Put the sizes into one flat list."""
+        lists = [values] if self.nargs is None else list(values or ())
+        setattr(namespace, self.dest, [*(getattr(namespace, self.dest) or []), *(n for sizes in lists for n in sizes)])  # type: ignore[union-attr]

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from stepscope.cli.messages import is_quiet
+
 Progress = Callable[[int, int], None]
 """takes how much is done of how much"""
 
@@ -30,7 +32,7 @@ def work_progress(what: str, *, unit: str) -> Iterator[Progress | None]:
 
     `unit` is what is counted, for the rate: `BYTES`, or a plural such as `"slices"`.
     """
-    if not sys.stderr.isatty():
+    if is_quiet() or not sys.stderr.isatty():
         yield None
         return
     bar = _Bar(what, unit)

@@ -5,6 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.results.times import BenchTimes, bench_times, ratio
 from stepscope.units import ms
@@ -63,7 +64,7 @@ def _print_times(rows: list[Row], out: Console) -> None:
             f"{summary['min_step_time']:.1f} - {summary['max_step_time']:.1f}",
             "1" if row is rows[0] else _ratio_text(row, rows[0]),
         )
-    out.print(table)
+    print_fitting(table, out, least_needed=("min - max", "mean ± std", "95 % interval"))
 
 
 def _table(out: Console, *columns: str) -> Table:
@@ -86,6 +87,7 @@ _COMMUNICATION = {
     "overlap": ("overlap_efficiency", ".2f"),
 }
 _MEMORY = {"peak GB": ("peak_memory_allocated_gb", ".2f"), "reserved GB": ("peak_memory_reserved_gb", ".2f")}
+_LEFT_OUT_FIRST = ("overlap", "reserved GB", "samples/s", "hidden %", "final loss", "comm ms")
 _LOSS = {"final loss": ("final_loss", ".4f")}
 
 
@@ -97,7 +99,7 @@ def _print_figures(rows: list[Row], out: Console) -> None:
     for row in rows:
         cells = (_figure(row["summary"].get(name), form) for name, form in columns.values())
         table.add_row(name_text(row["name"]), *cells)
-    out.print(table)
+    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     if _COMMUNICATION in groups:
         said = "hidden: under compute; overlap: together / the smaller of the two"
         out.print(f"communication per step while profiled; {said}", markup=False)

@@ -4,12 +4,14 @@ from rich.console import Console
 
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.curve import Curve
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_US, readable_bytes
 
 _MIN_R2 = 0.8
 _MAX_ERROR = 1.0
 """a prediction off by its own size says little"""
+_LEFT_OUT_FIRST = ("pieces", "R2", "max err", "left-out err", "sizes")
 
 
 def print_calibration(calibration: Calibration, out: Console) -> None:
@@ -29,7 +31,7 @@ def print_calibration(calibration: Calibration, out: Console) -> None:
     table = plain_table(out, *columns)
     for curve in calibration.curves:
         table.add_row(*_cells(curve))
-    out.print(table)
+    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     out.print("errors are relative; left-out: each size predicted from the others. R2 of log time.")
     for curve in calibration.curves:
         if doubt := _doubt(curve):

@@ -13,12 +13,14 @@ from rich.text import Text
 
 from stepscope.analyze.account import Account
 from stepscope.document.code import CodeRow, CodeView
+from stepscope.report.fit import ELSEWHERE
 from stepscope.report.text.code_columns import Columns, columns_of
 from stepscope.report.text.terminal import name_text, print_indented
 from stepscope.run.source_text import SourceText
 from stepscope.units import NS_PER_MS, printable
 
 MIN_PCT = 0.1
+MIN_SOURCE_WIDTH = 40
 _MAX_BETWEEN = 3
 _MAX_SHOWN = 60
 _MAX_WIDTH = 400
@@ -44,7 +46,9 @@ def print_code(
     rows = view.modules if modules else view.lines
     shown = [row for row in rows if everything or row.step_pct is None or row.step_pct >= MIN_PCT]
     _heading(account, view, out)
-    columns = columns_of(rows)
+    columns, gone = columns_of(rows), tuple[str, ...]()
+    if not out.soft_wrap:
+        columns, gone = columns.within(out.width - MIN_SOURCE_WIDTH, needed="expos" if sort == "exposed" else None)
     if not shown:
         out.print("no module took part" if modules else "no line took part")
     elif sort:
@@ -54,6 +58,8 @@ def print_code(
     else:
         _print_annotated(shown, columns, account.run.source, out)
     _notes(view, rows, shown, out)
+    if gone:
+        out.print(Text(f"not shown for width: {', '.join(gone)}; {ELSEWHERE}", style="dim"))
 
 
 def _heading(account: Account, view: CodeView, out: Console) -> None:

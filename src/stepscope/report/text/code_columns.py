@@ -9,6 +9,7 @@ from stepscope.units import NS_PER_MS
 _LINE_WIDTH = 5
 _WIDTH = 7
 _MIN_NS = 5_000
+_LEFT_OUT_FIRST = ("bwd", "expos", "comm")
 
 Value = Callable[[CodeRow], float | None]
 
@@ -18,6 +19,16 @@ class Columns:
     """The columns of one listing."""
 
     shown: tuple[tuple[str, Value], ...]
+
+    def within(self, width: int, *, needed: str | None = None) -> tuple["Columns", tuple[str, ...]]:
+        """Return the columns that fit beside the source, and the titles of those that do not."""
+        gone: list[str] = []
+        for title in _LEFT_OUT_FIRST:
+            if _LINE_WIDTH + _WIDTH * (len(self.shown) - len(gone)) <= width:
+                break
+            if title != needed and any(title == t for t, _ in self.shown):
+                gone.append(title)
+        return Columns(tuple((t, v) for t, v in self.shown if t not in gone)), tuple(gone)
 
     def head(self, first: str | None) -> str:
         """Return the titles, `first` above the line numbers where there are any."""

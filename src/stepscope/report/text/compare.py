@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table, print_indented, row_name
 
 _MAX_PARTS = 8
@@ -40,7 +41,7 @@ def print_bench_comparison(document: Document, out: Console) -> None:
         runs = " and ".join(map(str, s["num_runs"]))
         cells = [_number(step["a"]), _number(step["b"]), _signed(step["change_pct"], 1), _pct_interval(step), runs]
         table.add_row(row_name(s["name"], width=50), *cells, _marked(s["verdict"]))
-    out.print(table)
+    print_fitting(table, out, least_needed=("runs", "95 % interval"))
     for s in document["series"]:
         if s["config_changes"]:
             out.print(name_text(f"{s['name']}: {', '.join(s['config_changes'])}", width=200, style="bright_black"))
@@ -86,7 +87,7 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
                       _signed(sum(p["change"] for p in rest)), "", "")  # fmt: skip
     total = [sum(p[k] for p in parts) for k in ("a", "b", "change")]
     table.add_row("step", _number(total[0]), _number(total[1]), _signed(total[2]), "", "", style="bold")
-    out.print(table)
+    print_fitting(table, out, least_needed=("95 % interval",))
 
 
 def _metrics(metrics: Sequence[Document], out: Console) -> None:
@@ -108,7 +109,7 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
         calls = [f"{r[k]:.4g}" for k in ("a_count", "b_count")]
         cells = [_number(r["a"]), _number(r["b"]), _signed(r["change"]), *calls]
         table.add_row(row_name(r["name"], width=48), *cells, _marked(r["what"]))
-    out.print(table)
+    print_fitting(table, out, least_needed=("A calls", "B calls"))
     if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
 

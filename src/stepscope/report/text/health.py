@@ -10,6 +10,7 @@ from stepscope.compare.conditions import GateResult
 from stepscope.diagnose.checks import FAIL, NOT_MEASURED, Check
 from stepscope.diagnose.health import COLUMNS, RankHealth, rank_health
 from stepscope.diagnose.verdict import Conclusion
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table, print_indented
 from stepscope.units import NS_PER_MS
 
@@ -22,7 +23,7 @@ def print_health(
 ) -> None:
     """Print the table of ranks, who is late, what fails and whether the gates hold."""
     _heading(account, conclusion, out)
-    _ranks(rank_health(account), out)
+    print_rank_health(rank_health(account), out)
     _stragglers(account, out)
     print_checks(checks, out)
     for result in gates:
@@ -36,7 +37,7 @@ def print_checks(checks: Sequence[Check], out: Console) -> None:
     for c in checks:
         value = "?" if c.value is None else f"{c.value:.1f}"
         table.add_row(c.id, value, c.good, c.bad or "-", Text(c.status, style=_STYLE[c.status]))
-    out.print(table)
+    print_fitting(table, out, least_needed=("bad", "good"))
     for c in checks:
         if c.status == FAIL:
             print_indented(out, Text(f"{c.id}: {c.reason}"), indent="  ")
@@ -58,14 +59,16 @@ def _heading(account: Account, conclusion: Conclusion, out: Console) -> None:
     print_indented(out, said, indent="  ")
 
 
-def _ranks(rows: Sequence[RankHealth], out: Console) -> None:
+def print_rank_health(rows: Sequence[RankHealth], out: Console) -> None:
+    """Print a row per rank, those that are late in any case."""
     shown = [c for c in COLUMNS if any(r.pct[c] >= 0.05 for r in rows)]
     table = plain_table(out, "rank", "profiled ms", *(f"{c} %" for c in shown), "late ms")
     for r in _worth_showing(rows):
         late = "" if r.late_ns is None else f"{r.late_ns / NS_PER_MS:.2f} {r.cause}"
         cells = [f"{r.step_ns / NS_PER_MS:.2f}", *(f"{r.pct[c]:.1f}" for c in shown), late]
         table.add_row(str(r.rank), *cells, style="bold red" if r.late_ns is not None else "")
-    out.print(table)
+    smallest_first = sorted(shown, key=lambda c: max(r.pct[c] for r in rows))
+    print_fitting(table, out, least_needed=[f"{c} %" for c in smallest_first[:-1]])
     if len(rows) > _MAX_RANKS:
         out.print(f"... {len(rows) - _MAX_RANKS} more ranks are like these; --json has them all")
 

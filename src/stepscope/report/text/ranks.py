@@ -1,11 +1,11 @@
 """Each rank's window on the terminal, the late ones first, in as many columns as the terminal holds."""
 
 from rich.console import Console
-from rich.table import Table
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.ranks.stragglers import Straggler
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_MS
 
@@ -14,7 +14,6 @@ _COLUMNS = ("window ms", "compute", "comm", "exposed", "wait", "idle", "overlap 
 _OF_SEVERAL = ("comm", "exposed", "wait", "overlap %", "late ms/step")
 _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed")
 """where the terminal is too narrow"""
-_UNLIMITED = 1000
 
 
 def print_ranks(account: Account, out: Console) -> None:
@@ -23,7 +22,11 @@ def print_ranks(account: Account, out: Console) -> None:
     shown = sorted(account.ranks, key=lambda view: (view.rank.rank not in late, view.rank.rank))
     rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:MAX_RANKS]]
     out.print()
-    out.print(_fitting(rows, out, alone=not _communicates(account)))
+    columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
+    table = plain_table(out, "rank", *columns)
+    for rank, cells in rows:
+        table.add_row(rank, *(cells[c] for c in columns))
+    print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     if len(shown) > MAX_RANKS:
         out.print(f"... and {len(shown) - MAX_RANKS} more ranks with --json")
     _last_to_arrive(account, out)
@@ -31,19 +34,6 @@ def print_ranks(account: Account, out: Console) -> None:
 
 def _communicates(account: Account) -> bool:
     return len(account.ranks) > 1 or any(v.window is not None and v.window.comm.total_ns for v in account.ranks)
-
-
-def _fitting(rows: list[tuple[str, dict[str, str]]], out: Console, *, alone: bool) -> Table:
-    """Return the table with the columns that fit."""
-    columns = [c for c in _COLUMNS if not (alone and c in _OF_SEVERAL)]
-    for gone in (None, *_LEFT_OUT_FIRST):
-        columns = [c for c in columns if c != gone]
-        table = plain_table(out, "rank", *columns)
-        for rank, cells in rows:
-            table.add_row(rank, *(cells[c] for c in columns))
-        if out.measure(table, options=out.options.update_width(_UNLIMITED)).maximum <= out.width:
-            break
-    return table
 
 
 def _cells(view: RankView, behind: Straggler | None) -> dict[str, str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from stepscope.analyze.ranks.log_stragglers import WAITING, Floats, LateRank, late_ranks
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.units import NS_PER_MS, ms
@@ -54,7 +55,8 @@ def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> N
     for log in sorted(logs, key=lambda log: order.get(log.rank, len(order)))[:_MAX_RANKS]:
         cells = [_median(log, log.column(f"{_PREFIX}{name}{_SUFFIX}")) for name in names]
         table.add_row(str(log.rank), str(len(log)), _median(log, log.dur_ns.astype(float)), *cells)
-    out.print(table)
+    smallest_first = sorted(names, key=lambda name: _largest_ns(logs, name))
+    print_fitting(table, out, least_needed=("steps", *smallest_first[:-1]), elsewhere="a wider terminal shows all")
     if len(logs) > _MAX_RANKS:
         out.print(f"and {len(logs) - _MAX_RANKS} more ranks")
 
@@ -80,6 +82,11 @@ def _rare_line(logs: Sequence[StepLog], name: str) -> str:
 
 def _times(log: StepLog, name: str) -> Floats:
     return log.column(f"{_PREFIX}{name}{_SUFFIX}")
+
+
+def _largest_ns(logs: Sequence[StepLog], name: str) -> float:
+    times = [_times(log, name) for log in logs]
+    return max((float(np.nanmedian(one)) for one in times if not np.isnan(one).all()), default=0.0)
 
 
 def _median(log: StepLog, values_ns: Floats) -> str:

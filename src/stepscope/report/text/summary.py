@@ -25,7 +25,9 @@ _MAX_WARNINGS = 6
 _WORTH_TELLING = 0.05
 
 
-def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = ()) -> None:
+def print_summary(
+    account: Account, diagnosis: Diagnosis, out: Console, *, given: Sequence[str] = (), has_page: bool = False
+) -> None:
     """Print the report on one screen. `given` is how the run was named on the command line, for what to run next."""
     conclusion = conclude(account, diagnosis)
     _heading(account, out)
@@ -38,7 +40,7 @@ def print_summary(account: Account, diagnosis: Diagnosis, out: Console, *, given
     print_ranks(account, out)
     print_memory(account, out)
     _warnings(account, out)
-    _next(diagnosis, given, out)
+    _next(diagnosis, given, out, has_page=has_page)
 
 
 def _heading(account: Account, out: Console) -> None:
@@ -134,9 +136,9 @@ def _warnings(account: Account, out: Console) -> None:
         out.print(f"! ... and {len(lines) - len(shown)} more warnings with --json")
 
 
-def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console) -> None:
+def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console, *, has_page: bool) -> None:
     """Print what to run next, one command per line, with what each tells where that fits."""
-    lines = next_commands(diagnosis, given) if given else []
+    lines = next_commands(diagnosis, given, has_page=has_page) if given else []
     width = max((len(command) for command, _ in lines), default=0)
     fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width
     if lines:

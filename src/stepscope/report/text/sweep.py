@@ -7,19 +7,21 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.sweeps.verdict import Verdict
 from stepscope.units import NS_PER_MS, NS_PER_S, printable
 
 _ANY_WIDTH = 1000
+_LEFT_OUT_FIRST = ("reserved GB", "loss", "first step s", "gradient", "MFU %", "peak GB")
 
 
 def print_sweep(document: Mapping[str, Any], verdict: Verdict, out: Console) -> None:
     """Print the question, the variants, and what to do."""
     sweep = document["sweep"]
     out.print(f"{sweep['name']}: {sweep['question']}", markup=False)
-    out.print(_table(verdict, out))
+    print_fitting(_table(verdict, out), out, least_needed=_LEFT_OUT_FIRST)
     out.print(_method(sweep), markup=False)
     for line in _judged_otherwise(sweep, verdict):
         out.print(line, markup=False)

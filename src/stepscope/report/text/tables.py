@@ -1,35 +1,47 @@
 """Answers to queries on the terminal and as JSON, and which tables there are."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import islice
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from stepscope.contract.run_folder import SCHEMA
+from stepscope.report.fit import fits, print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.tables.schema import TABLES
 from stepscope.tables.sql import Answer
 
 MAX_ROWS = 100
 _MAX_WIDTH = 60
+_NARROW = 32
 
 
 def print_answer(answer: Answer, out: Console, *, most: int = MAX_ROWS) -> None:
     """Print the first rows of an answer, and how to get all where there are more."""
     rows = list(islice(answer.rows, most + 1))
+    table = _table(answer, rows[:most], out, name_width=_MAX_WIDTH)
+    if not fits(table, out):
+        table = _table(answer, rows[:most], out, name_width=_NARROW)
+    last_first = [name_text(name).plain for name in answer.columns[:0:-1]]
+    print_fitting(table, out, least_needed=last_first, elsewhere="select fewer, or --csv - or --json - for all")
+    if len(rows) > most:
+        out.print(f"the first {most} rows; --csv - or --json - gives all")
+
+
+def _table(answer: Answer, rows: Sequence[Sequence[Any]], out: Console, *, name_width: int) -> Table:
     table = plain_table(out, *(name_text(name).plain for name in answer.columns))
+    table.columns[0].no_wrap = True
     for i, column in enumerate(table.columns):
         if any(isinstance(row[i], str) for row in rows):
             column.justify = "left"
-    for row in rows[:most]:
-        table.add_row(*(_cell(value) for value in row))
-    out.print(table)
-    if len(rows) > most:
-        out.print(f"the first {most} rows; --csv - or --json - gives all")
+    for row in rows:
+        table.add_row(*(_cell(value, name_width) for value in row))
+    return table
 
 
 def answer_json(answer: Answer) -> dict[str, Any]:
@@ -51,12 +63,12 @@ def print_tables(out: Console, names: Iterable[str] = TABLES) -> None:
         out.print(table)
 
 
-def _cell(value: Any) -> Text:
+def _cell(value: Any, name_width: int) -> Text:
     if value is None:
         return Text("")
     if isinstance(value, float | Decimal):
         return Text(f"{value:,.3f}")
-    return Text(str(value)) if isinstance(value, int) else name_text(str(value), width=_MAX_WIDTH)
+    return Text(str(value)) if isinstance(value, int) else name_text(str(value), width=name_width)
 
 
 def _json_value(value: Any) -> Any:

@@ -4,7 +4,7 @@ examples:
   stepscope bench ddp --world-size 2
   stepscope bench ddp --profile --profile-implementation ddp_bucketed
   stepscope bench buckets --backend nccl --world-size 4
-  stepscope bench scaling --world-sizes 1,2,4 --mode weak
+  stepscope bench scaling --world-size 1,2,4 --mode weak
   stepscope bench precision --d-model 1024
   stepscope bench ddp --config examples/configs/small_gpt.toml --set workload.d_model=128
 

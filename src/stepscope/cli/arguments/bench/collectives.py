@@ -1,7 +1,7 @@
 """What do collectives take here? Time, algorithm and bus bandwidth of every operation over sizes and world sizes.
 
 examples:
-  stepscope bench collectives --backend gloo --world-size 2 --world-size 4
+  stepscope bench collectives --backend gloo --world-size 2,4
   stepscope bench collectives --backend nccl --world-size 8 --op all_reduce --limit-s 30
 
 Bytes are the full buffer of the operation. `stepscope calibrate` fits latency and bandwidth to the same measurement.
@@ -9,7 +9,7 @@ Bytes are the full buffer of the operation. `stepscope calibrate` fits latency a
 
 import argparse
 
-from stepscope.cli.arguments.sizes import above_zero, at_least_one, size_bytes
+from stepscope.cli.arguments.sizes import ExtendWorldSizes, above_zero, size_bytes, world_sizes
 
 _OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     """Add the command's arguments."""
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo", help="gloo on the CPU (default), nccl")
     parser.add_argument(
-        "--world-size", type=at_least_one, action="append", metavar="N", help="several give several (2)"
+        "--world-size", type=world_sizes, action=ExtendWorldSizes, metavar="N,N", help="ranks, one or several (2)"
     )
     parser.add_argument("--op", action="append", choices=_OPERATIONS, help="only this operation; several give several")
     parser.add_argument("--limit-s", type=above_zero, default=60.0, metavar="S", help="time to spend (60)")

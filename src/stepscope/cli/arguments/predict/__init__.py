@@ -3,8 +3,10 @@
 examples:
   stepscope predict collective --calibration calibration.json --op all_reduce --bytes 25MB --world-size 8
   stepscope predict flops --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096
-  stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --strategy fsdp --world-size 64
-  stepscope predict strategy --layers 32 --d-model 4096 --heads 32 --vocab 32000 --device H200 --world-size 64
+  stepscope predict memory --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
+      --strategy fsdp --data 64 --device H200
+  stepscope predict strategy --layers 32 --d-model 4096 --heads 32 --vocab 32000 --seq-len 4096 \\
+      --sequences 512 --device H200 --world-size 64
   stepscope predict scale run-folder/ --world-size 64 --link 50
 
 `stepscope predict WHAT --help` tells more.

@@ -13,13 +13,20 @@ import argparse
 
 from stepscope.cli.arguments.given_run import add_run_arguments
 from stepscope.cli.arguments.predict.fabric import add_fabric_arguments
-from stepscope.cli.arguments.sizes import above_zero, at_least_one
+from stepscope.cli.arguments.sizes import ExtendWorldSizes, above_zero, world_sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     add_run_arguments(parser)
-    parser.add_argument("--world-size", type=at_least_one, nargs="+", action="extend", metavar="N", help="asked for")
+    parser.add_argument(
+        "--world-size",
+        type=world_sizes,
+        nargs="+",
+        action=ExtendWorldSizes,
+        metavar="N,N",
+        help="ranks, one or several",
+    )
     parser.add_argument("--calibration", metavar="FILE", help="written by `stepscope calibrate`")
     add_fabric_arguments(parser)
     parser.add_argument(

@@ -1,0 +1,18 @@
+"""Completion of commands and options in your shell, written from the parsers themselves.
+
+examples:
+  stepscope completion bash > ~/.local/share/bash-completion/completions/stepscope
+  stepscope completion zsh > ~/.zfunc/_stepscope
+  stepscope completion fish > ~/.config/fish/completions/stepscope.fish
+
+For this shell only: eval "$(stepscope completion bash)". Write it again after an update.
+"""
+
+import argparse
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
