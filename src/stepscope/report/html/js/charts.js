@@ -57,18 +57,20 @@ function stepMeans(grid) {
   return means;
 }
 
-function stepTimes(grid, steadiness) {
+// Beside another section the picture has half the page: its letters are as large as those around it in either case.
+function stepTimes(grid, steadiness, { alone = false } = {}) {
   const means = stepMeans(grid);
   const num = grid.steps.length;
   const totals = grid.steps.map((_, s) => GROUPS.reduce((sum, g) => sum + means[g][s], 0));
-  const most = Math.max(...totals) || 1;
-  const [width, height, from, base] = [560, 230, 66, 204];
+  const longest = Math.max(...totals) || 1;
+  const unit = timeUnit(longest), ticks = niceTicks(longest, unit), most = ticks.at(-1);
+  const [width, height, from, base] = [alone ? 1180 : 560, 230, 66, 204];
   const wide = (width - from - 4) / num;
   const y = (ms) => base - ((base - 12) * ms) / most;
   const chart = picture(width, height, `Times of ${num} steps, median ${timeText(median(totals))}`);
-  for (const part of [0, 0.25, 0.5, 0.75, 1]) {
-    chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
-      svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, part ? timeText(most * part) : "0"));
+  for (const ms of ticks) {
+    chart.append(svg("line", { x1: from, x2: width, y1: y(ms), y2: y(ms), class: "grid" }),
+      svg("text", { x: from - 8, y: y(ms) + 4, class: "axis end" }, timeTick(ms, unit)));
   }
   const below = new Float64Array(num);
   const bar = Math.min(wide > 4 ? wide - 1 : wide, 60);
@@ -99,7 +101,7 @@ function stepTimes(grid, steadiness) {
   });
   chart.addEventListener("mouseleave", tip.hide);
   const used = GROUPS.filter((g) => means[g].some((v) => v > 0));
-  return panel("steps", "Step time, mean over ranks", chart, legend(used.map((g) => [g, GROUP_TEXT[g]])),
+  return panel("steps", grid.ranks.length > 1 ? "Step time, mean over ranks" : "Step time", chart, legend(used.map((g) => [g, GROUP_TEXT[g]])),
     steadiness ? el("p", { class: "quiet" }, steadyText(steadiness)) : null,
     folded("as a table", plainTable(["step", "total", ...used.map((g) => GROUP_TEXT[g])],
       grid.steps.slice(0, 200).map((n, s) => [n, timeText(totals[s]), ...used.map((g) => timeText(means[g][s]))]))));

@@ -23,7 +23,7 @@ function compareCards(report) {
     ["overhead", "Smallest detectable", pctText(step.smallest_detectable_pct), `with ${steps[0]} and ${steps[1]} steps`],
   ];
   return el("section", { class: "cards", "aria-label": "The comparison in short" },
-    list.map(([id, title, value, why]) => el("div", { class: `card ${id}` },
+    list.map(([id, title, value, why]) => el("div", { class: `card ${id} ${id === "verdict" || id === "overlap" ? TONE[report.verdict] ?? "" : ""}` },
       el("div", { class: "quiet" }, title), el("div", { class: "value" }, value), el("div", { class: "quiet" }, why))));
 }
 
@@ -49,7 +49,7 @@ function budgetChange(report) {
   const rows = [...report.budget].sort((p, q) => Math.abs(q.change) - Math.abs(p.change));
   const total = rows.reduce((sum, r) => sum + r.change, 0);
   return panel("budget", "Where the difference went",
-    el("p", { class: "quiet" }, `Per step, mean over ranks. All parts together: ${signedTime(total)}. Colour: more than chance.`),
+    el("p", { class: "quiet" }, `Per step, mean over ranks. All parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
     folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", ""],

@@ -7,6 +7,9 @@ const signedTime = (ms) => (known(ms) ? signed(timeText(ms), ms) : NONE);
 const signedPct = (pct, places = 1) => (known(pct) ? signed(pctText(pct, places), pct) : NONE);
 const TONE = { slower: "high", appeared: "high", came: "high", grew: "high", faster: "low", vanished: "low", went: "low", "mostly gone": "low" };
 
+// Green for less, red for more, where the interval leaves out zero; grey where it does not.
+const bySign = ({ low, high }) => (known(low) && low > 0 ? "high" : known(high) && high < 0 ? "low" : "note");
+
 // rows: { name, change, low, high, tone, lines }; `show` writes a number
 function intervalChart(rows, show, label) {
   const [width, line, from, to] = [1120, 24, 300, 940];
@@ -16,12 +19,12 @@ function intervalChart(rows, show, label) {
   chart.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: rows.length * line, class: "grid" }));
   rows.forEach((row, i) => {
     const y = i * line + line / 2;
-    const tone = row.tone ?? "note";
+    const tone = row.tone ?? bySign(row);
     chart.append(svg("g", { on: { mousemove: (e) => tip.show(e, row.name, row.lines), mouseleave: tip.hide } },
       svg("rect", { x: 0, y: y - line / 2, width, height: line, class: "hit" }),
       svg("text", { x: from - 12, y: y + 4, class: "axis end" }, shortened(row.name, 42)),
       svg("rect", { x: Math.min(x(0), x(row.change)), y: y - 6, width: Math.max(1, Math.abs(x(row.change) - x(0))), height: 12, rx: 2,
-        fill: `var(--${tone})`, opacity: tone === "note" ? 0.35 : 0.75 }),
+        fill: `var(--${tone})`, opacity: row.tone ? 0.8 : 0.4 }),
       known(row.low) && svg("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: "var(--text)", "stroke-width": 1.5 }),
       svg("text", { x: to + 12, y: y + 4, class: "axis" }, show(row.change))));
   });
@@ -46,10 +49,10 @@ function stepDots(report) {
   const most = Math.max(...sides.flat().map((run) => run.length));
   const x = (i) => from + ((width - from - 8) * (i + 0.5)) / most;
   const chart = picture(width, height, `Step times of A around ${timeText(report.step_ms.a)} and of B around ${timeText(report.step_ms.b)}`);
-  for (const part of [0, 0.5, 1]) {
-    const ms = low + (high - low) * part;
+  const unit = timeUnit(high);
+  for (const ms of ticksBetween(low - pad, high + pad, unit)) {
     chart.append(svg("line", { x1: from, x2: width, y1: y(ms), y2: y(ms), class: "grid" }),
-      svg("text", { x: from - 8, y: y(ms) + 4, class: "axis end" }, timeText(ms)));
+      svg("text", { x: from - 8, y: y(ms) + 4, class: "axis end" }, timeTick(ms, unit)));
   }
   SIDES.forEach((side, k) => {
     const colour = `var(--${SIDE_COLOUR[side]})`;

@@ -29,7 +29,14 @@ function panel(id, title, ...children) {
     el("h2", { id: `${id}-title` }, title), ...children);
 }
 
-const picture = (width, height, label) => svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+// Letters in a picture grow with it: it is never drawn so large that they stand out from the text around it.
+const MAX_GROWTH = 1.2;
+
+function picture(width, height, label) {
+  const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  chart.style.maxWidth = `${width * MAX_GROWTH}px`;
+  return chart;
+}
 
 function legend(entries) {
   return el("ul", { class: "legend" }, entries.map(([name, text]) =>

@@ -31,13 +31,13 @@ function memoryChart(rank) {
   const used = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);
   // The device's size is drawn where the memory comes near it; far above, it would only flatten the rest.
   const limit = known(rank.device_total_bytes) && rank.device_total_bytes < 2 * used ? rank.device_total_bytes : null;
-  const most = Math.max(used, limit ?? 0);
+  const unit = byteUnit(Math.max(used, limit ?? 0)), ticks = niceTicks(Math.max(used, limit ?? 0), unit), most = ticks.at(-1);
   const x = (t) => from + ((width - from - 6) * (t - first)) / (last - first || 1);
   const y = (b) => base - ((base - 10) * b) / most;
-  const chart = picture(width, height, `Memory of rank ${rank.rank} over the window, at most ${bytesText(most)}`);
-  for (const part of [0, 0.5, 1]) {
-    chart.append(svg("line", { x1: from, x2: width, y1: y(most * part), y2: y(most * part), class: "grid" }),
-      svg("text", { x: from - 8, y: y(most * part) + 4, class: "axis end" }, bytesText(most * part)));
+  const chart = picture(width, height, `Memory of rank ${rank.rank} over the window, at most ${bytesText(used)}`);
+  for (const bytes of ticks) {
+    chart.append(svg("line", { x1: from, x2: width, y1: y(bytes), y2: y(bytes), class: "grid" }),
+      svg("text", { x: from - 8, y: y(bytes) + 4, class: "axis end" }, byteTick(bytes, unit)));
   }
   // Memory stays what it is until the next event.
   const at = (i, v) => `${x(line.time_ms[i]).toFixed(1)},${y(v).toFixed(1)}`;

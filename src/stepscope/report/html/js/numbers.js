@@ -47,6 +47,28 @@ function bytesText(bytes) {
   return `${size.toFixed(1)} TB`;
 }
 
+// Round numbers from 0 to `most` or just above it: steps of 1, 2, 2.5 or 5 times a power of ten, of the unit shown.
+function niceTicks(most, unit = 1) {
+  const step = niceStep(most / unit / 4) * unit;
+  return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, i) => i * step);
+}
+const niceStep = (about) => {
+  const power = 10 ** Math.floor(Math.log10(Math.max(about, 1e-12)));
+  return ([1, 2, 2.5, 5].find((s) => s * power >= about * 0.999) ?? 10) * power;
+};
+// Round numbers between two that do not begin at 0.
+function ticksBetween(low, high, unit = 1) {
+  const step = niceStep((high - low || high * 0.1) / unit / 3) * unit;
+  const first = Math.ceil(low / step - 1e-9);
+  return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
+}
+// The unit in which a time of this size is written, in ms, and that of bytes: ticks are round in it.
+const timeUnit = (ms) => (ms >= 10000 ? 1000 : ms >= 0.9995 ? 1 : ms >= 0.0009995 ? 1e-3 : 1e-6);
+const byteUnit = (bytes) => 1000 ** Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(bytes, 1)) / 3)));
+const tickText = (value, unit, name) => `${Number((value / unit).toPrecision(6)).toLocaleString("en")} ${name}`;
+const timeTick = (ms, unit) => (ms ? tickText(ms, unit, { 1000: "s", 1: "ms", 0.001: "µs", 0.000001: "ns" }[unit]) : "0");
+const byteTick = (bytes, unit) => (bytes ? tickText(bytes, unit, ["B", "kB", "MB", "GB", "TB"][Math.round(Math.log10(unit) / 3)]) : "0");
+
 const pctText = (x, places = 1) => (known(x) ? `${x.toFixed(places)} %` : NONE);
 const countText = (x) => (known(x) ? x.toLocaleString("en", { maximumFractionDigits: 1 }) : NONE);
 

@@ -28,6 +28,11 @@ function stackedBars(label, rows, parts, show = timeText) {
   return el("div", {}, el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, chart), legend(parts), left);
 }
 
+function loadText({ imbalance, fullest_rank }) {
+  if (!known(imbalance)) return "The load of the ranks could not be compared.";
+  return known(fullest_rank) ? `The fullest rank (${fullest_rank}) gets ${imbalance.toFixed(2)} times the mean load.` : "All ranks get the same load.";
+}
+
 const rest = (whole, part) => Math.max(0, (whole ?? 0) - (part ?? 0));
 
 const STRATEGY_PICTURES = {
@@ -40,7 +45,8 @@ const STRATEGY_PICTURES = {
   ],
   pipeline: (view) => [
     `${view.stages} stages, ${view.microbatches ?? "unknown"} micro-batches${view.schedule ? `, ${view.schedule}` : ""}: the stages wait for ` +
-    `${pctText(view.bubble_pct)} of the step; (p − 1) / (m + p − 1) gives ${pctText(view.textbook_pct)}, this schedule at best ${pctText(view.schedule_pct)}.`,
+    `${pctText(view.bubble_pct)} of the step. With equal stages that never wait for a transfer, (p − 1) / (m + p − 1) gives ${pctText(view.textbook_pct)}` +
+    `${known(view.schedule_pct) ? `, and this schedule with the stages' own times ${pctText(view.schedule_pct)}` : ""}.`,
     stackedBars("The step of each stage", view.ranks.map((r) => [
       `stage ${r.stage} · rank ${r.rank}`, [r.forward_ms, r.backward_ms, r.other_ms, r.transfer_ms, r.wait_ms, r.gaps_ms, r.idle_ms],
       `bubble ${pctText(r.bubble_pct)}`,
@@ -64,14 +70,14 @@ const STRATEGY_PICTURES = {
     ]), [["compute", "compute"], ["transfer", "exposed communication"]]),
   ],
   experts: (view) => [
-    known(view.imbalance) ? `The fullest rank (${view.fullest_rank}) gets ${view.imbalance.toFixed(2)} times the mean load.` : "The load of the ranks could not be compared.",
+    loadText(view),
     stackedBars("Load of each rank", view.ranks.filter((r) => known(r.load_bytes)).map((r) => [
       `rank ${r.rank}`, [r.load_bytes], `${bytesText(r.load_bytes)}, ${timeText(r.wait_ms)} waiting`,
-    ]), [["compute", "tokens to work on, in bytes"]], bytesText),
+    ]), [["compute", view.kind === "embedding" ? "embedding rows, in bytes" : "tokens to work on, in bytes"]], bytesText),
   ],
 };
 
 function strategyPicture(name, view) {
   const [sentence, chart] = STRATEGY_PICTURES[name](view);
-  return el("div", { class: "strategy-picture" }, el("h3", {}, words(name)), el("p", {}, sentence), chart);
+  return el("div", { class: "strategy-picture" }, el("h3", {}, name === "experts" && view.kind === "embedding" ? "sharded embeddings" : words(name)), el("p", {}, sentence), chart);
 }

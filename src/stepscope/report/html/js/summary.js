@@ -53,7 +53,7 @@ function stepWhy({ step, steadiness }) {
 
 function waitWhy(report) {
   const late = report.stragglers.map((s) => s.rank);
-  return late.length ? `for rank ${late.slice(0, 3).join(", ")}${late.length > 3 ? ", …" : ""}` : "mean over ranks";
+  return late.length ? `for rank ${late.slice(0, 3).join(", ")}${late.length > 3 ? ", …" : ""}` : report.run.num_ranks > 1 ? "mean over ranks" : "";
 }
 
 function hiddenWhy(report) {
@@ -157,7 +157,7 @@ function budget(report) {
     el("span", {}, words(p.part)), el("span", { class: "number" }, timeText(p.ms_per_step)), el("span", { class: "number quiet" }, pctText(p.pct))));
   const whole = wholeOf(report);
   return panel("budget", `Where the ${whole} goes`,
-    el("p", { class: "quiet" }, `Mean over ranks; every instant of the ${whole} is exactly one part.`), bar, el("ul", { class: "parts" }, rows));
+    el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks; every" : "Every"} instant of the ${whole} is exactly one part.`), bar, el("ul", { class: "parts" }, rows));
 }
 
 const partColour = (part) => (["forward", "backward", "optimizer", "other_compute"].includes(part) ? part.replace("other_compute", "other") : GROUP_OF_PART[part]);

@@ -99,7 +99,7 @@ function kernels(report) {
   const measured = report.kernels.some((r) => r.measured_share > 0);
   const share = (title, field) => ({ title, get: (r) => r[field], show: (v) => (known(v) ? pctText(v) : NONE), number: true });
   return panel("kernels", "Kernels",
-    el("p", { class: "quiet" }, "Mean over ranks, over the whole window."),
+    el("p", { class: "quiet" }, report.run.num_ranks > 1 ? "Mean over ranks, over the whole window." : "Over the whole window."),
     sortedTable("kernels", report.kernels, [
       nameColumn("kernel", (r) => r.name),
       textColumn("family", "family"),

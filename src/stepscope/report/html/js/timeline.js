@@ -3,8 +3,8 @@
 const TALLEST = 620;
 const ZOOM = 1.35;
 
-/** @param {Slices} slices */
-function timeline(slices) {
+/** @param {Slices} slices @param {Map<string, string>} families */
+function timeline(slices, families) {
   const rows = timelineRows(slices);
   const members = membersOf(slices);
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
@@ -85,7 +85,7 @@ function timeline(slices) {
   }
   function search(text) {
     const wanted = text.trim().toLowerCase();
-    const hits = slices.names.map((name) => name.toLowerCase().includes(wanted));
+    const hits = slices.names.map((name) => name.toLowerCase().includes(wanted) || (families.get(name) ?? "").includes(wanted));
     mark(wanted ? (i) => hits[slices.name[i]] : null);
   }
   function showKinds(kinds) {
@@ -142,6 +142,9 @@ function usedKinds(slices) {
   const isUsed = (kind, code) => (kind === "wait" ? slices.wait.some((w) => w > 0) : slices.kind.includes(code));
   return KINDS.filter(isUsed).map((kind) => [kind, KIND_TEXT[kind]]);
 }
+
+// Kernels by their family: no kernel of an H200 has gemm in its name.
+const familyOf = (report) => new Map((report.kernels ?? []).map((k) => [k.name, words(k.family ?? "").toLowerCase()]));
 
 const timelineLabel = (s) => `What ran on ${s.ranks.length} ranks during one step of ${timeText(s.span)}: ${s.start.length} slices. ` +
   "The tables below hold the same times in sum.";
