@@ -39,7 +39,7 @@ def test_without_torch_it_says_what_to_install(
     assert "torch is not installed" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("words", "expected"), [(["--ranks", "1"], "--ranks: the demo needs at least 2")])
+@pytest.mark.parametrize(("words", "expected"), [(["--ranks", "1"], "--world-size: the demo needs at least 2")])
 def test_wrong_usage_is_one_line(words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", *words]) == 2
     assert expected in capsys.readouterr().err

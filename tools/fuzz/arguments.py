@@ -22,6 +22,9 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("investigate",): (_RUN,),
     ("whatif",): (_RUN, "--set", "network=2x"),
     ("code",): (_RUN,),
+    ("memory",): (_RUN,),
+    ("hang",): (_RUN,),
+    ("completion",): ("bash",),
     ("export",): (_RUN, "--csv", "tables"),
     ("sql",): (_RUN, "SELECT count(*) FROM events"),
     ("view",): (_RUN, "--no-browser", "--port", "0"),
@@ -70,7 +73,7 @@ def odd_arguments(rng: Random) -> Iterator[Case]:
     while True:
         command, options = rng.choice(commands())
         words = list(_NEEDED.get(command, ()))
-        if words and rng.random() < 0.25:
+        if words and (not options or rng.random() < 0.25):
             words[rng.randrange(len(words))] = rng.choice(WORDS)
         else:
             words = _with_options(rng, words, [*rng.choices(options, k=rng.choice((1, 1, 1, 2)))])

@@ -108,8 +108,13 @@ def _documents(case: Case, outcome: Outcome) -> list[str]:
     """Return the JSON texts that the command was asked for."""
     to_stdout = any(a == "--json" and b == "-" for a, b in zip(case.argv, case.argv[1:], strict=False))
     named = () if "--csv" in case.argv else outcome.written.items()  # a table may have any name
-    written = [text for name, text in named if name.endswith(".json")]
+    others = {b for a, b in zip(case.argv, case.argv[1:], strict=False) if a in _NO_JSON}
+    written = [text for name, text in named if name.endswith(".json") and name not in others]
     return [*([outcome.stdout] if to_stdout and case.stdout == "file" else []), *written]
+
+
+_NO_JSON = ("--html", "--perfetto", "--plot")
+"""whose output is no JSON, whatever its name"""
 
 
 def json_complaints(text: str) -> list[str]:
