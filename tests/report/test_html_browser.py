@@ -300,15 +300,9 @@ def test_ticks_are_round(opened: Browser) -> None:
     steps = [float(text.split()[0]) for text in ticks]
     assert steps[0] == 0 and 3 <= len(steps) <= 6
     assert str(steps[1]).replace(".", "").strip("0") in ("1", "2", "25", "5")
-    assert opened.run("return niceTicks(77.7).join()") == "0,20,40,60,80"
-    assert opened.run("return ticksBetween(27.3, 39.9).join()") == "30,35"
-    assert (
-        opened.run("return niceTicks(0.0777, 1e-3).map((t) => timeTick(t, 1e-3)).join()") == "0,20 µs,40 µs,60 µs,80 µs"
-    )
-    assert opened.run("return byteTick(2.5e9, byteUnit(3e9))") == "2.5 GB"
 
 
-@pytest.mark.parametrize("width", [390, 1400, 2560])
+@pytest.mark.parametrize("width", [1400, 2560])
 @pytest.mark.parametrize("has_flops", [True, False])
 def test_letters_of_pictures_are_no_larger_than_the_text(
     browser: Browser, tmp_path: Path, width: int, has_flops: bool
@@ -359,33 +353,12 @@ def test_one_rank_has_neither_a_heatmap_nor_a_mean_over_ranks(browser: Browser, 
 def test_search_finds_kernels_by_their_family(browser: Browser, tmp_path: Path) -> None:
     data = constructed(ranks=2, steps=3, slices_per_rank=90)
     path = tmp_path / "page.html"
-    path.write_text(page_of(data))
-    browser.open(path)
-    name = browser.run("return unpack(byId('data').textContent).then((d) => d.slices.names[0])")
-    kernel = {**data.report["kernels"][0], "name": name, "family": "zebra"}
+    kernel = {**data.report["kernels"][0], "name": data.slices.names[0], "family": "zebra"}
     path.write_text(page_of(replace(data, report={**data.report, "kernels": [kernel]})))
     browser.open(path)
     typed(browser, "#find", "zebra")
     found = browser.waited("document.querySelector('#found').textContent")
     assert int(found.split()[0].replace(",", "")) > 0
-
-
-@pytest.mark.parametrize(
-    ("view", "said"),
-    [
-        ("{imbalance: 1.5, fullest_rank: 3}", "The fullest rank (3) gets 1.50 times the mean load."),
-        ("{imbalance: 1, fullest_rank: null}", "All ranks get the same load."),
-        ("{imbalance: null, fullest_rank: null}", "The load of the ranks could not be compared."),
-    ],
-)
-def test_load_of_ranks_is_said_without_a_null(opened: Browser, view: str, said: str) -> None:
-    assert opened.run(f"return loadText({view})") == said
-
-
-def test_embeddings_are_not_called_experts(opened: Browser) -> None:
-    drawn = "strategyPicture('experts', {kind: KIND, imbalance: 1, fullest_rank: null, ranks: []}).textContent"
-    assert opened.run(f"return {drawn.replace('KIND', repr('embedding'))}").startswith("sharded embeddings")
-    assert opened.run(f"return {drawn.replace('KIND', repr('ep'))}").startswith("experts")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ function memoryChart(rank) {
   const used = Math.max(...line.allocated_bytes, ...(line.reserved_bytes || [0]), 1);
   // The device's size is drawn where the memory comes near it; far above, it would only flatten the rest.
   const limit = known(rank.device_total_bytes) && rank.device_total_bytes < 2 * used ? rank.device_total_bytes : null;
-  const unit = byteUnit(Math.max(used, limit ?? 0)), ticks = niceTicks(Math.max(used, limit ?? 0), unit), most = ticks.at(-1);
+  const unit = byteUnit(Math.max(used, limit ?? 0)), ticks = niceTicks(Math.max(used, limit ?? 0), unit), most = ticks.at(-1) ?? used;
   const x = (t) => from + ((width - from - 6) * (t - first)) / (last - first || 1);
   const y = (b) => base - ((base - 10) * b) / most;
   const chart = picture(width, height, `Memory of rank ${rank.rank} over the window, at most ${bytesText(used)}`);

@@ -49,16 +49,16 @@ function bytesText(bytes) {
 
 // Round numbers from 0 to `most` or just above it: steps of 1, 2, 2.5 or 5 times a power of ten, of the unit shown.
 function niceTicks(most, unit = 1) {
-  const step = niceStep(most / unit / 4) * unit;
+  const step = roundStep(most / unit / 4) * unit;
   return Array.from({ length: Math.ceil(most / step - 1e-9) + 1 }, (_, i) => i * step);
 }
-const niceStep = (about) => {
+const roundStep = (about) => {
   const power = 10 ** Math.floor(Math.log10(Math.max(about, 1e-12)));
   return ([1, 2, 2.5, 5].find((s) => s * power >= about * 0.999) ?? 10) * power;
 };
 // Round numbers between two that do not begin at 0.
 function ticksBetween(low, high, unit = 1) {
-  const step = niceStep((high - low || high * 0.1) / unit / 3) * unit;
+  const step = roundStep((high - low || high * 0.1) / unit / 3) * unit;
   const first = Math.ceil(low / step - 1e-9);
   return Array.from({ length: Math.floor(high / step + 1e-9) - first + 1 }, (_, i) => (first + i) * step);
 }
