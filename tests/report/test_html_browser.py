@@ -353,6 +353,7 @@ def test_one_rank_has_neither_a_heatmap_nor_a_mean_over_ranks(browser: Browser, 
 def test_search_finds_kernels_by_their_family(browser: Browser, tmp_path: Path) -> None:
     data = constructed(ranks=2, steps=3, slices_per_rank=90)
     path = tmp_path / "page.html"
+    assert data.slices is not None
     kernel = {**data.report["kernels"][0], "name": data.slices.names[0], "family": "zebra"}
     path.write_text(page_of(replace(data, report={**data.report, "kernels": [kernel]})))
     browser.open(path)
