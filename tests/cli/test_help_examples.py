@@ -55,6 +55,7 @@ WITHOUT_FILES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", WITHOUT_FILES, ids=[" ".join(words[1:])[:70] for words in WITHOUT_FILES])
 def test_prediction_of_an_example_is_made(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert len(WITHOUT_FILES) > 5

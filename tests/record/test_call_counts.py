@@ -30,6 +30,7 @@ MOST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -155,6 +155,7 @@ def recorded(counts: list[int], job: Job, out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("followed", [True, False])
 @pytest.mark.parametrize("micro_batches", [8, 16, 64, 150])
 def test_sums_over_all_micro_batches_agree_with_hand_timers(
@@ -173,6 +174,7 @@ def test_sums_over_all_micro_batches_agree_with_hand_timers(
         assert [line["regions"][n]["n"] for n in (LOAD, FORWARD, BACKWARD, STEP)] == [*[micro_batches] * 3, 1]
 
 
+@pytest.mark.slow
 def test_micro_batches_that_differ_are_estimated_without_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(0)
     job = Job(Clock(monkeypatch), vary=lambda: draw.uniform(0.5, 1.5))
@@ -183,6 +185,7 @@ def test_micro_batches_that_differ_are_estimated_without_bias(tmp_path: Path, mo
         assert sums[0] == pytest.approx(sums[1], rel=0.02), name
 
 
+@pytest.mark.slow
 def test_another_number_of_micro_batches_keeps_the_steps_and_is_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

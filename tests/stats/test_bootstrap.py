@@ -179,6 +179,7 @@ def test_many_equals_are_judged_together() -> None:
     assert len(holm(np.empty(0))) == 0
 
 
+@pytest.mark.slow
 def test_long_series_are_drawn_in_part_and_known_better_all_the_same() -> None:
     rng = np.random.default_rng(23)
     found = difference([100 + rng.standard_normal(40_000)], [100 + rng.standard_normal(40_000)])

@@ -83,6 +83,7 @@ def late_by_logs(logs: list[StepLog]) -> set[int]:
     return {late.rank for late in late_ranks(logs)} | set(_recurring_late(training_step(logs)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_equal_ranks_are_called_late_in_at_most_two_of_a_hundred_runs(noise: str) -> None:
     rng = np.random.default_rng(15)
@@ -90,6 +91,7 @@ def test_equal_ranks_are_called_late_in_at_most_two_of_a_hundred_runs(noise: str
     assert alarms <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", NOISE)
 def test_sleep_of_a_fifth_of_the_step_is_found_in_nineteen_of_twenty_runs(noise: str) -> None:
     rng = np.random.default_rng(16)

@@ -43,6 +43,7 @@ def named(load: str, *, late_ms: float, steps: int, runs: int, seed: int) -> lis
     return out
 
 
+@pytest.mark.slow
 def test_equal_ranks_are_called_late_in_at_most_two_of_a_hundred_runs() -> None:
     alarms = {load: sum(map(bool, named(load, late_ms=0, steps=STEPS, runs=RUNS, seed=5))) for load in LOADS}
     assert sum(alarms.values()) <= 0.02 * RUNS * len(LOADS), alarms

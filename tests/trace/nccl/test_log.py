@@ -103,6 +103,7 @@ def test_shares_count_as_full_buffers() -> None:
     }
 
 
+@pytest.mark.slow
 def test_any_number_of_lines_takes_the_same_memory() -> None:
     def lines() -> Iterator[bytes]:
         for i in range(60_000):

@@ -254,6 +254,7 @@ def test_hostile_schemas_are_refused_in_one_line(tmp_path: Path, change: str, sa
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_computed_columns_are_not_computed(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     export = small(path)
