@@ -38,7 +38,7 @@ def unit_from(text: str | None) -> StepUnit:
     if name.isidentifier() and (not _ or _is_count(index)):
         return StepUnit(OPTIMIZER, name=name, index=int(index or 0))
     raise UsageError(
-        f"--step-of {text!r}: give loader, optimizer, a number of optimizer steps, or a name such as Adam or Adam#1"
+        f"--step-of {text[:40]!r}: give loader, optimizer, a number of optimizer steps, or a name, as Adam or Adam#1"
     )
 
 
