@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield entry
 
 
+@cache
 def _code() -> str:
     """Return a digest of our own files by name, size and time, and of the interpreter."""
     digest = hashlib.blake2b(sys.version.encode(), digest_size=16)

@@ -79,7 +79,7 @@ def _candidate(account: Account, line: Line, copied_ns: float, stalled_ns: float
         id="host-to-device-copy",
         title=f"{place} copies to the device, and the host stalls there",
         cause="the step waits for these copies, and beside them the host launches nothing for at least a millisecond at a "
-        "time: large batches in pageable memory are moved, and their memory is given back",
+        "time; with large batches in pageable memory, moving them and giving their memory back is the usual reason",
         remedy="pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its "
         "own; send smaller types and convert on the device. The saving is of the step without this line.",
         change=without_lines(account, [line]),

@@ -12,6 +12,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, without_parts
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.diagnose.where import user_lines
 
 _BROADCAST = OP_CODE["broadcast"]
 
@@ -60,7 +61,7 @@ def _sent(owned: Ownership) -> Mask:
     """Return the broadcasts that the outermost module asks for outside backward, by code that is not the user's."""
     c, owner = owned.rank.collectives, owned.by_collective
     root = np.array([*(not path for path in owned.modules), False], bool)
-    library = np.array([*(not owned.frames[stack[-1]].is_user for stack in owned.stacks), False], bool)
+    library = np.array([*(bool(s) and not owned.frames[s[-1]].is_user for s in owned.stacks), False], bool)
     return (c.step >= 0) & (c.op == _BROADCAST) & ~owner.backward & root[owner.module] & library[owner.stack]
 
 
@@ -72,9 +73,8 @@ def _part(owned: Ownership, mask: Mask) -> Part:
 
 def _line(owned: Ownership, mask: Mask) -> Line | None:
     """Return the innermost line of the user's above the broadcasts."""
-    stack = int(owned.by_collective.stack[mask][0])
-    users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
-    return (users[-1].file, users[-1].line) if users else None
+    lines = user_lines(owned, int(owned.by_collective.stack[mask][0]))
+    return lines[-1] if lines else None
 
 
 def _per_step(owned: Ownership, mask: Mask) -> tuple[float, float, float]:

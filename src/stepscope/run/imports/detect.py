@@ -20,6 +20,8 @@ MAX_FILES = 100_000
 """of a folder that are looked at"""
 _OURS = re.compile(r"^rank\d{5,9}\.(steps\.jsonl|owners\.json\.gz|telemetry\.jsonl|memory\.jsonl|collectives\.jsonl)$")
 
+_TRACE = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
+
 
 @dataclass(frozen=True)
 class Detected:
@@ -43,8 +45,12 @@ def format_of(path: Path) -> Format | None:
 
 def files_beside(folder: Path) -> tuple[Detected, ...]:
     """Return the files of known formats that lie in a run folder, by name; what cannot be read is left out."""
+    return _detected(_candidates(folder))
+
+
+def _detected(paths: list[Path]) -> tuple[Detected, ...]:
     found = []
-    for path in _candidates(folder):
+    for path in paths:
         try:
             known = _format_of_unchanged(path, path.stat().st_mtime_ns)
         except (InputError, OSError):  # said by whoever reads it
@@ -55,8 +61,9 @@ def files_beside(folder: Path) -> tuple[Detected, ...]:
 
 
 def beside(folder: Path, format_id: str) -> tuple[Detected, ...]:
-    """Return the files of one format in a run folder, by name."""
-    return tuple(one for one in files_beside(folder) if one.format.id == format_id)
+    """Return the files of one format in a run folder, by name; traces are not opened for that."""
+    paths = [path for path in _candidates(folder) if not _TRACE.search(path.name)]
+    return tuple(one for one in _detected(paths) if one.format.id == format_id)
 
 
 @lru_cache(maxsize=4096)
