@@ -18,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from peer_environment import peer_python
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
@@ -36,7 +37,7 @@ Row = dict[str, Any]
 
 def speed_table(arguments: argparse.Namespace) -> str:
     """Return the whole table as Markdown, after measuring it."""
-    python = arguments.peers or str(peer_python(arguments.folder))
+    python = arguments.peers or str(peer_python(arguments.folder / "both-peers", PEER_PACKAGES))
     rows = []
     for name, files, ranks in inputs(arguments):
         tools = [*OURS, *((HTA, TRACELENS) if ranks <= arguments.peer_ranks else ())]
@@ -50,17 +51,6 @@ def write(page: Path, text: str) -> None:
     """Put the table between its marks on a page."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
-
-
-def peer_python(folder: Path) -> Path:
-    """Return the interpreter of an environment with both peers, made on first use."""
-    home = folder / "both-peers"
-    python = home / "bin" / "python"
-    if not (home / "ready").exists():
-        venv.create(home, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEER_PACKAGES], check=True)
-        (home / "ready").touch()
-    return python
 
 
 def inputs(arguments: argparse.Namespace) -> list[tuple[str, list[str], int]]:

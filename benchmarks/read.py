@@ -15,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from peer_environment import peer_python
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
@@ -36,7 +37,7 @@ def main() -> int:
         print(json.dumps(measured(*arguments.run_one)))
         return 0
     folder = Path(arguments.folder)
-    python = peer_python(folder) if arguments.peers else None
+    python = peer_python(folder / "peers", PEER_PACKAGES) if arguments.peers else None
     results = [row for path, size in inputs(arguments, folder) for row in compared(path, size, python, arguments)]
     print(table(results))
     if arguments.out:
@@ -206,17 +207,6 @@ READERS: dict[str, Callable[[], Reader]] = {
     "hta": hta,
     "hta account": hta_account,
 }
-
-
-def peer_python(folder: Path) -> Path:
-    """Return the interpreter of an environment with the peers, made on first use."""
-    home = folder / "peers"
-    python = home / "bin" / "python"
-    if not (home / "ready").exists():
-        venv.create(home, with_pip=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", *PEER_PACKAGES], check=True)
-        (home / "ready").touch()
-    return python
 
 
 _HEAD = (
