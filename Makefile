@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 DOCS   := .venv-docs
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install
 
+# The tests start thousands of processes: where Python is told to keep nothing it compiled, each compiles all of it again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check lint format types js browser all-tests unit scanner scanner-check docs clean
 .DEFAULT_GOAL := help
 
@@ -14,7 +17,10 @@ help:  ## this list
 demo: $(VENV)/.demo  ## record, analyse and report a small real two-rank job on this machine
 	$(BIN)/stepscope demo
 
-test: check all-tests  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
+test:  ## everything CI runs: linters, types, scanner rebuild, links in the docs, tests
+	@$(MAKE) --no-print-directory -j2 --output-sync=target $(VENV)/.dev $(DOCS)/.ready
+	@$(MAKE) --no-print-directory -j2 --output-sync=target check
+	@$(MAKE) --no-print-directory all-tests
 
 check: lint types js scanner-check docs
 
@@ -35,8 +41,12 @@ js:  ## lint and type-check the JavaScript of the pages, where npm is there
 browser:
 	@tools/install_browser.sh
 
+# Tests of real jobs judge measured times, and two cores run three tests at once: what fails is tried once more, alone.
 all-tests: $(VENV)/.dev browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pytest -n 3 --dist worksteal || { \
+	  echo "make: some tests failed beside others; each of them once more, alone" && \
+	  $(BIN)/python -m pytest -p no:xdist --last-failed --last-failed-no-failures none -v; }
 
 unit: $(VENV)/.dev  ## the quick tests, under two minutes on two cores: no job, no browser, nothing slow
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not (job or slow or browser or gpu)'

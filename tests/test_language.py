@@ -2,10 +2,9 @@
 
 import ast
 import re
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent / "src" / "stepscope"
-TREES = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+from tests.source_trees import source_nodes, source_trees
+
 STILTED = re.compile(r"\bexpected\b.*\bfound\b")
 LIMIT = re.compile(r"^_?(MOST|LEAST)(_|$)")
 
@@ -18,7 +17,7 @@ def text_of(node: ast.AST) -> str:
 def test_no_error_says_expected_and_found() -> None:
     assert STILTED.search(text_of(ast.parse('raise UsageError(f"--port: expected a number, found {port}")')))
     raised = [
-        (path, text_of(node)) for path, tree in TREES.items() for node in ast.walk(tree) if isinstance(node, ast.Raise)
+        (path, text_of(node)) for path, nodes in source_nodes().items() for node in nodes if isinstance(node, ast.Raise)
     ]
     assert len(raised) > 100
     assert not [(path, text) for path, text in raised if STILTED.search(text)]
@@ -27,7 +26,7 @@ def test_no_error_says_expected_and_found() -> None:
 def test_limits_are_called_max_and_min() -> None:
     names = {
         (path, target.id)
-        for path, tree in TREES.items()
+        for path, tree in source_trees().items()
         for node in tree.body
         if isinstance(node, ast.Assign)
         for target in node.targets

@@ -5,14 +5,12 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.source_trees import desk_calls
 
-import stepscope
 from stepscope.errors import UsageError
 from stepscope.output_path import OutputRefusedError, refuse_output, why_no_file, why_no_folder, why_no_output
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
-
-ROOT = Path(stepscope.__file__).parent
 
 STRANGER = 54321
 
@@ -74,19 +72,13 @@ def test_links_in_a_circle_end(tmp_path: Path) -> None:
     assert "too many links" in str(why_no_folder(tmp_path / "a" / "x"))
 
 
-DESK = [p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).parts[0] not in ("record", "bench", "integrations")]
 IN_A_FOLDER_OF_ITS_OWN = {"cli/doctor.py", "cli/view.py"}
 """which write into a temporary folder that they have just made"""
 
 
 def calls(*endings: str) -> list[tuple[str, ast.Call]]:
     """Return the calls on the desk side that end in one of these, each with its file."""
-    return [
-        (str(path.relative_to(ROOT)), node)
-        for path in DESK
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(endings)
-    ]
+    return [(path, node) for path, called, node in desk_calls() if called.endswith(endings)]
 
 
 def test_no_output_is_written_past_the_door() -> None:

@@ -5,12 +5,13 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from tests.source_trees import ROOT, source_nodes, source_trees
 
-ROOT = Path(__file__).parent.parent / "src" / "stepscope"
 # Standard library only: both sides stand on it.
 GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text", "contract")
 SMALL = ("intervals", "records", "stats")
@@ -30,13 +31,19 @@ def module_name(path: Path) -> str:
     return ".".join(("stepscope", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-MODULES = {module_name(path): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+MODULES = {module_name(path): path.relative_to(ROOT).as_posix() for path in sorted(ROOT.rglob("*.py"))}
+"""where each module is, by its name"""
 
 
-def names_used(tree: ast.AST) -> set[str]:
+@cache
+def used_by(name: str) -> frozenset[str]:
+    return frozenset(names_used(source_nodes()[MODULES[name]]))
+
+
+def names_used(nodes: Iterable[ast.AST]) -> set[str]:
     """Return what a file imports: by statement, and by any string that is the name of a module or begins one."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -53,7 +60,7 @@ def named_in_text(text: str) -> set[str]:
 
 
 def dependencies(name: str) -> set[str]:
-    used = {n if n in MODULES else n.rpartition(".")[0] for n in names_used(MODULES[name])}
+    used = {n if n in MODULES else n.rpartition(".")[0] for n in used_by(name)}
     return {n for n in used if n in MODULES and n != "stepscope"} - {name}
 
 
@@ -73,12 +80,14 @@ def allowed(own: str) -> set[str]:
     return {*GROUND, *SMALL, *DESK, *JOB}  # the package itself and its __main__
 
 
-GRAPH = {name: dependencies(name) for name in MODULES if name != "stepscope"}
+@cache
+def graph() -> dict[str, set[str]]:
+    return {name: dependencies(name) for name in MODULES if name != "stepscope"}
 
 
-def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
     """Return circles of a graph, each as a path that ends where it began."""
-    left = {node: set(to) for node, to in graph.items()}
+    left = {node: set(to) for node, to in arrows.items()}
     found = []
     while True:
         try:
@@ -94,18 +103,18 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 def test_guard_sees_imports_by_name_and_circles() -> None:
     by_name = ast.parse('import_module("stepscope.report.html.page"); f("stepscope.bench.session.rank:main")')
-    assert names_used(by_name) == {"stepscope.report.html.page", "stepscope.bench.session.rank"}
+    assert names_used(ast.walk(by_name)) == {"stepscope.report.html.page", "stepscope.bench.session.rank"}
     assert "report" not in allowed("run") and "record" not in allowed("run") and "run" not in allowed("record")
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circles({"a": {"b", "c"}, "b": {"c"}, "c": set()})
 
 
 def test_imports_flow_downwards() -> None:
-    upwards = [f"{a} -> {b}" for a, to in GRAPH.items() for b in sorted(to) if room(b) not in allowed(room(a))]
+    upwards = [f"{a} -> {b}" for a, to in graph().items() for b in sorted(to) if room(b) not in allowed(room(a))]
     assert not upwards, "\n".join(upwards)
 
 
 def test_no_file_reaches_itself() -> None:
-    assert not circles(GRAPH)
+    assert not circles(graph())
 
 
 def test_wings_of_a_room_do_not_reach_each_other_both_ways() -> None:
@@ -113,7 +122,7 @@ def test_wings_of_a_room_do_not_reach_each_other_both_ways() -> None:
     for folder in folders:
         depth = folder.count(".") + 2
         wings: dict[str, set[str]] = {}
-        for name, to in GRAPH.items():
+        for name, to in graph().items():
             if name.startswith(folder + ".") and name.count(".") >= depth:
                 wing = ".".join(name.split(".")[:depth])
                 others = {
@@ -124,8 +133,8 @@ def test_wings_of_a_room_do_not_reach_each_other_both_ways() -> None:
 
 
 def test_each_side_keeps_to_its_libraries() -> None:
-    for name, tree in MODULES.items():
-        top = {used.split(".")[0] for used in names_used(tree)}
+    for name in MODULES:
+        top = {used.split(".")[0] for used in used_by(name)}
         if room(name) in (*JOB, *GROUND, "__init__"):
             assert not top & TABLE_LIBRARIES, name
         if room(name) not in JOB:
@@ -135,8 +144,8 @@ def test_each_side_keeps_to_its_libraries() -> None:
 
 
 def test_every_room_and_wing_has_a_map() -> None:
-    for path in ROOT.rglob("__init__.py"):
-        docstring = ast.get_docstring(ast.parse(path.read_text()))
+    for path in (path for path in MODULES.values() if path.endswith("__init__.py")):
+        docstring = ast.get_docstring(source_trees()[path])
         assert docstring and len(docstring) > 60, path
 
 

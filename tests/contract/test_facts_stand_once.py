@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.source_trees import source_nodes
 
 from stepscope.contract import step_line
 from stepscope.contract.flops import (
@@ -23,8 +24,6 @@ from stepscope.cost.operators.operators import operator_cost
 from stepscope.record.window.flops import flops_of
 
 ROOT = Path(__file__).parents[2] / "src" / "stepscope"
-NODES = {p.relative_to(ROOT).as_posix(): list(ast.walk(ast.parse(p.read_text()))) for p in ROOT.rglob("*.py")}
-"""of every file of ours, walked once"""
 
 FACTS = {
     "bus factors": ("bus_factor", "contract/collectives.py"),
@@ -74,7 +73,7 @@ def test_no_other_file_has_a_table_of_counted_operators() -> None:
     counted = {name.lower() for name in COUNTED}
     places = {
         path
-        for path, nodes in NODES.items()
+        for path, nodes in source_nodes().items()
         for node in nodes
         if isinstance(node, ast.Dict) and len(texts(node.keys) & counted) > 1
     }
@@ -113,7 +112,7 @@ def test_function_is_defined_once(fact: str) -> None:
     name, home = FACTS[fact]
     places = [
         path
-        for path, nodes in NODES.items()
+        for path, nodes in source_nodes().items()
         for node in nodes
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
@@ -123,14 +122,14 @@ def test_function_is_defined_once(fact: str) -> None:
 @pytest.mark.parametrize("fact", LISTS)
 def test_list_is_written_once(fact: str) -> None:
     wanted, home = LISTS[fact]
-    places = {path for path, nodes in NODES.items() for node in nodes if listed(node) == wanted}
+    places = {path for path, nodes in source_nodes().items() for node in nodes if listed(node) == wanted}
     assert places == {home}
 
 
 @pytest.mark.parametrize("fact", NUMBERS)
 def test_table_of_numbers_is_written_once(fact: str) -> None:
     wanted, home = NUMBERS[fact]
-    places = {path for path, nodes in NODES.items() for node in nodes if wanted <= numbered(node)}
+    places = {path for path, nodes in source_nodes().items() for node in nodes if wanted <= numbered(node)}
     assert places <= {home}
 
 
@@ -142,13 +141,13 @@ def test_table_of_numbers_is_written_once(fact: str) -> None:
     ],
 )
 def test_region_of_the_step_log_is_named_once(name: str) -> None:
-    assert {path for path, nodes in NODES.items() if name in texts(nodes)} == {"contract/step_line.py"}
+    assert {path for path, nodes in source_nodes().items() if name in texts(nodes)} == {"contract/step_line.py"}
 
 
 def test_desk_asks_run_json_only_for_what_the_job_writes() -> None:
     asked = {
         node.args[0].value
-        for nodes in NODES.values()
+        for nodes in source_nodes().values()
         for node in nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)

@@ -1,23 +1,20 @@
 """Whatever is printed, nothing in it is markup and nothing in it steers the terminal; and there is no other way out."""
 
-import ast
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Group
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
+from tests.source_trees import desk_calls
 
 from stepscope.cli.messages import print_line, print_stderr, warn
 from stepscope.investigate.investigation import Step
 from stepscope.report.text.investigation import print_step
 from stepscope.report.text.terminal import PlainConsole, console, plain_table, row_name
 
-SOURCE = Path(__file__).parents[3] / "src" / "stepscope"
 HOSTILE = "[red]x[/red] [/foo] \x1b[31m \x1b]52;c;AAAA\x07 \x9b2J \u202e\u2066 :smile:"
-JOB = ("record", "bench", "integrations")
 
 
 def printed(what: object, *, terminal: bool = False) -> str:
@@ -72,14 +69,8 @@ def test_plain_lines_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_nothing_prints_past_the_two_doors() -> None:
     """Only `print_line` prints, only `terminal` makes consoles; `output` writes what `-` asked for, as it is."""
-    desk = [p for p in SOURCE.rglob("*.py") if p.relative_to(SOURCE).parts[0] not in JOB]
-    assert len(desk) > 100
-    found = set()
-    for path in desk:
-        for node in ast.walk(ast.parse(path.read_text())):
-            called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if called in ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write"):
-                found.add((path.name, called))
+    printing = ("print", "Console", "Text.from_markup", "sys.stdout.write", "sys.stderr.write")
+    found = {(path.rpartition("/")[2], called) for path, called, _ in desk_calls() if called in printing}
     assert found == {("messages.py", "print"), ("output.py", "sys.stdout.write")}
 
 

@@ -1,0 +1,37 @@
+"""The syntax trees of our own source, for tests that read it: parsed when a test asks, not at collection."""
+
+import ast
+import gc
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent / "src" / "stepscope"
+JOB_SIDE = ("record", "bench", "integrations")
+
+
+@cache
+def source_trees() -> dict[str, ast.Module]:
+    """Return the tree of every file of ours by its path below the package."""
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    gc.freeze()  # millions of nodes that stay: the collector need not walk through them after every test
+    return trees
+
+
+@cache
+def source_nodes() -> dict[str, tuple[ast.AST, ...]]:
+    """Return all nodes of every file of ours by its path below the package."""
+    nodes = {path: tuple(ast.walk(tree)) for path, tree in source_trees().items()}
+    gc.freeze()
+    return nodes
+
+
+@cache
+def desk_calls() -> tuple[tuple[str, str, ast.Call], ...]:
+    """Return every call on the desk side: its file, what is called as it is written, and its node."""
+    return tuple(
+        (path, ast.unparse(node.func), node)
+        for path, nodes in source_nodes().items()
+        if path.split("/")[0] not in JOB_SIDE
+        for node in nodes
+        if isinstance(node, ast.Call)
+    )
