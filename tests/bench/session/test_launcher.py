@@ -85,7 +85,7 @@ def _free_port() -> int:
     ("words", "series"),
     [
         (("ddp", "--implementations", "pytorch_ddp,fsdp2_zero2"), {"pytorch_ddp", "fsdp2_zero2"}),
-        (("scaling",), {"strong-2", "weak-2"}),
+        (("scaling", "--mode", "weak"), {"weak-2"}),
         (("straggler", "--delays-ms", "20"), {"0ms", "20ms"}),
     ],
 )

@@ -79,7 +79,7 @@ def test_it_interrupts_the_script_but_not_the_recorder(file: str, expected: bool
 @pytest.mark.parametrize("at", [11, 15])
 def test_operators_that_no_hook_sees_are_bounded(at: int, tmp_path: Path) -> None:
     config = RecordConfig(out=str(tmp_path / "run"), max_events=10_000, telemetry=False)
-    operators = 300_000
+    operators = 100_000
     done = started(script("unhooked.py", str(at), str(operators)), tmp_path, config)
     assert done.returncode == 0, done.stderr
     assert done.stdout == started(script("unhooked.py", str(at), str(operators)), tmp_path).stdout
