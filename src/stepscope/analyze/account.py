@@ -178,7 +178,7 @@ class Account(ArrayRecord):
     @cached_property
     def operators(self) -> OperatorTable:
         """Return the operators of all ranks."""
-        return operator_table(self.run.ranks)
+        return operator_table(self.run.ranks, calls_of=[v.costs.calls.calls for v in self.ranks])
 
     @cached_property
     def kernels(self) -> KernelTable:

@@ -140,4 +140,6 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
 def sum_by(index: npt.NDArray[np.integer], values: Floats, count: int) -> Floats:
     """Return the sum of the values of each index from 0 to `count`; those at -1 belong to nobody."""
     mine = index >= 0
-    return np.bincount(index[mine], values[mine], minlength=count).astype(np.float64)
+    if not mine.all():
+        index, values = index[mine], values[mine]
+    return np.bincount(index, values, minlength=count).astype(np.float64, copy=False)

@@ -65,12 +65,13 @@ SORTABLE = tuple(f.name for f in fields(Operator) if f.name not in ("name", "sha
 """What `OperatorTable.top` can sort by."""
 
 
-def operator_table(ranks: Sequence[Rank], *, group_by: GroupBy = GroupBy.NAME) -> OperatorTable:
-    """Return the operators of all ranks in one table."""
+def operator_table(
+    ranks: Sequence[Rank], *, calls_of: Sequence[HostCalls] | None = None, group_by: GroupBy = GroupBy.NAME
+) -> OperatorTable:
+    """Return the operators of all ranks in one table; `calls_of` are their calls, where those are known already."""
     sums: dict[tuple[str, str | None], _Sums] = {}
     host = device = orphan = 0.0
-    for rank in ranks:
-        calls = host_calls(rank)
+    for rank, calls in zip(ranks, calls_of or map(host_calls, ranks), strict=True):
         per_call = _per_call(rank, calls)
         _add(sums, rank, calls, per_call, group_by)
         busy = float((rank.work.end_ns - rank.work.start_ns).sum())

@@ -1,5 +1,7 @@
 """Call-stack parents of events, by a real stack in the scanner's module."""
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,8 @@ from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 
 CHUNK_ROWS = 1 << 16
 """as in call_stack.h"""
+_IDLE: deque[Instance] = deque(maxlen=4)
+"""instances that are asked again: to make one takes longer than most stacks"""
 
 
 def call_stack_parents(
@@ -20,7 +24,18 @@ def call_stack_parents(
     """
     if not len(thread):
         return np.empty(0, np.int64)
-    wasm = Instance()
+    try:
+        wasm = _IDLE.pop()
+    except IndexError:  # all are at work on other threads
+        wasm = Instance()
+    parents = _parents(wasm, thread, start, end)
+    _IDLE.append(wasm)
+    return parents
+
+
+def _parents(
+    wasm: Instance, thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     chunk = wasm.call("stack_chunk")
     parents = np.empty(len(thread), np.int64)
     for first in range(0, len(thread), CHUNK_ROWS):
