@@ -13,7 +13,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
-from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -122,7 +122,7 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     """Return events of the host, given by their rows, with their callers among them."""
     thread, start = trace["tid"][row], trace["ts_ns"][row]
     end = start + trace["dur_ns"][row]
-    order = np.lexsort((-end, start, thread))
+    order = stack_order(thread, start, end)
     row, thread, start, end = row[order], thread[order], start[order], end[order]
     index_of_row = np.full(trace.num_events, -1, np.int64)
     index_of_row[row] = np.arange(len(row))

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats, HostCalls, host_calls, sum_by
+from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
@@ -149,7 +150,9 @@ def _add(
     key = calls.name.astype(np.int64) * (len(rank.trace.strings) + 1)
     if group_by is GroupBy.NAME_AND_SHAPE:
         key = key + dims + 1
-    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    group = numbered(key)
+    first = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     nested, _ = calls.inside_of_same(group)
     counted = {name: values.copy() for name, values in per_call.items()}
     for name in ("host_total_ns", "device_total_ns"):
