@@ -18,20 +18,22 @@ from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int32]
+"""indices of rows: a rank has far fewer than two billion, and these columns stay as long as the report is made"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostCalls(ArrayRecord):
     """Operators by thread, then start, callers before what they call. Indices are into this table, -1 for none."""
 
-    row: Rows
+    row: Places
     """in the event table"""
     name: npt.NDArray[np.int32]
     thread: Int64s
     start_ns: Int64s
     end_ns: Int64s
-    parent: Int64s
-    index_of_row: Int64s
+    parent: Places
+    index_of_row: Places
     """index of each event row, -1 for rows that are no operator"""
 
     def __len__(self) -> int:
@@ -39,7 +41,9 @@ class HostCalls(ArrayRecord):
 
     def at_rows(self, rows: Rows) -> Int64s:
         """Return the indices of event rows; -1 stays -1."""
-        return np.where(rows >= 0, self.index_of_row[rows], -1) if len(self.index_of_row) else np.full_like(rows, -1)
+        if not len(self.index_of_row):
+            return np.full(len(rows), -1, np.int64)
+        return np.where(rows >= 0, self.index_of_row[rows], np.int64(-1))
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
@@ -124,15 +128,15 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     end = start + trace["dur_ns"][row]
     order = stack_order(thread, start, end)
     row, thread, start, end = row[order], thread[order], start[order], end[order]
-    index_of_row = np.full(trace.num_events, -1, np.int64)
+    index_of_row = np.full(trace.num_events, -1, np.int32)
     index_of_row[row] = np.arange(len(row))
     return HostCalls(
-        row=row,
+        row=row.astype(np.int32),
         name=trace["name"][row],
         thread=thread,
         start_ns=start,
         end_ns=end,
-        parent=call_stack_parents(thread, start, end),
+        parent=call_stack_parents(thread, start, end).astype(np.int32),
         index_of_row=index_of_row,
     )
 

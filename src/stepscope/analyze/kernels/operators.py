@@ -154,10 +154,13 @@ def _add(
     first = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
     first[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     nested, _ = calls.inside_of_same(group)
-    counted = {name: values.copy() for name, values in per_call.items()}
-    for name in ("host_total_ns", "device_total_ns"):
-        counted[name][nested] = 0
-    totals = {name: sum_by(group, values, len(first)) for name, values in counted.items()}
+    totals = {}
+    for name, values in per_call.items():
+        counted = values
+        if name in ("host_total_ns", "device_total_ns"):
+            counted = values.copy()
+            counted[nested] = 0
+        totals[name] = sum_by(group, counted, len(first))
     costliest = _costliest(group, per_call, len(first))
     for g, (a, worst) in enumerate(zip(first.tolist(), costliest.tolist(), strict=True)):
         shapes = rank.trace.text(int(dims[a])) if group_by is GroupBy.NAME_AND_SHAPE else None

@@ -9,6 +9,8 @@ from stepscope.trace.schema import ARGS, DENSE
 
 _ROW_CAPACITY = 1 << 15
 """as in columns.h"""
+_INPUT_BYTES = 3 << 20
+"""room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
 _SALVAGED_BYTES = 1 << 16
 """the end of a file whose events do not end properly: there may be fields in it"""
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
@@ -42,7 +44,7 @@ class Scanner:
         """Add a piece to the block that will be parsed next."""
         length = self._length + len(piece)
         if length > self._capacity:
-            self._capacity = 2 * length
+            self._capacity = max(2 * length, _INPUT_BYTES)
             self._input = self._wasm.call("input_buffer", self._capacity, self._length)
             self._require(self._input)
         self._wasm.write(self._input + self._length, piece)
