@@ -111,5 +111,8 @@ def _recomputed(trace: Trace, calls: HostCalls) -> Mask:
     with_gradients = in_backward & (sequence >= 0) & (forward_thread <= 0) & ~node
     shape = trace.arg("input_dims").at(calls.row, missing=NO_STRING)
     key = calls.name.astype(np.int64) * (len(trace.strings) + 1) + shape + 1
-    repeats = with_gradients & np.isin(key, np.unique(key[~in_backward]))
+    variant = numbered(key)
+    outside = np.zeros(int(variant.max(initial=-1)) + 1, bool)
+    outside[variant[~in_backward]] = True
+    repeats = with_gradients & outside[variant]
     return in_backward & (calls.nearest(repeats) >= 0)
