@@ -11,6 +11,7 @@ import argparse
 import gzip
 import json
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -68,10 +69,17 @@ def large_run(folder: Path, arguments: argparse.Namespace) -> Path:
     repetitions = max(1, round(arguments.events / max(map(len, events))))
     window_us = max(duration_us(mine) for mine in events) + 1000  # the same for all: ranks stay together
     for rank in range(arguments.ranks):
-        document = samples[rank % len(samples)]
+        same = rank % len(samples)
+        document = samples[same]
         document.setdefault("distributedInfo", {}).update(rank=rank, world_size=arguments.ranks)
         with (unfinished / f"rank{rank}.json").open("w") as f:
-            f.writelines(repeated(document, events[rank % len(samples)], repetitions, window_us))
+            if rank == same:
+                f.writelines(repeated(document, events[same], repetitions, window_us))
+            else:  # another header before the same events
+                f.write(head(document))
+                with (unfinished / f"rank{same}.json").open() as events_of_same:
+                    events_of_same.readline()
+                    shutil.copyfileobj(events_of_same, f, 1 << 20)
     unfinished.rename(target)
     return target
 
@@ -89,10 +97,15 @@ def repeated(document: dict[str, Any], events: list[dict[str, Any]], repetitions
     num_ids = 1 + max(number for key, number in found if key not in (TIME, STEP))
     num_steps = len({number for key, number in found if key == STEP})
     parts = MOVING.split(body)
-    yield json.dumps(document)[:-1] + ', "traceEvents": [\n  '
+    yield head(document)
     for i in range(repetitions):
         yield (",\n  " if i else "") + moved(parts, i, window_us, num_ids, num_steps)
     yield "\n]}\n"
+
+
+def head(document: dict[str, Any]) -> str:
+    """Return the first line of a trace, up to its events."""
+    return json.dumps(document)[:-1] + ', "traceEvents": [\n'
 
 
 def complete(events: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -36,9 +36,9 @@ def test_query_over_what_was_recorded_needs_no_analysis() -> None:
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [
-        (["report", "{run}", "--json", "-"], 330, 590, {TERMINAL, PAGE}),
-        (["report", "{run}"], 345, 650, {PAGE}),
-        (["whatif", "{run}", "--set", "overlap=perfect", "--json", "-"], 320, 630, {PAGE}),
+        (["report", "{run}", "--json", "-"], 320, 565, {TERMINAL, PAGE}),
+        (["report", "{run}"], 332, 625, {PAGE}),
+        (["whatif", "{run}", "--set", "overlap=perfect", "--json", "-"], 310, 605, {PAGE}),
     ],
 )
 def test_command_imports_what_it_needs(words: list[str], most_own: int, most: int, without: set[str]) -> None:

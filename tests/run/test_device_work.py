@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.traces import Event, event, rank_of
 
-from stepscope.run.device_work import enclosing, lookup
+from stepscope.run.device_work import enclosing, lookup, numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -184,3 +184,9 @@ def test_enclosing_is_the_shortest_span_around(
         [(e - s, k) for k, (s, e, t) in enumerate(nested) if t == tid and s <= at and e > at] for at, tid in points
     ]
     assert enclosing(trace, outer, inner).tolist() == [min(a)[1] if a else -1 for a in around]
+
+
+@pytest.mark.parametrize("keys", [[], [5], [3, 3, -7, 0], [-(1 << 62), 4, 1 << 62, 4], [10**9, 2, 2, 10**9]])
+def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
+    column = np.array(keys, np.int64)
+    assert numbered(column).tolist() == np.unique(column, return_inverse=True)[1].tolist()

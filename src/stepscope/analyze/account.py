@@ -6,6 +6,7 @@ Each field is the answer of one file of this room; this file only asks them in o
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from stepscope.analyze.attribution.budget import RankBudget, budgets
 from stepscope.analyze.attribution.training_budget import beyond_window
@@ -20,12 +21,10 @@ from stepscope.analyze.kernels.measured import measured_warnings
 from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.owners.cost import CodeCosts
-from stepscope.analyze.owners.costs import code_costs
 from stepscope.analyze.owners.line_work import RankLines, rank_lines
 from stepscope.analyze.owners.of_run import ownership_of
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import OwnerSums, owner_sums
-from stepscope.analyze.owners.trees import CodeTrees, code_trees
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView
@@ -50,6 +49,9 @@ from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.each_rank import each_rank
 from stepscope.run.load import Run
 from stepscope.units import ns_of_ms
+
+if TYPE_CHECKING:
+    from stepscope.analyze.owners.trees import CodeTrees
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -126,6 +128,10 @@ class Account(ArrayRecord):
     def code(self) -> CodeCosts | None:
         """Return what lines and modules cost, None where no rank recorded owners."""
         known = [one for one in self.ownership if one is not None]
+        if not known:
+            return None
+        from stepscope.analyze.owners.costs import code_costs  # only where owners were recorded
+
         return code_costs(known, [one for one in self.owner_sums if one is not None])
 
     @cached_property
@@ -135,8 +141,10 @@ class Account(ArrayRecord):
         return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
 
     @cached_property
-    def code_trees(self) -> CodeTrees | None:
+    def code_trees(self) -> "CodeTrees | None":
         """Return what lines and modules took as trees, None where no rank recorded owners."""
+        from stepscope.analyze.owners.trees import code_trees  # only for those that draw them
+
         known = [one for one in self.ownership if one is not None]
         return code_trees(known, [one for one in self.owner_sums if one is not None]) if known else None
 
@@ -178,7 +186,7 @@ class Account(ArrayRecord):
     @cached_property
     def operators(self) -> OperatorTable:
         """Return the operators of all ranks."""
-        return operator_table(self.run.ranks)
+        return operator_table(self.run.ranks, calls_of=[v.costs.calls.calls for v in self.ranks])
 
     @cached_property
     def kernels(self) -> KernelTable:

@@ -10,7 +10,6 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
-from stepscope.analyze.owners.costs import code_costs
 from stepscope.analyze.replay.owner_savings import is_around_step
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.plain_values import ms_or_none
@@ -159,6 +158,8 @@ def _cost_json(row: CodeRow) -> dict[str, Any]:
 def _of_rank(account: Account, rank: int) -> CodeCosts | None:
     for one, sums in zip(account.ownership, account.owner_sums, strict=True):
         if one is not None and sums is not None and one.rank.rank == rank:
+            from stepscope.analyze.owners.costs import code_costs  # only where one rank is asked for
+
             return code_costs([one], [sums])
     known = rank_ranges([one.rank.rank for one in account.ownership if one is not None])
     raise UsageError(f"--rank {rank} recorded no owners; ranks that did: {known}")

@@ -15,11 +15,14 @@ import numpy.typing as npt
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
-from stepscope.trace.classify import EventKind, Kinds, rows_named
-from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
+from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
 Rows = npt.NDArray[np.int64]
+
+_MAX_SPREAD = 32
+"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
 # Calls after which device work of their own is expected.
 _LAUNCHES = re.compile(
@@ -51,7 +54,7 @@ class DeviceWork(ArrayRecord):
 
     def intervals(self, *kinds: EventKind) -> Intervals:
         """Return the union of the work of these kinds."""
-        keep = np.isin(self.kind, kinds)
+        keep = of_kinds(self.kind, kinds)
         return union(self.start_ns[keep], self.end_ns[keep])
 
 
@@ -74,7 +77,7 @@ DEVICE_KINDS = (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKi
 
 def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, JoinCounts]:
     """Return the device's work joined to launches, operators and steps, with what stayed unjoined."""
-    row = np.flatnonzero(np.isin(kinds, DEVICE_KINDS))
+    row = np.flatnonzero(of_kinds(kinds, DEVICE_KINDS))
     row = row[np.argsort(trace["ts_ns"][row], kind="stable")]
     start = trace["ts_ns"][row]
     launch_row, launches, reused = _launch_rows(trace, kinds, row)
@@ -124,6 +127,26 @@ def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
     return np.where((i >= 0) & (keys[at] == wanted), values[at], -1)
 
 
+def numbered(keys: Int64s) -> Int64s:
+    """Return the keys as numbers from 0 on, in their order and without gaps; dense where `lookup` is.
+
+    >>> numbered(np.array([7, -2, 7, 30])).tolist()
+    [1, 0, 1, 2]
+    """
+    if not len(keys):
+        return np.empty(0, np.int64)
+    low, high = int(keys.min()), int(keys.max())
+    if high - low > _MAX_SPREAD * len(keys) + 1_000_000:
+        return np.unique(keys, return_inverse=True)[1].reshape(-1)
+    place = keys - low
+    there = np.zeros(high - low + 1, bool)
+    there[place] = True
+    distinct = np.flatnonzero(there)
+    number = np.empty(len(there), np.int64)  # of which only the places of keys are ever touched
+    number[distinct] = np.arange(len(distinct))
+    return number[place]
+
+
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
     """Return the launch of each device row, all launching calls, and how many of those share an id."""
     correlation = trace.arg("correlation")
@@ -167,7 +190,7 @@ def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
     is_outer = np.concatenate((np.ones(len(outer), bool), np.zeros(len(unique), bool)))
     start, thread = trace["ts_ns"][rows], trace["tid"][rows]
     end = start + trace["dur_ns"][rows]
-    order = np.lexsort((~is_outer, -end, start, thread))
+    order = stack_order(thread, start, end, ~is_outer)
     parent = call_stack_parents(thread[order], start[order], end[order])
     # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
     outer_at = is_outer[order]

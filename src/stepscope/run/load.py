@@ -28,7 +28,7 @@ from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, 
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.trace.budget import Budget
+from stepscope.trace.budget import Budget, return_freed
 from stepscope.trace.cache import read_cached
 from stepscope.trace.nsight.magic import is_sqlite
 from stepscope.trace.nsight.outside_tool import exported_report
@@ -118,6 +118,7 @@ def load(
         traces, known, set_aside = one_recording_each(traces, folder)
         _refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
+    return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
     about = _run_folder(folder)
     description, damaged = _description(about)

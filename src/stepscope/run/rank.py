@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.records import ArrayRecord
-from stepscope.run.collectives.flight import flight_calls
 from stepscope.run.collectives.from_kernels import device_collectives
-from stepscope.run.collectives.gloo import gloo_collectives
 from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
@@ -85,6 +83,9 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     if len(work):
         collectives = device_collectives(trace, kinds, work)
     else:
+        from stepscope.run.collectives.flight import flight_calls  # only for a rank without a device
+        from stepscope.run.collectives.gloo import gloo_collectives
+
         flight = flight_calls(flight_file) if flight_file is not None else ()
         collectives = gloo_collectives(trace, kinds, steps, flight=flight)
     return Rank(rank, rank_source, trace, kinds, steps, work, collectives, joins)

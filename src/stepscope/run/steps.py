@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.run.step_search.serving import serving_step
-from stepscope.trace.classify import EventKind, Kinds, rows_named
+from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
 PROFILER_STEP = "ProfilerStep"
@@ -174,8 +174,8 @@ def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
     way. So the last row of the host, and the last one of the device, tell how far it came; and it came nowhere where
     launches of the loop's thread or of the autograd engine's are missing, or all of them on a rank with a device.
     """
-    host = np.flatnonzero(np.isin(kinds, (EventKind.HOST_OP, EventKind.RUNTIME, EventKind.ANNOTATION)))
-    device = np.flatnonzero(np.isin(kinds, (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)))
+    host = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP, EventKind.RUNTIME, EventKind.ANNOTATION)))
+    device = np.flatnonzero(of_kinds(kinds, (EventKind.KERNEL, EventKind.COMM_KERNEL, EventKind.COPY, EventKind.SET)))
     calls = np.flatnonzero(kinds == EventKind.RUNTIME)
     if len(calls) or trace.header.get("deviceProperties"):
         nodes = rows_named(trace, np.flatnonzero(kinds == EventKind.HOST_OP), lambda s: s.startswith(_AUTOGRAD))

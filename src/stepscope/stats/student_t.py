@@ -1,13 +1,22 @@
 """Student's t distribution: how far may the mean of few samples lie from the truth by chance?"""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import exp, isinf, lgamma, log, log1p, pi, sqrt
-from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-_NORMAL = NormalDist()
+if TYPE_CHECKING:
+    from statistics import NormalDist
+
 _MAX_TERMS = 300
 _LIKE_NORMAL = 1e5
 """degrees of freedom from which on t is the normal distribution to five digits"""
+
+
+@cache
+def _normal() -> "NormalDist":
+    from statistics import NormalDist  # with ten modules of its own, for what few reports ask
+
+    return NormalDist()
 
 
 def t_two_sided(t: float, df: float) -> float:
@@ -19,7 +28,7 @@ def t_two_sided(t: float, df: float) -> float:
     if isinf(t):
         return 0.0
     if df > _LIKE_NORMAL:
-        return 2 * _NORMAL.cdf(-abs(t))
+        return 2 * _normal().cdf(-abs(t))
     return _incomplete_beta(df / (df + t * t), df / 2)
 
 
@@ -30,7 +39,7 @@ def t_quantile(confidence: float, df: float) -> float:
     >>> round(t_quantile(0.95, 4), 3), round(t_quantile(0.95, 1e9), 3)
     (2.776, 1.96)
     """
-    t = _NORMAL.inv_cdf(0.5 + confidence / 2)
+    t = _normal().inv_cdf(0.5 + confidence / 2)
     if df > _LIKE_NORMAL:
         return t
     scale = exp(lgamma((df + 1) / 2) - lgamma(df / 2)) / sqrt(df * pi)
@@ -73,4 +82,4 @@ def _fraction(x: float, a: float, b: float) -> float:
 
 def detectable(se: float, df: float, *, confidence: float = 0.95, power: float = 0.8) -> float:
     """Return the smallest difference that a test with this standard error finds in a share `power` of all cases."""
-    return se * (t_quantile(confidence, df) + _NORMAL.inv_cdf(power))
+    return se * (t_quantile(confidence, df) + _normal().inv_cdf(power))

@@ -17,7 +17,7 @@ from stepscope.run.step_log import MISSING, StepLog
 from stepscope.tables.schema import TABLES
 from stepscope.tables.string_table import StringTable
 from stepscope.tables.table import Cells, Table, known, table_of
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.schema import NO_STRING, NONE_NS
 from stepscope.trace.table import Int64s
 
@@ -92,7 +92,7 @@ def step_values(logs: Sequence[StepLog]) -> Table:
 def _events_of(shared: Aligned, index: int, texts: StringTable, threads: StringTable) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     trace = rank.trace
-    there = (trace["ts_ns"] != NONE_NS) & ~np.isin(rank.kinds, (EventKind.FLOW, EventKind.META))
+    there = (trace["ts_ns"] != NONE_NS) & ~of_kinds(rank.kinds, (EventKind.FLOW, EventKind.META))
     rows = np.flatnonzero(there)
     began = rank.steps.of(trace["ts_ns"])
     began[rank.work.row] = rank.work.step

@@ -98,6 +98,7 @@ class Columns:
     def sparse(self, strings: "Strings") -> tuple[dict[str, SparseColumn], int]:
         """Return the columns of `schema.ARGS` that any event has, by name, and how many values were no numbers."""
         columns, bad = {}, 0
+        known: dict[int, npt.NDArray[Any]] = {}
         for number, column in enumerate(ARGS):
             rows, values = (growing.array() for growing in self._sparse[number])
             if column.kind is not ArgKind.INT:
@@ -106,7 +107,8 @@ class Columns:
                 rows, values = _floats(rows, values, strings.strings)
                 bad += self._sparse[number][0].length - len(rows)
             if len(rows):
-                columns[column.name] = SparseColumn(rows, values)
+                same = known.setdefault(len(rows), rows)  # shapes, types and values of operators lie on the same rows
+                columns[column.name] = SparseColumn(same if np.array_equal(same, rows) else rows, values)
         return columns, bad
 
     def _renumber_arg(self, number: int, values: Ids, strings: "Strings") -> None:

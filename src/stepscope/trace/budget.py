@@ -5,6 +5,8 @@ Input that asks for three times as much is not what a profiler wrote: a few kilo
 events.
 """
 
+import ctypes
+from contextlib import suppress
 from threading import Lock
 
 from stepscope.errors import InputError
@@ -15,6 +17,17 @@ BYTES_PER_TEXT = 300
 """of a distinct string: in the scanner, as bytes, as text, and in the table of strings"""
 JSON_FACTOR = 32
 """bytes in memory of a byte of JSON at worst, a list of small objects"""
+
+
+WORTH_RETURNING_BYTES = 32 << 20
+"""of raw text: reading so much leaves tens of megabytes that were freed and that the system still counts as used"""
+
+
+def return_freed(raw_bytes: int) -> None:
+    """Return to the system what reading so many bytes left behind, where the C library can (glibc's)."""
+    if raw_bytes >= WORTH_RETURNING_BYTES:
+        with suppress(AttributeError, OSError, TypeError):  # another C library: it keeps what it keeps
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 class OverBudget(InputError):

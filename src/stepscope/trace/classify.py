@@ -6,7 +6,7 @@ of operators: their names tell them. Some vendors file all that their device doe
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 import numpy as np
@@ -105,6 +105,14 @@ _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerat
 _MEMORY_EVENT = "[memory]"
 
 
+def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]:
+    """Return which rows are of one of these kinds; a comparison for each takes a tenth of what `np.isin` does."""
+    out = np.zeros(len(kinds), bool)
+    for kind in wanted:
+        out |= kinds == kind
+    return out
+
+
 def event_kinds(trace: Trace) -> Kinds:
     """Return the `EventKind` of every row."""
     cat, ph = trace["cat"], trace["ph"]
@@ -142,10 +150,10 @@ def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str]
 
 def _of_strings(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
-    used = np.zeros(len(trace.strings) + 1, bool)
+    strings = trace.strings
+    used = np.zeros(len(strings) + 1, bool)
     used[ids] = True  # NO_STRING is -1: the extra last slot, which stays 0
     table = np.zeros(len(used), np.uint8)
-    strings = trace.strings
     wanted = np.flatnonzero(used[:-1]).tolist()
     table[wanted] = [rule(strings[i]) for i in wanted]
     return table

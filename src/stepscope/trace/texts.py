@@ -13,6 +13,7 @@ _CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
 _BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
+_PLAIN = TextFlags(0)
 ELLIPSIS = "…"
 REPLACEMENT = "\ufffd"
 
@@ -36,7 +37,7 @@ def decode(text: Text) -> DecodedText:
         plain, replaced = text.raw.decode(), False
     except UnicodeDecodeError:
         plain, replaced = text.raw.decode(errors="replace"), True
-    if not text.flags:
+    if text.flags is _PLAIN:
         return DecodedText(plain, replaced, False)
     clean = plain
     if TextFlags.FIXED in text.flags:

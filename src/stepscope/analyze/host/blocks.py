@@ -27,7 +27,7 @@ from stepscope.contract.regions import Region
 from stepscope.intervals import Intervals, union
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
 STALL_NS = 3_000_000
@@ -69,7 +69,7 @@ def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
 def launching_threads(rank: Rank, marks: Marks) -> Int64s:
     """Return the threads whose delays delay the device: the training loop's, and all that launch kernels."""
     work = rank.work
-    kernels = (work.launch_row >= 0) & np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
+    kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
     return np.unique(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
 
 

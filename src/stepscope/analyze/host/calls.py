@@ -13,25 +13,27 @@ from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
-from stepscope.trace.scanner import call_stack_parents
+from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int32]
+"""indices of rows: a rank has far fewer than two billion, and these columns stay as long as the report is made"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HostCalls(ArrayRecord):
     """Operators by thread, then start, callers before what they call. Indices are into this table, -1 for none."""
 
-    row: Rows
+    row: Places
     """in the event table"""
     name: npt.NDArray[np.int32]
     thread: Int64s
     start_ns: Int64s
     end_ns: Int64s
-    parent: Int64s
-    index_of_row: Int64s
+    parent: Places
+    index_of_row: Places
     """index of each event row, -1 for rows that are no operator"""
 
     def __len__(self) -> int:
@@ -39,7 +41,9 @@ class HostCalls(ArrayRecord):
 
     def at_rows(self, rows: Rows) -> Int64s:
         """Return the indices of event rows; -1 stays -1."""
-        return np.where(rows >= 0, self.index_of_row[rows], -1) if len(self.index_of_row) else np.full_like(rows, -1)
+        if not len(self.index_of_row):
+            return np.full(len(rows), -1, np.int64)
+        return np.where(rows >= 0, self.index_of_row[rows], np.int64(-1))
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
@@ -122,17 +126,17 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     """Return events of the host, given by their rows, with their callers among them."""
     thread, start = trace["tid"][row], trace["ts_ns"][row]
     end = start + trace["dur_ns"][row]
-    order = np.lexsort((-end, start, thread))
+    order = stack_order(thread, start, end)
     row, thread, start, end = row[order], thread[order], start[order], end[order]
-    index_of_row = np.full(trace.num_events, -1, np.int64)
+    index_of_row = np.full(trace.num_events, -1, np.int32)
     index_of_row[row] = np.arange(len(row))
     return HostCalls(
-        row=row,
+        row=row.astype(np.int32),
         name=trace["name"][row],
         thread=thread,
         start_ns=start,
         end_ns=end,
-        parent=call_stack_parents(thread, start, end),
+        parent=call_stack_parents(thread, start, end).astype(np.int32),
         index_of_row=index_of_row,
     )
 
@@ -140,4 +144,6 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
 def sum_by(index: npt.NDArray[np.integer], values: Floats, count: int) -> Floats:
     """Return the sum of the values of each index from 0 to `count`; those at -1 belong to nobody."""
     mine = index >= 0
-    return np.bincount(index[mine], values[mine], minlength=count).astype(np.float64)
+    if not mine.all():
+        index, values = index[mine], values[mine]
+    return np.bincount(index, values, minlength=count).astype(np.float64, copy=False)

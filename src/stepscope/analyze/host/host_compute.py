@@ -20,6 +20,8 @@ def computing_operators(rank: Rank) -> Rows:
         return np.empty(0, np.int64)
     trace = rank.trace
     rows = np.flatnonzero((rank.kinds == EventKind.HOST_OP) & (trace["dur_ns"] >= MIN_COMPUTING_NS))
+    if not len(rows):
+        return rows
     calls = np.sort(trace["ts_ns"][rank.kinds == EventKind.RUNTIME])
     start = trace["ts_ns"][rows]
     holds_call = np.searchsorted(calls, start + trace["dur_ns"][rows]) > np.searchsorted(calls, start)

@@ -16,7 +16,7 @@ from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
 _FULL_QUEUE_NS = 500_000
@@ -183,7 +183,7 @@ def stalling(rank: Rank) -> Intervals:
     """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
     if not len(rank.steps):
         return union([], [])
-    rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
     recorded = _spans(rank, np.setdiff1d(rows, computing_operators(rank), assume_unique=True))
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
@@ -193,7 +193,7 @@ def stalling(rank: Rank) -> Intervals:
 
 def recorded_events(rank: Rank) -> Int64s:
     """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
-    recorded = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
+    recorded = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
     step = rank.steps.of(rank.trace["ts_ns"][recorded])
     return np.bincount(step[step >= 0], minlength=len(rank.steps))
 

@@ -18,6 +18,7 @@ from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.operators import counted_once, operator_cost
 from stepscope.records import ArrayRecord
+from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import by_string
 from stepscope.trace.schema import NO_STRING
@@ -27,9 +28,6 @@ _BACKWARD_NODE = "autograd::engine::evaluate_function"
 
 _IMPOSSIBLE = 10**30
 """FLOPs or bytes that no operator has: a damaged or hostile trace"""
-
-_MAX_SPREAD = 32
-"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
@@ -90,7 +88,7 @@ def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost
     columns = [trace.arg(name).at(calls.row, missing=NO_STRING) for name in ("input_dims", "input_types", "concrete")]
     variant = calls.name.astype(np.int64)
     for column in columns:
-        variant = _numbered(variant * (len(trace.strings) + 1) + column + 1)
+        variant = numbered(variant * (len(trace.strings) + 1) + column + 1)
     first = np.zeros(int(variant.max(initial=-1)) + 1, np.int64)
     first[variant[::-1]] = np.arange(len(variant))[::-1]  # the first of each is written last
     costs = []
@@ -100,16 +98,6 @@ def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost
         cost = operator_cost(name, dims=dims, types=types, concrete=concrete)
         costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
     return variant, costs
-
-
-def _numbered(keys: Int64s) -> Int64s:
-    """Return the keys (none below 0) as numbers from 0 on, in their order and without gaps."""
-    size = int(keys.max(initial=-1)) + 1
-    if size > _MAX_SPREAD * (len(keys) + 1):
-        return np.unique(keys, return_inverse=True)[1]
-    there = np.zeros(size, bool)
-    there[keys] = True
-    return (np.cumsum(there) - 1)[keys]
 
 
 def _recomputed(trace: Trace, calls: HostCalls) -> Mask:
@@ -123,5 +111,8 @@ def _recomputed(trace: Trace, calls: HostCalls) -> Mask:
     with_gradients = in_backward & (sequence >= 0) & (forward_thread <= 0) & ~node
     shape = trace.arg("input_dims").at(calls.row, missing=NO_STRING)
     key = calls.name.astype(np.int64) * (len(trace.strings) + 1) + shape + 1
-    repeats = with_gradients & np.isin(key, np.unique(key[~in_backward]))
+    variant = numbered(key)
+    outside = np.zeros(int(variant.max(initial=-1)) + 1, bool)
+    outside[variant[~in_backward]] = True
+    repeats = with_gradients & outside[variant]
     return in_backward & (calls.nearest(repeats) >= 0)

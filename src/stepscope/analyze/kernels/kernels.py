@@ -11,9 +11,9 @@ from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.measured import MeasuredRows, measured_rows
 from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
 from stepscope.cost.chips.table import Chip
-from stepscope.run.device_work import Rows
+from stepscope.run.device_work import Rows, numbered
 from stepscope.run.measured_kernels import MeasuredLaunches
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 
 COMMUNICATION = "communication"
 """Family of kernels that only communicate."""
@@ -170,7 +170,7 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
 def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> None:
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
-    kernels = np.flatnonzero(np.isin(work.kind, _KERNELS))
+    kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
     names, example, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
@@ -264,9 +264,9 @@ def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]
     kernels = launches = 0
     for one in costs:
         work = one.rank.work
-        mine = (work.step >= 0) & np.isin(work.kind, _KERNELS)
+        mine = (work.step >= 0) & of_kinds(work.kind, _KERNELS)
         kernels += int(mine.sum())
-        launches += len(np.unique(work.launch_row[mine]))
+        launches += int(numbered(work.launch_row[mine]).max(initial=-1)) + 1
     return (kernels / steps, launches / steps) if steps else (None, None)
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats, HostCalls, host_calls, sum_by
+from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
@@ -65,12 +66,13 @@ SORTABLE = tuple(f.name for f in fields(Operator) if f.name not in ("name", "sha
 """What `OperatorTable.top` can sort by."""
 
 
-def operator_table(ranks: Sequence[Rank], *, group_by: GroupBy = GroupBy.NAME) -> OperatorTable:
-    """Return the operators of all ranks in one table."""
+def operator_table(
+    ranks: Sequence[Rank], *, calls_of: Sequence[HostCalls] | None = None, group_by: GroupBy = GroupBy.NAME
+) -> OperatorTable:
+    """Return the operators of all ranks in one table; `calls_of` are their calls, where those are known already."""
     sums: dict[tuple[str, str | None], _Sums] = {}
     host = device = orphan = 0.0
-    for rank in ranks:
-        calls = host_calls(rank)
+    for rank, calls in zip(ranks, calls_of or map(host_calls, ranks), strict=True):
         per_call = _per_call(rank, calls)
         _add(sums, rank, calls, per_call, group_by)
         busy = float((rank.work.end_ns - rank.work.start_ns).sum())
@@ -148,12 +150,17 @@ def _add(
     key = calls.name.astype(np.int64) * (len(rank.trace.strings) + 1)
     if group_by is GroupBy.NAME_AND_SHAPE:
         key = key + dims + 1
-    _, first, group = np.unique(key, return_index=True, return_inverse=True)
+    group = numbered(key)
+    first = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
+    first[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     nested, _ = calls.inside_of_same(group)
-    counted = {name: values.copy() for name, values in per_call.items()}
-    for name in ("host_total_ns", "device_total_ns"):
-        counted[name][nested] = 0
-    totals = {name: sum_by(group, values, len(first)) for name, values in counted.items()}
+    totals = {}
+    for name, values in per_call.items():
+        counted = values
+        if name in ("host_total_ns", "device_total_ns"):
+            counted = values.copy()
+            counted[nested] = 0
+        totals[name] = sum_by(group, counted, len(first))
     costliest = _costliest(group, per_call, len(first))
     for g, (a, worst) in enumerate(zip(first.tolist(), costliest.tolist(), strict=True)):
         shapes = rank.trace.text(int(dims[a])) if group_by is GroupBy.NAME_AND_SHAPE else None

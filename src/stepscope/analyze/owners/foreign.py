@@ -56,11 +56,6 @@ class _Kinds(ArrayRecord):
     module_of: Int64s
 
 
-def has_frames(rank: Rank) -> bool:
-    """Return whether a trace holds Python frames."""
-    return bool((rank.kinds == EventKind.PYTHON).any())
-
-
 def ownership_by_own_frames(rank: Rank) -> Ownership:
     """Return who owns what a rank did, by the frames in its own trace."""
     marks = marks_of(rank)

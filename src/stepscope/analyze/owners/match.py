@@ -24,7 +24,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.classify import EventKind, by_string, of_kinds
 from stepscope.trace.table import Int64s
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
@@ -46,7 +46,7 @@ class OperatorMatch(ArrayRecord):
 
 def operators_and_ranges(rank: Rank) -> HostCalls:
     """Return what the file of owners lists too: operators and ranges, without the profiler's marks of steps."""
-    rows = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
+    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
     marks = by_string(rank.trace, rank.trace["name"][rows], lambda s: s.startswith(PROFILER_STEP + "#"))
     return call_stacks(rank.trace, rows[marks == 0])
 

@@ -1,11 +1,10 @@
 """The owners of all ranks of a run, and what they took."""
 
-from stepscope.analyze.owners.foreign import has_frames, ownership_by_own_frames
-from stepscope.analyze.owners.from_frames import ownership_by_frames
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.run.load import Run
 from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
 
 
 def ownership_of(run: Run) -> tuple[Ownership | None, ...]:
@@ -18,5 +17,16 @@ def _ownership(rank: Rank, owners: RankOwners | None) -> Ownership | None:
     if not len(rank.steps):
         return None
     if owners is not None:
+        from stepscope.analyze.owners.from_frames import ownership_by_frames  # only where owners were recorded
+
         return ownership_by_frames(rank, owners)
-    return ownership_by_own_frames(rank) if has_frames(rank) else None
+    if has_frames(rank):
+        from stepscope.analyze.owners.foreign import ownership_by_own_frames  # only where there are frames
+
+        return ownership_by_own_frames(rank)
+    return None
+
+
+def has_frames(rank: Rank) -> bool:
+    """Return whether a trace holds Python frames."""
+    return bool((rank.kinds == EventKind.PYTHON).any())

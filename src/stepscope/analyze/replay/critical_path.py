@@ -4,7 +4,6 @@ Found on the replay: from the end of the last step back through whatever each th
 on it has slack: so much later it could end without the run ending later.
 """
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,12 +65,7 @@ def critical_path(replay: Replay) -> CriticalPath:
     half = max(0, last - max(1, (last + 1) // 2))
     begin_ns = float(ends[:, half].max()) if last else 0.0
     path = _walk(graph, duration, end, begin_ns)
-    totals: dict[tuple[int, str, str], float] = defaultdict(float)
-    for owner, start, stop, waited_ns in zip(_owners(replay, path.node), *path.times(), strict=True):
-        if owner is None:  # where ranks meet: takes no time
-            continue
-        totals[owner] += max(0.0, stop - max(start, begin_ns))
-        totals[(owner[0], *_LAUNCH)] += max(0.0, min(waited_ns, start - begin_ns))
+    totals = _totals(replay, path, begin_ns)
     steps = max(last - half, 1)
     whole = sum(totals.values()) or 1.0
     segments = [
@@ -91,10 +85,6 @@ class _Path(ArrayRecord):
     end_ns: Floats
     lag_ns: Floats
     """between what a node waited for and its start"""
-
-    def times(self) -> tuple[list[float], list[float], list[float]]:
-        """Return starts, ends and lags."""
-        return self.start_ns.tolist(), self.end_ns.tolist(), self.lag_ns.tolist()
 
 
 def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path:
@@ -134,38 +124,61 @@ Owner = tuple[int, str, str]
 """rank, kind and name of what a node stands for"""
 
 
-def _owners(replay: Replay, nodes: Int64s) -> list[Owner | None]:
-    """Return whose these nodes are, None for those of no rank."""
+def _totals(replay: Replay, path: _Path, begin_ns: float) -> dict[Owner, float]:
+    """Return what everything on the path took from `begin_ns` on, in the order in which the path comes to it."""
+    owners, owner, launch = _owners(replay, path.node)
+    named = np.flatnonzero(owner != NOTHING)  # where ranks meet takes no time
+    start, end, lag = path.start_ns[named], path.end_ns[named], path.lag_ns[named]
+    took = np.maximum(0.0, end - np.maximum(start, begin_ns))
+    waited = np.maximum(0.0, np.minimum(lag, start - begin_ns))
+    each = np.stack((owner[named], launch[named]), axis=1).reshape(-1)  # a node, then its launch, then the next node
+    sums = np.bincount(each, np.stack((took, waited), axis=1).reshape(-1), minlength=len(owners)).tolist()
+    there, first = np.unique(each, return_index=True)
+    return {owners[i]: sums[i] for i in there[np.argsort(first)].tolist()}
+
+
+def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]:
+    """Return all owners of these nodes, each node's among them, and that of its launch; NOTHING where no rank's."""
     graph = replay.graph
     rank_of, place_of = np.full(len(graph), NOTHING, np.int32), np.zeros(len(graph), np.int64)
     for index, parts in enumerate(zip(graph.host, graph.arrival, graph.device, strict=True)):
         for part, of_part in enumerate(parts):
             rank_of[of_part] = index
             place_of[of_part] = len(_PARTS) * np.arange(len(of_part)) + part
-    ranks, names = replay.shared.run.ranks, dict[int, _Names]()
-    owners: list[Owner | None] = []
-    for index, code in zip(rank_of[nodes].tolist(), place_of[nodes].tolist(), strict=True):
-        if index == NOTHING:
-            owners.append(None)
+    known: dict[Owner, int] = {}
+    owner, launch = np.full(len(nodes), NOTHING, np.int64), np.full(len(nodes), NOTHING, np.int64)
+    for index, rank in enumerate(replay.shared.run.ranks):
+        mine = np.flatnonzero(rank_of[nodes] == index)
+        if not len(mine):
             continue
-        if index not in names:
-            names[index] = _Names(ranks[index], replay.programs[index])
-        place, part = divmod(code, len(_PARTS))
-        owners.append((ranks[index].rank, *names[index].of(place, _PARTS[part])))
-    return owners
+        names = _Names(rank, replay.programs[index])
+        place, part = np.divmod(place_of[nodes[mine]], len(_PARTS))
+        _, first, alike = np.unique(names.codes(place, part), return_index=True, return_inverse=True)
+        distinct = zip(place[first].tolist(), part[first].tolist(), strict=True)
+        said = [(rank.rank, *names.of(at, _PARTS[code])) for at, code in distinct]
+        owner[mine] = np.array([known.setdefault(one, len(known)) for one in said])[alike]
+        launch[mine] = known.setdefault((rank.rank, *_LAUNCH), len(known))
+    return list(known), owner, launch
 
 
 class _Names:
-    """Kind and name of what a rank's nodes stand for, each distinct name made printable once."""
+    """Kind and name of what a rank's nodes stand for."""
 
     def __init__(self, rank: Rank, program: Program) -> None:
         self._num_items = len(program)
         spent = np.stack([getattr(program.host, part) for part in _HOST_PARTS])
-        self._doing = np.argmax(spent, axis=0).tolist()
-        self._kind = program.kind.tolist()
-        self._name = rank.work.name[program.device_index].tolist() if rank.has_device else None
+        self._doing = np.argmax(spent, axis=0)
+        self._kind = program.kind
+        self._name = rank.work.name[program.device_index] if rank.has_device else None
         self._strings = rank.trace.strings
-        self._known: dict[tuple[int, int], tuple[str, str]] = {}
+
+    def codes(self, place: Int64s, part: Int64s) -> Int64s:
+        """Return equal numbers for parts of items that have the same name."""
+        item = place % self._num_items
+        name = NO_STRING if self._name is None else self._name[item].astype(np.int64)
+        operation = (name + 1) * 256 + self._kind[item]
+        of_part = np.where(part == _PARTS.index("host"), self._doing[item], operation)
+        return len(_PARTS) * np.where(part == _PARTS.index("arrival"), 0, of_part) + part
 
     def of(self, place: int, part: str) -> tuple[str, str]:
         """Return kind and name of one part of an item; places count on through the repetitions."""
@@ -175,11 +188,9 @@ class _Names:
         return _LAUNCH if part == "arrival" else self._operation(item)
 
     def _operation(self, item: int) -> tuple[str, str]:
-        kind, name = self._kind[item], self._name[item] if self._name else NO_STRING
-        if (kind, name) not in self._known:
-            text = "gloo" if self._name is None else "?" if name == NO_STRING else self._strings[name] or "?"
-            self._known[kind, name] = _KINDS.get(kind, "other"), printable(text, width=120)
-        return self._known[kind, name]
+        name = int(self._name[item]) if self._name is not None else NO_STRING
+        text = "gloo" if self._name is None else "?" if name == NO_STRING else self._strings[name] or "?"
+        return _KINDS.get(int(self._kind[item]), "other"), printable(text, width=120)
 
 
 def _slack(replay: Replay, duration: Floats, end: Floats) -> dict[int, float]:

@@ -232,10 +232,8 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     edges.add(device[program.stream_predecessor[has]], arrival[has], gap[has])
     released = np.flatnonzero(program.released_by != NOTHING)
     edges.add(device[program.released_by[released]], host[released])
-    pairs = [(other, item) for item, others in enumerate(program.waits_for) for other in others]
-    if pairs:
-        source, target = np.array(pairs, np.int64).T
-        edges.add(device[source], arrival[target])
+    source, target = program.wait_pairs
+    edges.add(device[source], arrival[target])
     for item, other, lag_ns in program.also_after:
         edges.add(device[other : other + 1], int(arrival[item]), lag_ns)
     if copy:

@@ -12,6 +12,7 @@ Gaps of the device are thus consequences, not data, and change when their cause 
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.time import HostParts, blocking_calls, host_parts
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import Aligned
+from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
@@ -73,6 +75,12 @@ class Program(ArrayRecord):
     def __len__(self) -> int:
         return len(self.device_index)
 
+    @cached_property
+    def wait_pairs(self) -> npt.NDArray[np.int64]:
+        """Return `waits_for` as pairs (other, item), a row of each."""
+        pairs = [(other, item) for item, others in enumerate(self.waits_for) if others for other in others]
+        return np.array(pairs, np.int64).reshape(-1, 2).T
+
 
 _NONE = np.empty(0, np.int64)
 _NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
@@ -110,7 +118,8 @@ def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     first_ns = int(edges[0])
     released_by, lag = releases(rank, rows, numbers)
     parts = host_parts(rank, edges[:-1], edges[1:])
-    stream = np.unique(np.stack((work.device[rows], work.stream[rows])), axis=1, return_inverse=True)[1].reshape(-1)
+    device, of_device = numbered(work.device[rows]), numbered(work.stream[rows])
+    stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
     predecessor, waits_for = stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
     return Program(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyze.replay.program import Program
 from stepscope.intervals import covered_ns, union
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind, of_kinds, rows_named
 
 _HOOKS = "FSDP::"
 
@@ -21,7 +21,7 @@ def unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
     out = np.zeros(len(program))
     if not rank.has_device or not len(program):
         return out
-    ranges = np.flatnonzero(np.isin(rank.kinds, (EventKind.ANNOTATION, EventKind.HOST_OP)))
+    ranges = np.flatnonzero(of_kinds(rank.kinds, (EventKind.ANNOTATION, EventKind.HOST_OP)))
     hooks = rows_named(rank.trace, ranges, lambda s: s.startswith(_HOOKS))
     if not len(hooks):
         return out

@@ -5,7 +5,6 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def load_chips(path: str | Path) -> tuple[Chip, ...]:
 
 @cache
 def _built_in() -> dict[str, Any]:
-    return tomllib.loads(files("stepscope.cost.chips").joinpath("hardware.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
 
 
 def _chip(row: dict[str, Any], where: str) -> Chip:

@@ -6,6 +6,7 @@ cuDNN, CUTLASS, FlashAttention, Tensile, Composable Kernel, MIOpen and FBGEMM. A
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.tensor_core_names import operand_type, uses_tensor_cores
@@ -25,6 +26,7 @@ class KernelClass:
     """operand type of a matrix product; None where the name does not say, and in other families"""
 
 
+@lru_cache(maxsize=1024)
 def kernel_class(name: str) -> KernelClass:
     """Return family, tensor-core use and operand type of a kernel. Communication kernels are OTHER.
 

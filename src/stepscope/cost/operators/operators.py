@@ -6,8 +6,11 @@ operators counts each piece of work once, with one exception: some costed operat
 (`aten::_scaled_dot_product_flash_attention` calls `aten::_flash_attention_forward`, `aten::addmv` may call
 `aten::addmv_`, and so on with versions and devices). Keep the outermost of those: `counted_once`.
 
-A trace has thousands of operators and few distinct (name, dims, types): call this once per distinct triple.
+A trace has thousands of operators and few distinct (name, dims, types): call this once per distinct triple. Ranks share
+them, so what was asked lately is known.
 """
+
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +28,7 @@ COSTED = frozenset(_COSTS)
 """Operators that have a cost, beside `aten::_foreach_*` and compiled `triton_*` kernels."""
 
 
+@lru_cache(maxsize=1024)
 def operator_cost(
     name: str,
     *,

@@ -56,13 +56,14 @@ def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     rank, work = costs.rank, costs.rank.work
     op = np.unique(work.op_row[(work.op_row >= 0) & (work.step >= 0)])
     names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
-    verdicts: dict[tuple[int, int], bool] = {}
+    strings = rank.trace.strings
+    _, first, variant = np.unique(
+        names.astype(np.int64) * (len(strings) + 1) + dims, return_index=True, return_inverse=True
+    )
+    pairs = zip(names[first].tolist(), dims[first].tolist(), strict=True)
+    verdicts = [shape >= 0 and _is_square(strings[name], strings[shape]) for name, shape in pairs]
     square = np.zeros(rank.trace.num_events + 1, bool)
-    for row, name, shape in zip(op.tolist(), names.tolist(), dims.tolist(), strict=True):
-        key = (name, shape)
-        if key not in verdicts:
-            verdicts[key] = shape >= 0 and _is_square(rank.trace.strings[name], rank.trace.strings[shape])
-        square[row] = verdicts[key]
+    square[op] = np.array(verdicts, bool)[variant]
     return square[work.op_row] & (work.op_row >= 0) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
 
 

@@ -10,7 +10,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind, of_kinds, rows_named
 
 _BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
 """ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again"""
@@ -80,7 +80,7 @@ def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
     first collective of that one has been prepared, before that to a dropped one.
     """
     work, c = rank.work, rank.collectives
-    marks = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
+    marks = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
     marks = rows_named(rank.trace, marks, lambda s: any(mark in s for mark in _BUCKETS))
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
     out = np.zeros(len(work), bool)

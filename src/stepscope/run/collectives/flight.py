@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from stepscope.errors import InputError
 from stepscope.run.collectives.groups import MAX_RANK, UNKNOWN_GROUP, Group
 from stepscope.run.collectives.shapes import UNKNOWN, shape_elements
 from stepscope.side_file import side_file_lines
-from stepscope.trace.pickles.flight_recorder import FlightEntry, read_flight_dump
 from stepscope.trace.table import Int64s
+
+if TYPE_CHECKING:
+    from stepscope.trace.pickles.flight_recorder import FlightEntry
 
 FLIGHT_RECORDER = "flight_recorder.jsonl"
 DUMP = "flight_recorder.dump"
@@ -67,6 +69,8 @@ def flight_calls(path: Path) -> tuple[FlightCall, ...]:
 
 def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
     try:
+        from stepscope.trace.pickles.flight_recorder import read_flight_dump  # only where there is such a file
+
         dump = read_flight_dump(path)
     except InputError:
         return ()
@@ -82,7 +86,7 @@ def _calls_of_dump(path: Path) -> tuple[FlightCall, ...]:
     return tuple(sorted(calls, key=lambda call: call.created_ns))
 
 
-def _named_group(entry: FlightEntry) -> Group:
+def _named_group(entry: "FlightEntry") -> Group:
     return Group(entry.group, entry.group_desc, None, None)
 
 

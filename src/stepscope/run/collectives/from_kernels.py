@@ -9,6 +9,8 @@ Traces without arguments (old versions) still name the operation in the range ar
 `Input Dims`. On gloo the operator (`c10d::`) has the meaning and the `gloo:` span the time (see `gloo.py`).
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from stepscope.contract.collectives import element_bytes, is_comm_annotation, op_name
@@ -49,21 +51,40 @@ def _meanings(trace: Trace, kinds: Kinds, kernel_rows: Rows, launch_rows: Rows) 
     records = _records(trace, host)
     ranges = rows_named(trace, host, is_comm_annotation)
     by_launch = _by_launch(trace, records, ranges, launch_rows[launch_rows >= 0])
-    from_kernel = _arguments(trace, kernel_rows)  # newer versions write them on the kernel itself
+    found = [by_launch.get(launch, ((), -1)) for launch in launch_rows.tolist()]
+    alone = kernel_rows[[not rows for rows, _ in found]]
+    from_kernel = {
+        own["row"]: own for own in _arguments(trace, alone)
+    }  # newer versions write them on the kernel itself
     known = header_groups(trace.header)
     cache: dict[tuple[int, ...], Group] = {}
+    repeated: dict[tuple[int, ...], Meaning] = {}
     out = []
-    for kernel, launch, own in zip(kernel_rows.tolist(), launch_rows.tolist(), from_kernel, strict=True):
-        rows, wrapper = by_launch.get(launch, ((), -1))
-        kernel_name = trace.text(int(trace["name"][kernel])) or ""
-        if rows:
-            out.append(_of_records(trace, [records[r] for r in rows], wrapper, kernel_name, known, cache))
-        elif own["collective"] >= 0:
-            out.append(_of_records(trace, [own], wrapper, kernel_name, known, cache))
+    for kernel, name, (rows, wrapper) in zip(
+        kernel_rows.tolist(), trace["name"][kernel_rows].tolist(), found, strict=True
+    ):
+        kernel_name = trace.text(name) or ""
+        said = [records[r] for r in rows] if rows else [from_kernel[kernel]]
+        if len(said) == 1 and (meaning := repeated.get(_all_but_row(said[0]))):
+            out.append(replace(meaning, record_row=said[0]["row"]))
+        elif rows or said[0]["collective"] >= 0:
+            out.append(_of_records(trace, said, wrapper, kernel_name, known, cache))
+            if len(said) == 1 and _says_all(trace, said[0]):
+                repeated[_all_but_row(said[0])] = out[-1]
         else:
             wrapper_name = trace.text(int(trace["name"][wrapper])) if wrapper >= 0 else None
             out.append(Meaning(op=op_name(wrapper_name or kernel_name), group=UNKNOWN_GROUP))
     return out
+
+
+def _all_but_row(record: dict[str, int]) -> tuple[int, ...]:
+    return tuple(record[name] for name in _RECORD_ARGS)
+
+
+def _says_all(trace: Trace, record: dict[str, int]) -> bool:
+    """Return whether a kernel's meaning follows from the record's arguments alone: no shape and no range is asked."""
+    sized = element_bytes(trace.text(record["dtype"])) and min(record["in_elems"], record["out_elems"]) >= 0
+    return bool(trace.text(record["collective"]) and sized)
 
 
 def _records(trace: Trace, host: Rows) -> dict[int, dict[str, int]]:

@@ -3,8 +3,6 @@
 from pathlib import Path
 
 from stepscope.run.imports.format import Contents, FileHead, Format
-from stepscope.trace.pickles.flight_recorder import read_flight_dump
-from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
 from stepscope.units import readable_bytes
 
 _PICKLE = b"\x80"
@@ -18,6 +16,8 @@ def _is_flight(head: FileHead) -> bool:
 
 
 def _look_flight(path: Path) -> Contents:
+    from stepscope.trace.pickles.flight_recorder import read_flight_dump  # only where there is such a file
+
     dump = read_flight_dump(path)
     groups = len({e.group for e in dump.entries})
     what = f"{len(dump.entries):,} collectives of {groups} group{'' if groups == 1 else 's'}"
@@ -29,6 +29,8 @@ def _is_snapshot(head: FileHead) -> bool:
 
 
 def _look_snapshot(path: Path) -> Contents:
+    from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot  # only where there is such a file
+
     found = read_memory_snapshot(path)
     return Contents(f"{readable_bytes(found.allocated_bytes)} allocated, {len(found.action):,} events")
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import DeviceWork
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s, Trace
 
 MIN_STEPS = 2
@@ -46,7 +46,7 @@ class Period(ArrayRecord):
 
 def kernel_period(trace: Trace, work: DeviceWork) -> Period | None:
     """Return the steps that the sequence of launched kernels repeats in, None where nothing repeats."""
-    rows = np.flatnonzero((work.launch_row >= 0) & np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
+    rows = np.flatnonzero((work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL)))
     if not MIN_STEPS * _MIN_KERNELS <= len(rows) <= _MAX_KERNELS:
         return None
     asked = trace["ts_ns"][work.launch_row[rows]]

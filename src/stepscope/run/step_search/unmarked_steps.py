@@ -19,7 +19,7 @@ from stepscope.run.rank import Rank
 from stepscope.run.step_search.marks import steps_between_marks
 from stepscope.run.step_search.period import kernel_period
 from stepscope.run.steps import Steps, unnamed_steps
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 
 MAX_ITEMS = 60_000
 """of device work and collectives on all ranks: a longer window is no stretch"""
@@ -78,7 +78,7 @@ def _begin_ns(rank: Rank, first_ns: int) -> int:
     """Return where a window begins: with the first launch, or before it where the device is busy with earlier work and
     the host is seen: what the host does then is part of the window.
     """
-    host = np.flatnonzero(np.isin(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION, EventKind.RUNTIME)))
+    host = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION, EventKind.RUNTIME)))
     if not rank.has_device or not len(host):
         return first_ns
     return min(first_ns, max(int(rank.work.start_ns.min()), int(rank.trace["ts_ns"][host].min())))

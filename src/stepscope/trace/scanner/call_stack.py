@@ -1,5 +1,7 @@
 """Call-stack parents of events, by a real stack in the scanner's module."""
 
+from collections import deque
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,31 @@ from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 
 CHUNK_ROWS = 1 << 16
 """as in call_stack.h"""
+_IDLE: deque[Instance] = deque(maxlen=4)
+"""instances that are asked again: to make one takes longer than most stacks"""
+
+
+def stack_order(
+    thread: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+    end: npt.NDArray[np.int64],
+    then: npt.NDArray[np.bool_] | None = None,
+) -> npt.NDArray[np.intp]:
+    """Return rows by thread, start, end descending, and `then` at last, as `call_stack_parents` wants them.
+
+    Rows come nearly sorted by start, which sorting by ends first would undo; so only those that start together are
+    sorted by their ends.
+    """
+    order = np.lexsort((start, thread))
+    first, second = order[:-1], order[1:]
+    together = (start[first] == start[second]) & (thread[first] == thread[second])
+    if together.any():
+        tied = np.flatnonzero(np.append(together, False) | np.append(False, together))
+        group = np.cumsum(~np.append(False, together))[tied]
+        rows = order[tied]
+        keys = (-end[rows], group) if then is None else (then[rows], -end[rows], group)
+        order[tied] = rows[np.lexsort(keys)]
+    return order
 
 
 def call_stack_parents(
@@ -20,7 +47,18 @@ def call_stack_parents(
     """
     if not len(thread):
         return np.empty(0, np.int64)
-    wasm = Instance()
+    try:
+        wasm = _IDLE.pop()
+    except IndexError:  # all are at work on other threads
+        wasm = Instance()
+    parents = _parents(wasm, thread, start, end)
+    _IDLE.append(wasm)
+    return parents
+
+
+def _parents(
+    wasm: Instance, thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     chunk = wasm.call("stack_chunk")
     parents = np.empty(len(thread), np.int64)
     for first in range(0, len(thread), CHUNK_ROWS):

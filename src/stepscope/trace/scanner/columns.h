@@ -16,6 +16,7 @@ struct key {
     u32 length;
     i32 column;
     enum arg_kind kind;
+    u8 next; /* number + 1 of the key that came after it the last time; 0 is unknown */
 };
 
 static u8 *col_ph;
@@ -41,12 +42,19 @@ INLINE u32 key_hash(const u8 *p, u32 length) {
 }
 
 /* Return the configured key with this text, or 0. */
-INLINE const struct key *find_key(const u8 *p, u32 length) {
+INLINE struct key *find_key(const u8 *p, u32 length) {
     for (u32 at = key_hash(p, length); key_slots[at]; at = (at + 1) & (KEY_SLOTS - 1)) {
-        const struct key *k = &keys[key_slots[at] - 1];
+        struct key *k = &keys[key_slots[at] - 1];
         if (k->length == length && same_bytes(k->text, p, length)) return k;
     }
     return 0;
+}
+
+/* Return the key with this number + 1 if it stands at `p`, its closing quote included, or 0. */
+INLINE struct key *expected_key(u32 number, const u8 *p, const u8 *end) {
+    if (!number) return 0;
+    struct key *k = &keys[number - 1];
+    return LIKELY(p + k->length < end && p[k->length] == '"' && same_bytes(k->text, p, k->length)) ? k : 0;
 }
 
 static int add_key(const u8 *p, u32 length, i32 column, enum arg_kind kind) {

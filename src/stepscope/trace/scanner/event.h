@@ -105,7 +105,7 @@ INLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **te
 }
 
 /* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
-INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
+static __attribute__((noinline)) const u8 *read_new_text(const u8 *p, const u8 *end, i32 *id) {
     u32 recovered = lenient ? TEXT_LENIENT : 0;
     if (LIKELY(*p == '"')) {
         int escaped = 0;
@@ -119,6 +119,16 @@ INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
     if (q >= end) return fail(q, end);
     if (q - p == 4 && load32(p) == WORD('n', 'u', 'l', 'l')) *id = NO_STRING;
     else *id = intern(p, (u32)(q - p), recovered | TEXT_JSON);
+    return q;
+}
+
+/* The same, with a look at what was read lately. */
+INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
+    u32 *set = recent_at(p);
+    const u8 *q = LIKELY(!lenient) ? after_recent_text(set, p, end, id) : 0;
+    if (LIKELY(q != 0)) return q;
+    q = read_new_text(p, end, id);
+    if (LIKELY(q != 0) && *id != NO_STRING) keep_recent(set, *id);
     return q;
 }
 
@@ -192,6 +202,8 @@ INLINE const u8 *read_int_arg(const u8 *p, const u8 *end, i32 column, u32 *bad) 
     return q;
 }
 
+static u8 first_arg, after_unknown; /* as `next` of a key: arguments come in the same order again and again */
+
 /* Read the object of arguments at `p`; anything but an object counts as none. */
 INLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
     u8 scratch[MAX_UNESCAPED + 16];
@@ -200,10 +212,18 @@ INLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
     e->bad_args = 0;
     if (UNLIKELY(*p != '{')) return value_end(p, end);
     p++;
+    u8 *expected = &first_arg;
     for (const u8 *key = first_key(&p, end); key; key = next_key(&p, end)) {
-        p = read_key(key, end, scratch, &text, &length);
+        struct key *k = LIKELY(!lenient) ? expected_key(*expected, key, end) : 0;
+        if (LIKELY(k != 0)) {
+            p = after_colon(key + k->length, end);
+        } else {
+            p = read_key(key, end, scratch, &text, &length);
+            if (LIKELY(p != 0)) k = find_key(text, length);
+            *expected = k ? (u8)(k - keys + 1) : 0;
+        }
         if (UNLIKELY(!p)) return 0;
-        const struct key *k = find_key(text, length);
+        expected = k ? &k->next : &after_unknown;
         if (!k) {
             p = value_end(p, end);
         } else if (k->kind == ARG_INT) {

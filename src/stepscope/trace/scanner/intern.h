@@ -137,3 +137,36 @@ static i32 intern(const u8 *p, u32 length, u32 flags) {
     }
     return add_text(p, length, flags, hash);
 }
+
+/* Texts that were read lately, by the first bytes of their values: names and shapes repeat. */
+enum { RECENT_SETS = 1 << 11 };
+static u32 recent[RECENT_SETS][2]; /* text number + 1, the later one first */
+
+INLINE u32 *recent_at(const u8 *p) {
+    u64 h = (load64(p) ^ load64(p + 8) * 0x9e3779b97f4a7c15ull) * 0xd6e8feb86659fd93ull;
+    return recent[h >> 53];
+}
+
+INLINE void keep_recent(u32 *set, i32 id) {
+    if (set[0] == (u32)id + 1) return;
+    set[1] = set[0];
+    set[0] = (u32)id + 1;
+}
+
+/* Return the byte after the value at `p`, and the number of its text, if that is one of a set, else 0. A string that
+ * begins with a known content and its closing quote ends there, and so does a list or an object that begins with a
+ * known one. Other values have no such end. */
+INLINE const u8 *after_recent_text(const u32 *set, const u8 *p, const u8 *end, i32 *id) {
+    u32 quote = *p == '"';
+    if (UNLIKELY(!quote && *p != '[' && *p != '{')) return 0;
+    for (u32 way = 0; way < 2; way++) {
+        if (UNLIKELY(!set[way] || set[way] > num_texts)) continue; /* a text may have been taken back */
+        const struct text *t = &texts[set[way] - 1];
+        const u8 *content = p + quote, *after = content + t->length;
+        if ((t->flags & ~(u32)TEXT_ESCAPED) != (quote ? 0 : TEXT_JSON) || after >= end) continue;
+        if ((quote && *after != '"') || !same_bytes(t->bytes, content, t->length)) continue;
+        *id = (i32)set[way] - 1;
+        return after + quote;
+    }
+    return 0;
+}

@@ -3,17 +3,19 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Status, Text, TextFlags
 from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 from stepscope.trace.schema import ARGS, DENSE
 
 _ROW_CAPACITY = 1 << 15
 """as in columns.h"""
+_INPUT_BYTES = 3 << 20
+"""room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
 _SALVAGED_BYTES = 1 << 16
 """the end of a file whose events do not end properly: there may be fields in it"""
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
+_TEXT_FLAGS = tuple(map(TextFlags, range(1 + sum(TextFlags))))
+"""made once: there are thousands of texts"""
 
 _EXHAUSTED = (
     "more distinct strings than can be kept (4 million, or 512 MB of them); names of a trace repeat; "
@@ -42,10 +44,10 @@ class Scanner:
         """Add a piece to the block that will be parsed next."""
         length = self._length + len(piece)
         if length > self._capacity:
-            self._capacity = 2 * length
+            self._capacity = max(2 * length, _INPUT_BYTES)
             self._input = self._wasm.call("input_buffer", self._capacity, self._length)
             self._require(self._input)
-        self._wasm.view(self._input + self._length, "uint8", len(piece))[:] = np.frombuffer(piece, np.uint8)
+        self._wasm.write(self._input + self._length, piece)
         self._length = length
 
     def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> ParsedBlock:
@@ -81,7 +83,7 @@ class Scanner:
         count, address = self._wasm.view(self._result + 44, "uint32", 2).tolist()
         table = self._wasm.view(address, "uint32", 3 * count).reshape(count, 3).tolist()
         memory: Any = self._wasm.memory().data
-        return [Text(bytes(memory[at : at + length]), TextFlags(flags)) for at, length, flags in table]
+        return [Text(bytes(memory[at : at + length]), _TEXT_FLAGS[flags]) for at, length, flags in table]
 
     def _rows(self, count: int) -> Rows:
         view = self._wasm.view
