@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepscope.run.imports.format import Contents, FileHead, Format
+from stepscope.run.imports.format import BytesRead, Contents, FileHead, Format
 from stepscope.trace.pickles.flight_recorder import read_flight_dump
 from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
 from stepscope.units import readable_bytes
@@ -17,7 +17,7 @@ def _is_flight(head: FileHead) -> bool:
     return head.start.lstrip().startswith(b"{") and b'"collective_seq_id"' in head.start
 
 
-def _look_flight(path: Path) -> Contents:
+def _look_flight(path: Path, _told: BytesRead) -> Contents:
     dump = read_flight_dump(path)
     groups = len({e.group for e in dump.entries})
     what = f"{len(dump.entries):,} collectives of {groups} group{'' if groups == 1 else 's'}"
@@ -28,7 +28,7 @@ def _is_snapshot(head: FileHead) -> bool:
     return head.start.startswith(_PICKLE) and b"segments" in head.start[:256]
 
 
-def _look_snapshot(path: Path) -> Contents:
+def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
     found = read_memory_snapshot(path)
     return Contents(f"{readable_bytes(found.allocated_bytes)} allocated, {len(found.action):,} events")
 
