@@ -87,7 +87,7 @@ def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
     rows = np.flatnonzero(ph == _TIMED)
     if not len(rows):
         return all_near, 0
-    start, end = ts[rows], ts[rows] + dur[rows]
+    start, end = (ts, ts + dur) if len(rows) == len(ts) else (ts[rows], ts[rows] + dur[rows])
     if _may_have_gap(start, end):
         stray, low, high, jump_ns = _stray(start, end)
     else:

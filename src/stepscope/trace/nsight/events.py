@@ -168,11 +168,13 @@ class Events:
                 dense[column.name] = np.broadcast_to(np.array(_SAME_FOR_ALL[column.name], column.dtype), of.length)
             else:
                 dense[column.name] = of.dense.pop(column.name).joined()
-        args = {}
+        args: dict[str, SparseColumn] = {}
         for arg in ARGS:
             if arg.name in of.args:
                 numbers, values = of.args.pop(arg.name)
-                args[arg.name] = SparseColumn(numbers.joined(), values.joined())
+                rows = numbers.joined()
+                alike = next((one.rows for one in args.values() if np.array_equal(one.rows, rows)), rows)
+                args[arg.name] = SparseColumn(alike, values.joined())
         return dense, args
 
 
