@@ -61,6 +61,11 @@ def test_checkpointing_moves_the_peak_to_the_optimizer() -> None:
     assert (low, high) == pytest.approx((605 + 400 * (0.1 + 1 / 16), 605 + 400 * (0.1 + 1 / 9)))
 
 
+def test_layer_computed_again_is_held_whole_where_its_activations_were_nearly_gone() -> None:
+    late = moments(gradients=[0, 300, 0], activations=[400, 0, 0], temporary=[10, 20, 0])
+    assert peak(memory_what_if("checkpointing", late, JOB)) == (625 + 40, 625 + 40)
+
+
 def test_layers_can_be_given_and_unknown_ones_are_asked_for() -> None:
     unknown = replace(JOB, layers=None)
     found = memory_what_if("checkpointing", moments(), unknown)

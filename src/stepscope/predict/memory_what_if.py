@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.memory.moments import Moments
 from stepscope.analyze.step.phases import Phase
@@ -28,6 +29,7 @@ _GATHERED_LAYERS = 2
 _STATES = ("optimizer_state", "gradients", "weights")
 _FACTOR = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?)x$")
 _MAX_FACTOR = 1e6
+_NOT_WHOLE = "neither peak has what was there before the profiler: weights, optimizer state"
 
 Range = tuple[float, float]
 
@@ -58,6 +60,8 @@ class _Change:
 
     stays: dict[str, Range]
     adds: Range = (0.0, 0.0)
+    only_in_passes: bool = False
+    """whether `adds` comes in forward and backward only"""
     time_ns: tuple[float | None, float | None] = (None, None)
     notes: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
@@ -85,20 +89,29 @@ def memory_what_if(change: str, moments: Moments | None, job: MemoryJob) -> Memo
     at = int(high.argmax())
     phase = None if moments.phase is None else Phase(int(moments.phase[at])).name.lower()
     bounds = int(low.max()), int(high.max())
-    return MemoryWhatIf(change, measured, *bounds, phase, *made.time_ns, made.notes, made.reasons)
+    notes = made.notes if moments.is_whole else (*made.notes, _NOT_WHOLE)
+    return MemoryWhatIf(change, measured, *bounds, phase, *made.time_ns, notes, made.reasons)
 
 
-def _changed(moments: Moments, change: _Change, end: int) -> np.ndarray:
+def _changed(moments: Moments, change: _Change, end: int) -> npt.NDArray[np.float64]:
     """Return what would be allocated after each event, at the low or high end of the formulas."""
-    total = np.zeros(len(moments.allocated_bytes), float) + change.adds[end]
+    passes = _in_passes(moments)
+    total = np.where(passes, change.adds[end], 0.0 if change.only_in_passes else change.adds[end])
     for name, curve in moments.by_category.items():
         if curve is None:
             continue
         share = np.full(len(curve), change.stays.get(name, (1.0, 1.0))[end])
-        if name == _TEMPORARY and moments.phase is not None:
-            share[(moments.phase == Phase.OPTIMIZER) | (moments.phase == Phase.AFTER_BACKWARD)] = 1.0
+        if name == _TEMPORARY:
+            share[~passes] = 1.0
         total += share * curve
     return total
+
+
+def _in_passes(moments: Moments) -> npt.NDArray[np.bool_]:
+    """Return which moments lie in forward or backward; all of them where phases are unknown."""
+    if moments.phase is None:
+        return np.ones(len(moments.allocated_bytes), bool)
+    return (moments.phase != Phase.OPTIMIZER) & (moments.phase != Phase.AFTER_BACKWARD)
 
 
 _TEMPORARY = "temporary"
@@ -116,13 +129,20 @@ def _checkpointing(value: str, moments: Moments, job: MemoryJob) -> _Change:
         raise _Unknown("how many layers the model has was not recorded; give it, as in checkpointing=24")
     _known(moments, "activations")
     inputs = block_input_shares()
-    stays = tuple(min(share + 1 / layers, 1.0) for share in inputs)
+    one_layer = (moments.most("activations") or 0) / layers
     notes = (
         f"of {layers} layers each keeps its input, {100 * inputs[0]:.0f} to {100 * inputs[1]:.0f} % of what a "
         "transformer's layer keeps, and one at a time all of it; forward runs twice",
     )
     why = {} if job.forward_ns is not None else {"time": "the time of forward is not known"}
-    return _Change({"activations": (stays[0], stays[1])}, time_ns=(job.forward_ns,) * 2, notes=notes, reasons=why)
+    return _Change(
+        {"activations": inputs},
+        (one_layer, one_layer),
+        only_in_passes=True,
+        time_ns=(job.forward_ns, job.forward_ns),
+        notes=notes,
+        reasons=why,
+    )
 
 
 def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
@@ -142,7 +162,8 @@ def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
     notes = (f"{', '.join(_STATES[:stage])} divided by {job.replicas}; {after}: half as long as the gradients take "
              "now where nothing hides it, nothing where all of it is hidden",)  # fmt: skip
     time_ns = (None, None) if half is None else (0.0, half)
-    return _Change(dict.fromkeys(_STATES[:stage], (share, share)), adds, time_ns, notes, why)
+    stays = dict.fromkeys(_STATES[:stage], (share, share))
+    return _Change(stays, adds, time_ns=time_ns, notes=notes, reasons=why)
 
 
 def _gathered(moments: Moments, job: MemoryJob) -> Range:
@@ -166,7 +187,7 @@ def _offload(value: str, moments: Moments, job: MemoryJob) -> _Change:
     update = "how long the host takes to update the weights is not known, so there is no upper bound"
     why = update if rate else f"no copy of 1 MB or more from or to pinned memory tells the link's speed, and {update}"
     notes = ("gradients go to the host and weights come back once per step",)
-    return _Change({"optimizer_state": (0.0, 0.0)}, (0.0, 0.0), (at_least, None), notes, {"time": why})
+    return _Change({"optimizer_state": (0.0, 0.0)}, time_ns=(at_least, None), notes=notes, reasons={"time": why})
 
 
 def _batch(value: str, moments: Moments, job: MemoryJob) -> _Change:

@@ -1,14 +1,20 @@
 """Who holds memory: lines and modules at the peak, lines that keep what they allocate; and state that is not one."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
-from tests.analyze.build import AUTOGRAD, built_run
-from tests.analyze.memory.test_usage import MB, Allocator
+from tests.analyze.build import AUTOGRAD, RankTrace, built_run
+from tests.analyze.jobs import training_step
+from tests.analyze.memory.test_usage import MB, Allocator, seen, training
 from tests.analyze.owners.planted import PlantedRank
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.memory.kept import FromBefore
 from stepscope.analyze.memory.leaks import leaks
+from stepscope.analyze.memory.usage import RankMemory
+from stepscope.run.side_files import MemoryEdge, SideFiles
 from stepscope.trace.table import Int64s
 
 STEP = 1000.0
@@ -102,6 +108,38 @@ def test_state_is_known_where_it_was_created_counted_or_nothing_was_there() -> N
     }  # fmt: skip
     nothing = FromBefore().split(curves(0), 0)["optimizer_state"]
     assert nothing is not None and nothing.tolist() == [0, 0]
+
+
+def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
+    """Return the memory of a rank without a device, whose profiler began with nothing allocated."""
+    r = RankTrace(backend="gloo", device="CPU")
+    allocator = Allocator(r, allocated=0)
+    gradients: list[int] = []
+    for n in range(2):
+        training_step(r, n)
+        gradients = training(allocator, n, gradients)
+    for event in r.events:
+        if event["name"] == "[memory]":
+            event["args"] |= {"Device Id": -1, "Device Type": 0}
+    run = built_run(folder, [r])
+    beside = SideFiles(memory=(MemoryEdge(0, 1, "end optimizer_step", counted),))
+    return seen(replace(run, beside=beside))
+
+
+def test_host_counts_from_the_profilers_start_so_state_and_peak_are_unknown(tmp_path: Path) -> None:
+    m = on_host(tmp_path, {})
+    assert m.device == -1 and m.peak is not None and m.peak.by_category is not None
+    assert m.peak_allocated_bytes is None and "from its own start" in m.reasons["peak_allocated_bytes"]
+    assert m.peak.by_category["optimizer_state"] is None and m.peak.by_category["weights"] is None
+    assert "from its own start" in m.reasons["optimizer_state"]
+
+
+def test_what_the_job_counted_on_the_host_lies_below_what_the_profiler_saw(tmp_path: Path) -> None:
+    m = on_host(tmp_path, {"parameters": 30 * MB, "optimizer": 60 * MB})
+    assert m.peak is not None and m.peak.by_category is not None
+    assert m.peak_allocated_bytes == m.peak.allocated_bytes == 60 * MB + 90 * MB
+    assert (m.peak.by_category["weights"], m.peak.by_category["optimizer_state"]) == (30 * MB, 60 * MB)
+    assert sum(size or 0 for size in m.peak.by_category.values()) == m.peak_allocated_bytes
 
 
 def test_weights_tell_how_much_a_state_is() -> None:

@@ -16,6 +16,7 @@ WEIGHTS, GRADIENTS, OPTIMIZER_STATE, OTHER, KEPT = "weights", "gradients", "opti
 _MIN_STATE = 0.1
 """of the weights (of the gradients where those are unknown), below which what was created is not all of the state"""
 _WHY = "created before the window, so it is part of `kept`; record with --memory to have it apart"
+_WHY_ON_HOST = "there before the profiler, which counts the host's memory from its own start; record with --memory"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,13 @@ class FromBefore:
 
     weights_bytes: int | None = None
     optimizer_bytes: int | None = None
+    seen_whole: bool = True
+    """whether what was kept is all that was there; the host's totals leave out what is older than the profiler"""
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the totals together with what was counted hold all of weights and state."""
+        return self.seen_whole or (self.weights_bytes is not None and self.optimizer_bytes is not None)
 
     def split(self, curves: Mapping[str, Int64s], kept_bytes: int) -> dict[str, Int64s | None]:
         """Return curves by category with what was kept taken apart; what is not None sums to the same."""
@@ -44,12 +52,13 @@ class FromBefore:
         if self.optimizer_bytes is not None:
             return min(max(self.optimizer_bytes - created, 0), left)
         is_whole = created > 0 and created >= _MIN_STATE * (self.weights_bytes or gradients)
-        return 0 if is_whole or not kept_bytes else None
+        return 0 if is_whole or (self.seen_whole and not kept_bytes) else None
 
 
-def why_unknown(by_category: Mapping[str, int | None] | None) -> dict[str, str]:
+def why_unknown(by_category: Mapping[str, int | None] | None, *, seen_whole: bool) -> dict[str, str]:
     """Return the reason for each category that is unknown."""
-    return {name: _WHY for name, size in (by_category or {}).items() if size is None}
+    why = _WHY if seen_whole else _WHY_ON_HOST
+    return {name: why for name, size in (by_category or {}).items() if size is None}
 
 
 def _constant(size_bytes: int | None, like: Int64s) -> Int64s | None:

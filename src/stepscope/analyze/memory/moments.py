@@ -4,7 +4,7 @@ The curves behind the peak: what is changed in one category changes each of them
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class Moments(ArrayRecord):
     """sums to what is allocated; None where a category is unknown and part of another"""
     on_device: bool
     """False where the host's own memory was recorded"""
+    is_whole: bool = True
+    """False where what was there before the profiler is not in it"""
 
     @property
     def allocated_bytes(self) -> Int64s:
@@ -47,13 +49,14 @@ class Moments(ArrayRecord):
 
 def rank_moments(run: Run, rank: Rank, found: Passes) -> Moments | None:
     """Return the moments of a rank; None without memory events, or where their blocks or totals are unknown."""
-    events = memory_events(rank)
+    events, older = held_events(run, rank)
     blocks = blocks_of(events) if events else None
     if events is None or blocks is None or events.before_bytes is None:
         return None
     categories = categorised(events, blocks, found, rank.steps)
-    curves = category_curves(events, categories, from_before(run, rank.rank))
-    return Moments(found.at(events.time_ns, events.thread) if found.known else None, curves, events.device >= 0)
+    curves = category_curves(events, categories, older)
+    phase = found.at(events.time_ns, events.thread) if found.known else None
+    return Moments(phase, curves, on_device=not events.on_host, is_whole=older.is_known)
 
 
 def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None]) -> Moments | None:
@@ -69,6 +72,18 @@ def category_curves(events: MemoryEvents, categories: CategorisedBlocks, older: 
     """Return bytes of each category after each event; `kept` and its parts only where the totals were recorded."""
     curves = dict(zip(CATEGORIES, categories.over_time(len(events)), strict=False))
     return {**curves} if categories.kept_bytes is None else older.split(curves, categories.kept_bytes)
+
+
+def held_events(run: Run, rank: Rank) -> tuple[MemoryEvents | None, FromBefore]:
+    """Return the memory events of a rank, and what is known of what was there before them.
+
+    What the job counted on a rank without a device is older than the profiler's own totals: it is put below them.
+    """
+    events, older = memory_events(rank), from_before(run, rank.rank)
+    if events is None or not events.on_host:
+        return events, older
+    counted = (older.weights_bytes or 0) + (older.optimizer_bytes or 0)
+    return events.on_top_of(counted), replace(older, seen_whole=False)
 
 
 def from_before(run: Run, rank: int) -> FromBefore:

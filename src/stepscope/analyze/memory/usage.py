@@ -13,11 +13,11 @@ import numpy as np
 
 from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.memory.categories import CategorisedBlocks, categorised
-from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of, memory_events
+from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of
 from stepscope.analyze.memory.growth import Growth, growth
 from stepscope.analyze.memory.kept import FromBefore, why_unknown
 from stepscope.analyze.memory.leaks import Leak, kept_over_steps, leaks
-from stepscope.analyze.memory.moments import Curves, category_curves, from_before
+from stepscope.analyze.memory.moments import Curves, category_curves, held_events
 from stepscope.analyze.memory.owned_blocks import OwnersOf, held_by, line_names, module_names, no_owners
 from stepscope.analyze.memory.sources import Holder, holders, operators_at, readable
 from stepscope.analyze.owners.ownership import Ownership
@@ -32,6 +32,10 @@ from stepscope.trace.table import Int64s
 
 _MAX_POINTS = 400
 _MAX_HOLDERS = 12
+_SINCE_START = (
+    "on the host the profiler counts from its own start: `peak` leaves out weights, optimizer state and whatever else "
+    "was there before; record with --memory to have them counted"
+)
 _ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
 
 
@@ -130,24 +134,30 @@ def memory_view(
     by_rank = {log.rank: log for log in logs}
     each = zip(run.ranks, passes, owners or [no_owners] * len(run.ranks), strict=True)
     ranks = [
-        _rank_memory(rank, found, by_rank.get(rank.rank), from_before(run, rank.rank), owned)
-        for rank, found, owned in each
+        _rank_memory(rank, found, by_rank.get(rank.rank), held_events(run, rank), owned) for rank, found, owned in each
     ]
     known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
     if not known:
         return None
-    fullest = max(known, key=lambda r: r.peak_reserved_bytes or r.peak_allocated_bytes or 0)
+    fullest = max(known, key=_fullness)
     return MemoryView(tuple(known), fullest.rank, over_ranks(known))
 
 
-def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, older: FromBefore, owners: OwnersOf) -> RankMemory:
-    events = memory_events(rank)
+def _fullness(one: RankMemory) -> int:
+    seen = one.peak.allocated_bytes if one.peak else 0
+    return one.peak_reserved_bytes or one.peak_allocated_bytes or seen
+
+
+def _rank_memory(
+    rank: Rank, found: Passes, log: StepLog | None, held: tuple[MemoryEvents | None, FromBefore], owners: OwnersOf
+) -> RankMemory:
+    events, older = held
     blocks = blocks_of(events) if events else None
     categories = categorised(events, blocks, found, rank.steps) if events and blocks is not None else None
     curves = category_curves(events, categories, older) if events and categories else None
     owned = owners() if categories else None
     peak = _peak(rank, events, categories, found, curves, owned) if events else None
-    whole = peak if events is not None and events.before_bytes is not None else None
+    whole = peak if events is not None and events.before_bytes is not None and older.is_known else None
     allocated = _larger(whole.allocated_bytes if whole else None, _most(log, "peak_allocated_bytes"))
     in_trace = int(events.reserved_bytes.max()) if events and events.reserved_bytes is not None else None
     reserved = _larger(in_trace, _most(log, "peak_reserved_bytes"))
@@ -174,8 +184,8 @@ def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, older: FromBefo
         host_growth=_grown(log, "host_bytes"),
         leaks=_leaks(rank, events, categories, owned) if events and categories else (),
         reasons={
-            **_reasons(events, log, older.weights_bytes, grown),
-            **why_unknown(peak.by_category if peak else None),
+            **_reasons(events, log, older, grown),
+            **why_unknown(peak.by_category if peak else None, seen_whole=older.seen_whole),
         },
     )
 
@@ -320,7 +330,7 @@ def _grown(log: StepLog | None, name: str) -> Growth | None:
 
 
 def _reasons(
-    events: MemoryEvents | None, log: StepLog | None, parameters: int | None, grown: Growth | None
+    events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Growth | None
 ) -> dict[str, str]:
     """Return why something is unknown."""
     reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
@@ -330,12 +340,14 @@ def _reasons(
         if events.before_bytes is None:
             reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
             reasons["peak_allocated_bytes"] = "the events carry no totals: `peak` counts only what the window allocated"
+        elif not older.is_known:
+            reasons["peak_allocated_bytes"] = _SINCE_START
         if events.address is None:
             reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
     if grown is None:
         reasons["growth"] = "it takes eight steps with samples, after the first ones, to tell a slope"
     if log is None:
         reasons["allocator_retries"] = "no step log: retries are counted there"
-    if parameters is None:
+    if older.weights_bytes is None:
         reasons["parameter_bytes"] = "the run's description does not give the model's parameters"
     return reasons

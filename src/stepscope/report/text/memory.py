@@ -91,7 +91,7 @@ def print_rank_memory(one: RankMemory, out: Console, *, ranks: int) -> None:
         out.print(
             f"the allocator emptied its cache and tried again {one.allocator_retries} times over the logged steps"
         )
-    for name in ("peak", "by_category"):
+    for name in ("peak", "peak_allocated_bytes", "by_category"):
         if name in one.reasons:
             print_indented(out, Text(f"{name}: {one.reasons[name]}", style="dim"), indent="  ")
 
