@@ -28,8 +28,10 @@ from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.diagnose.verdict import Conclusion, conclude
 from stepscope.document.code import CodeView, code_view
 from stepscope.document.report import report_json
-from stepscope.errors import UsageError
+from stepscope.errors import InputError, UsageError
 from stepscope.json_text import json_text
+from stepscope.predict.memory_job import memory_of
+from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
@@ -143,6 +145,15 @@ class Analysis:
         if not settings:
             raise UsageError('what_if() needs a setting, for example what_if("straggler=off")')
         return what_if(self.account, settings)
+
+    def memory_what_if(self, *changes: str, rank: int | None = None) -> tuple[MemoryWhatIf, ...]:
+        """Return the peak of a rank (the fullest by default) with each change alone: `"checkpointing"`, `"zero=2"`,
+        `"offload=optimizer"`, `"batch=2x"`; by formulas on what was measured.
+        """
+        found = memory_of(self.account, rank)
+        if found is None:
+            raise InputError("no memory of that rank was recorded; record with `stepscope record --memory`")
+        return tuple(memory_what_if(change, found[1], found[2]) for change in changes)
 
     def without(self, *owners: str, scale: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Answer:
         """Return the step without lines (`"train.py:42"`) or modules (`"module:layers.*.bn"`) of the user's code.

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from stepscope.record.hooks.after_import import after_import
+from stepscope.record.hooks.forward import releasing
 from stepscope.record.hooks.loop.batch_size import BatchSize
 from stepscope.record.hooks.loop.parameter_watch import ParameterWatch
 from stepscope.record.hooks.patches import Patches
@@ -170,3 +171,20 @@ def test_the_storage_of_a_watched_parameter_can_still_be_freed() -> None:
     for parameter in model.parameters():
         parameter.untyped_storage().resize_(0)  # as FSDP does after every pass
     assert not watch.changed()
+
+
+def named_beside(n: int) -> int:
+    return n + 1
+
+
+def test_scripted_class_finds_the_names_of_the_file_that_scripts_it() -> None:
+    class Counted:
+        def __init__(self) -> None:
+            self.n = named_beside(1)
+
+    released: list[torch.nn.Module] = []
+    script = releasing(torch.jit.script, released.append)
+    assert script(Counted)().n == 2
+    model = torch.nn.Linear(2, 2)
+    script(model)
+    assert released == [model]

@@ -5,7 +5,7 @@ Each field is the answer of one file of this room; this file only asks them in o
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from stepscope.analyze.attribution.budget import RankBudget, budgets
@@ -102,7 +102,11 @@ class Account(ArrayRecord):
     @cached_property
     def memory(self) -> MemoryView | None:
         """Return the memory of the run, None where none was recorded."""
-        return memory_view(self.run, passes=self.strategy.passes, logs=self.run.logs)
+        owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
+        return memory_view(self.run, passes=self.strategy.passes, logs=self.run.logs, owners=owners)
+
+    def _owners_of(self, index: int) -> Ownership | None:
+        return self.ownership[index]
 
     @cached_property
     def steadiness(self) -> Steadiness | None:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_line, warn
 from stepscope.errors import InputError, UsageError
 from stepscope.output_path import why_no_folder
@@ -15,7 +16,8 @@ def run(args: argparse.Namespace) -> int:
     """Return 0; nothing is written where any file cannot be taken."""
     _require_folder(args.into)
     files = [path for given in args.files for path in _expanded(given)]
-    plans = planned_imports(files, args.into, rank=args.rank, force=args.force)
+    with reading_progress() as progress:
+        plans = planned_imports(files, args.into, rank=args.rank, force=args.force, progress=progress)
     for plan in plans:
         place(plan)
         print_line(_said(plan))

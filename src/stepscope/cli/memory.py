@@ -5,13 +5,17 @@ import sys
 from pathlib import Path
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.memory.moments import Moments, snapshot_moments
 from stepscope.analyze.memory.snapshot.view import SnapshotView, snapshot_view
 from stepscope.cli.given.run_arguments import account_from, warn_incomplete
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.document.memory import memory_document
 from stepscope.errors import InputError
-from stepscope.report.text.memory import print_rank_memory, print_snapshot
+from stepscope.predict.memory_job import MemoryJob, memory_of
+from stepscope.predict.memory_states import predicted_states
+from stepscope.predict.memory_what_if import memory_what_if
+from stepscope.report.text.memory import print_memory_what_ifs, print_predicted, print_rank_memory, print_snapshot
 from stepscope.report.text.terminal import console
 from stepscope.run.memory_files import is_snapshot, memory_snapshots, storages_beside
 from stepscope.run.sources import find_sources, rank_in_name
@@ -23,10 +27,18 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
-    document = memory_document(account, snapshots, warnings=unreadable) if args.json else None
-    write_json(args.json, document, force=args.force)
+    rank, moments, job = _held(account, snapshots, args.rank)
+    predicted = predicted_states(account.run.description, moments) if account is not None else ()
+    what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
+    if args.json:
+        document = memory_document(
+            account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
+        )
+        write_json(args.json, document, force=args.force)
     if args.json != "-":
         _print(account, snapshots, args.rank)
+        print_predicted(predicted, console(sys.stdout))
+        print_memory_what_ifs(what_ifs, console(sys.stdout), rank=rank)
     if account is not None:
         warn_incomplete(account.run)
     for line in unreadable:
@@ -49,6 +61,19 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
         elif one.is_file() and is_snapshot(one):
             found[_free(rank_in_name(one.name), found)] = snapshot_view(read_memory_snapshot(one))
     return found, unreadable
+
+
+def _held(
+    account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None
+) -> tuple[int | None, Moments | None, MemoryJob]:
+    """Return what changes are worked out from: the traces' memory events, without any the fullest snapshot."""
+    number, moments, job = (memory_of(account, rank) if account is not None else None) or (rank, None, MemoryJob())
+    if moments is None:
+        shown = {r: view for r, view in snapshots.items() if rank is None or r in (rank, None)}
+        fullest = max(shown, key=lambda r: shown[r].peak.allocated_bytes, default=None)
+        if shown:
+            return fullest, snapshot_moments(shown[fullest].by_purpose), job
+    return number, moments, job
 
 
 def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:

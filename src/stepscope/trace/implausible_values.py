@@ -31,6 +31,7 @@ MAX_STRAY_SHARE = 0.02
 MAX_STRAY_EVENTS = 3
 """stray in a file of any size"""
 _COVERED_BY = 2
+_MAX_CELLS = 1 << 20
 _TIMED, _METADATA = ord("X"), ord("M")
 
 Columns = dict[str, npt.NDArray[Any]]
@@ -86,8 +87,8 @@ def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
     rows = np.flatnonzero(ph == _TIMED)
     if not len(rows):
         return all_near, 0
-    start, end = ts[rows], ts[rows] + dur[rows]
-    if int(end.max()) - int(start.min()) > MIN_GAP_NS:
+    start, end = (ts, ts + dur) if len(rows) == len(ts) else (ts[rows], ts[rows] + dur[rows])
+    if _may_have_gap(start, end):
         stray, low, high, jump_ns = _stray(start, end)
     else:
         stray, low, high, jump_ns = np.zeros(len(rows), bool), int(start.min()), int(end.max()), 0
@@ -97,6 +98,23 @@ def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
     other = (ph != _TIMED) & (ph != _METADATA) & (ts != NONE_NS)
     all_near[other & ((ts < low - far) | (ts > high + far))] = False
     return all_near, jump_ns
+
+
+def _may_have_gap(start: Int64s, end: Int64s) -> bool:
+    """Return whether there can be a gap in which nothing begins or ends; without sorting, which takes much memory.
+
+    A gap longer than two cells of the time axis leaves one of them empty.
+    """
+    low, high = int(start.min()), int(end.max())
+    cells = 2 * (high - low) // MIN_GAP_NS + 1
+    if high - low <= MIN_GAP_NS:
+        return False
+    if cells > _MAX_CELLS:
+        return True
+    is_used = np.zeros(cells, bool)
+    for moments in (start, end):
+        is_used[(moments - low) // (MIN_GAP_NS // 2)] = True
+    return not is_used.all()
 
 
 def _stray(start: Int64s, end: Int64s) -> tuple[Bools, int, int, int]:

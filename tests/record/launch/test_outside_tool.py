@@ -11,10 +11,21 @@ from tests.limits import HANG_S
 
 from stepscope.cli.main import main
 from stepscope.record.config import RecordConfig
-from stepscope.record.launch.outside_tool import is_one_process, under_tool
+from stepscope.record.launch.outside_tool import exported, is_one_process, under_tool
+from stepscope.run.load import load
+from stepscope.run.measured_kernels import measured_launches
 
 TOOL = """#!{python} -S
 import json, os, subprocess, sys
+if "--import" in sys.argv:
+    sys.stdout.write(open({table!r}).read())
+    sys.exit(0)
+if sys.argv[1] == "export":
+    import gzip
+    out = next(word.partition("=")[2] for word in sys.argv if word.startswith("--output="))
+    with open(out, "wb") as f:
+        f.write(gzip.open({export!r}).read())
+    sys.exit(0 if sys.argv[-1].endswith(".nsys-rep") else 1)
 options = [word for word in sys.argv[1:] if word.startswith("--") or word == "profile"]
 command = sys.argv[1 + len(options):]
 out = next(word.partition("=")[2] for word in options if word.startswith(("--output=", "--export=")))
@@ -22,6 +33,8 @@ with open(out + ".{ending}", "w") as f:
     json.dump({{"options": options, "command": command, "rank": os.environ.get("RANK")}}, f)
 sys.exit(subprocess.run(command).returncode)
 """
+DATA = Path(__file__).parents[2] / "data"
+TABLE, EXPORT = DATA / "ncu-h200" / "wide.csv", DATA / "nsys-small" / "export.sqlite.gz"
 SCRIPT = "import os; print('rank', os.environ.get('RANK', 'alone'), flush=True); raise SystemExit(3)"
 
 
@@ -31,7 +44,9 @@ def tools(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, ending in (("nsys", "nsys-rep"), ("ncu", "ncu-rep")):
-        (folder / name).write_text(TOOL.format(python=sys.executable, ending=ending))
+        (folder / name).write_text(
+            TOOL.format(python=sys.executable, ending=ending, table=str(TABLE), export=str(EXPORT))
+        )
         (folder / name).chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
@@ -57,7 +72,9 @@ def test_one_process_runs_under_nsys_with_our_window_as_its_range(tmp_path: Path
         "--kill=none",
         "--force-overwrite=true",
     } < set(noted["options"])
-    assert "nsys wrote run/rank00000.nsys-rep" in done.stderr
+    assert "nsys wrote run/rank00000.nsys-rep, run/rank00000.nsys.sqlite" in done.stderr
+    # read on a machine without the tool
+    assert load(tmp_path / "run", cache=False).ranks[0].has_device
     assert not list(tmp_path.glob(".run*"))
 
 
@@ -69,8 +86,11 @@ def test_each_chosen_rank_of_torchrun_has_an_output(tmp_path: Path, tools: dict[
     done = record(*asked, "--", *job, cwd=tmp_path, env=tools)
     said = sorted("".join(done.stdout.split()))  # ranks may write into each other's lines
     assert said == sorted("rank0rank1rank2"), done.stderr
-    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "run").iterdir()}
-    assert sorted(found) == ["rank00000.ncu-rep", "rank00002.ncu-rep"]
+    files = {path.name: path for path in (tmp_path / "run").iterdir()}
+    found = {name: json.loads(path.read_text()) for name, path in files.items() if name.endswith(".ncu-rep")}
+    assert sorted(files) == [f"rank0000{rank}.ncu{end}" for rank in (0, 2) for end in ("-rep", ".csv")]
+    measured, faults = measured_launches(tmp_path / "run")
+    assert [one.rank for one in measured] == [0, 2] and not faults
     of_rank_2 = found["rank00002.ncu-rep"]
     assert of_rank_2["rank"] == "2"
     assert of_rank_2["command"][-1] == "train.py"
@@ -90,6 +110,17 @@ def test_a_missing_tool_is_said_and_the_job_runs(tmp_path: Path) -> None:
 def test_both_tools_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["record", "--nsys", "--ncu", "--", "true"]) == 2
     assert "--nsys and --ncu cannot be used together" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_exported_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "ncu"
+    tool.write_text("#!/bin/sh\necho half\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    output = tmp_path / "rank00000.ncu-rep"
+    output.write_bytes(b"x")
+    assert exported([output, tmp_path / "rank00000.txt"]) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ncu", "rank00000.ncu-rep"]
 
 
 def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:

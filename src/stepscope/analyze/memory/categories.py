@@ -45,13 +45,6 @@ class CategorisedBlocks(ArrayRecord):
     kept_bytes: int | None
     """there before the window and never freed in it; None where the totals were not recorded"""
 
-    def at(self, event: int) -> dict[str, int]:
-        """Return the bytes of each category right after an event; `kept` is missing where it is unknown."""
-        alive = self.blocks.alive(event)
-        sums = np.bincount(self.category[alive], self.blocks.size_bytes[alive], minlength=len(CATEGORIES))
-        out = {name: int(sums[code]) for code, name in enumerate(CATEGORIES) if code != KEPT}
-        return out if self.kept_bytes is None else {**out, CATEGORIES[KEPT]: self.kept_bytes}
-
     def over_time(self, num_events: int) -> npt.NDArray[np.int64]:
         """Return bytes by category and event, without `kept`."""
         change = np.zeros((len(CATEGORIES) - 1, num_events + 1), np.int64)

@@ -4,7 +4,7 @@ Every event says how many bytes at which address, negative for a free, and the a
 allocation and the next free at its address are one block. Blocks can begin before the window and end after it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -34,12 +34,25 @@ class MemoryEvents(ArrayRecord):
     reserved_bytes: Int64s | None
     """after the event; None where it was not recorded"""
     before_bytes: int | None
-    """allocated before the first event; None where the totals were not recorded and `allocated_bytes` is relative"""
+    """allocated before the first event; None where the totals were not recorded and `allocated_bytes` is relative.
+    Of the host it is what the profiler itself saw allocated: it counts from its own start, and nothing from before"""
     device: int
     """device ordinal, -1 for the host"""
 
     def __len__(self) -> int:
         return len(self.row)
+
+    @property
+    def on_host(self) -> bool:
+        """Return whether these are of the host's memory, whose totals leave out what was there before the profiler."""
+        return self.device < 0
+
+    def on_top_of(self, size_bytes: int) -> "MemoryEvents":
+        """Return the events with so much more there from before the first of them."""
+        if self.before_bytes is None or not size_bytes:
+            return self
+        allocated = self.allocated_bytes + size_bytes
+        return replace(self, allocated_bytes=allocated, before_bytes=self.before_bytes + size_bytes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -12,11 +12,15 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyze.host.calls import host_calls
-from stepscope.analyze.memory.categories import CATEGORIES, CategorisedBlocks, categorised
-from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of, memory_events
+from stepscope.analyze.memory.categories import CategorisedBlocks, categorised
+from stepscope.analyze.memory.events import NOT_HERE, MemoryEvents, blocks_of
 from stepscope.analyze.memory.growth import Growth, growth
-from stepscope.analyze.memory.kept import KEPT, OPTIMIZER_STATE, FromBefore, why_unknown
-from stepscope.analyze.memory.sources import Holder, holders, operators_at, readable, source_lines_at
+from stepscope.analyze.memory.kept import FromBefore, why_unknown
+from stepscope.analyze.memory.leaks import Leak, kept_over_steps, leaks
+from stepscope.analyze.memory.moments import Curves, category_curves, held_events
+from stepscope.analyze.memory.owned_blocks import OwnersOf, held_by, line_names, module_names, no_owners
+from stepscope.analyze.memory.sources import Holder, holders, operators_at, readable
+from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.ranks.traffic import over_ranks
 from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.run.load import Run
@@ -28,6 +32,10 @@ from stepscope.trace.table import Int64s
 
 _MAX_POINTS = 400
 _MAX_HOLDERS = 12
+_SINCE_START = (
+    "on the host the profiler counts from its own start: `peak` leaves out weights, optimizer state and whatever else "
+    "was there before; record with --memory to have them counted"
+)
 _ALLOCATOR_CALLS = ("cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemCreate", "cuMemRelease")
 
 
@@ -49,7 +57,9 @@ class Moment:
     by_operator: tuple[Holder, ...]
     """the operators whose blocks are alive, largest first"""
     by_source_line: tuple[Holder, ...]
-    """the same by line of the user's code; empty where no python frames were recorded"""
+    """the same by line of the user's code; empty where neither owners nor python frames were recorded"""
+    by_module: tuple[Holder, ...]
+    """the same by module; empty where no owners were recorded"""
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,8 @@ class RankMemory:
     growth: Growth | None
     """of allocated memory at the ends of steps"""
     host_growth: Growth | None
+    leaks: tuple[Leak, ...]
+    """lines (operators where those are unknown) that keep what they allocate in the steps of the window"""
     reasons: dict[str, str]
 
 
@@ -112,38 +124,40 @@ class MemoryView:
     over_ranks: dict[str, Spread]
 
 
-def memory_view(run: Run, *, passes: Sequence[Passes], logs: Sequence[StepLog] = ()) -> MemoryView | None:
+def memory_view(
+    run: Run, *, passes: Sequence[Passes], logs: Sequence[StepLog] = (), owners: Sequence[OwnersOf] = ()
+) -> MemoryView | None:
     """Return the memory of a run, None where neither memory events nor samples were recorded.
 
-    `passes` are those of each rank (`Strategy.passes`).
+    `passes` are those of each rank (`Strategy.passes`), `owners` gives those who own what it did.
     """
     by_rank = {log.rank: log for log in logs}
-    pairs = zip(run.ranks, passes, strict=True)
-    parameters = _parameter_bytes(run)
+    each = zip(run.ranks, passes, owners or [no_owners] * len(run.ranks), strict=True)
     ranks = [
-        _rank_memory(rank, found, by_rank.get(rank.rank), _from_before(run, rank.rank, parameters))
-        for rank, found in pairs
+        _rank_memory(rank, found, by_rank.get(rank.rank), held_events(run, rank), owned) for rank, found, owned in each
     ]
     known = [r for r in ranks if r.peak_allocated_bytes is not None or r.host_peak_bytes is not None or r.peak]
     if not known:
         return None
-    fullest = max(known, key=lambda r: r.peak_reserved_bytes or r.peak_allocated_bytes or 0)
+    fullest = max(known, key=_fullness)
     return MemoryView(tuple(known), fullest.rank, over_ranks(known))
 
 
-def _from_before(run: Run, rank: int, parameters: int | None) -> FromBefore:
-    """Return what the job itself counted of a rank's weights and optimizer state, the latest count of each."""
-    edges = [edge.bytes_by for edge in run.beside.memory if edge.rank == rank]
-    counted = {name: size for edge in edges for name, size in edge.items()}
-    return FromBefore(counted.get("parameters", parameters), counted.get("optimizer"))
+def _fullness(one: RankMemory) -> int:
+    seen = one.peak.allocated_bytes if one.peak else 0
+    return one.peak_reserved_bytes or one.peak_allocated_bytes or seen
 
 
-def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, older: FromBefore) -> RankMemory:
-    events = memory_events(rank)
+def _rank_memory(
+    rank: Rank, found: Passes, log: StepLog | None, held: tuple[MemoryEvents | None, FromBefore], owners: OwnersOf
+) -> RankMemory:
+    events, older = held
     blocks = blocks_of(events) if events else None
     categories = categorised(events, blocks, found, rank.steps) if events and blocks is not None else None
-    peak = _peak(rank, events, categories, found, older) if events else None
-    whole = peak if events is not None and events.before_bytes is not None else None
+    curves = category_curves(events, categories, older) if events and categories else None
+    owned = owners() if categories else None
+    peak = _peak(rank, events, categories, found, curves, owned) if events else None
+    whole = peak if events is not None and events.before_bytes is not None and older.is_known else None
     allocated = _larger(whole.allocated_bytes if whole else None, _most(log, "peak_allocated_bytes"))
     in_trace = int(events.reserved_bytes.max()) if events and events.reserved_bytes is not None else None
     reserved = _larger(in_trace, _most(log, "peak_reserved_bytes"))
@@ -165,18 +179,24 @@ def _rank_memory(rank: Rank, found: Passes, log: StepLog | None, older: FromBefo
         host_peak_bytes=_most(log, "host_peak_bytes"),
         peak=peak,
         steps=steps,
-        timeline=_timeline(rank, events, categories, older) if events else None,
+        timeline=_timeline(rank, events, curves) if events else None,
         growth=grown,
         host_growth=_grown(log, "host_bytes"),
+        leaks=_leaks(rank, events, categories, owned) if events and categories else (),
         reasons={
-            **_reasons(events, log, older.weights_bytes, grown),
-            **why_unknown(peak.by_category if peak else None),
+            **_reasons(events, log, older, grown),
+            **why_unknown(peak.by_category if peak else None, seen_whole=older.seen_whole),
         },
     )
 
 
 def _peak(
-    rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, found: Passes, older: FromBefore
+    rank: Rank,
+    events: MemoryEvents,
+    categories: CategorisedBlocks | None,
+    found: Passes,
+    curves: Curves | None,
+    owned: Ownership | None,
 ) -> Moment:
     at = int(events.allocated_bytes.argmax())
     moment, thread = events.time_ns[at : at + 1], events.thread[at : at + 1]
@@ -185,14 +205,14 @@ def _peak(
     step = int(rank.steps.of(moment)[0])
     by_operator: tuple[Holder, ...] = ()
     by_line: tuple[Holder, ...] = ()
+    by_module: tuple[Holder, ...] = ()
     if categories is not None:
         born, size = _alive_here(categories, at)
-        by_operator, by_line = (
-            holders(rank, names, size, most=_MAX_HOLDERS)
-            for names in (
-                operators_at(calls, events.thread[born], events.time_ns[born]),
-                source_lines_at(rank, events.thread[born], events.time_ns[born]),
-            )
+        ids = operators_at(calls, events.thread[born], events.time_ns[born])
+        by_operator = holders(rank, ids, size, most=_MAX_HOLDERS)
+        by_line, by_module = (
+            held_by(names, size, most=_MAX_HOLDERS)
+            for names in (line_names(rank, owned, events.row[born]), module_names(owned, events.row[born]))
         )
     return Moment(
         allocated_bytes=int(events.allocated_bytes[at]),
@@ -201,10 +221,28 @@ def _peak(
         step=int(rank.steps.number[step]) if step >= 0 else None,
         phase=Phase(int(found.at(moment, thread)[0])).name.lower(),
         operator=readable(rank.trace.strings[operator]) if operator >= 0 else None,
-        by_category=older.split(categories.at(at)) if categories and categories.kept_bytes is not None else None,
+        by_category=_at(curves, at) if curves and categories and categories.kept_bytes is not None else None,
         by_operator=by_operator,
         by_source_line=by_line,
+        by_module=by_module,
     )
+
+
+def _leaks(
+    rank: Rank, events: MemoryEvents, categories: CategorisedBlocks, owned: Ownership | None
+) -> tuple[Leak, ...]:
+    step = rank.steps.of(events.time_ns)
+    kept = kept_over_steps(categories, step, last_step=len(rank.steps) - 1)
+    born = categories.blocks.born[kept]
+    names = line_names(rank, owned, events.row[born])
+    if not any(names):
+        ids = operators_at(host_calls(rank), events.thread[born], events.time_ns[born]).tolist()
+        names = [readable(rank.trace.strings[i]) if i >= 0 else None for i in ids]
+    return leaks(names, step[born], categories.blocks.size_bytes[kept])
+
+
+def _at(curves: Curves, event: int) -> dict[str, int | None]:
+    return {name: None if curve is None else int(curve[event]) for name, curve in curves.items()}
 
 
 def _alive_here(categories: CategorisedBlocks, at: int) -> tuple[Int64s, Int64s]:
@@ -229,42 +267,19 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
     )
 
 
-def _timeline(rank: Rank, events: MemoryEvents, categories: CategorisedBlocks | None, older: FromBefore) -> Timeline:
+def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeline:
     """Return the largest moment of each of equally many events, so that no peak is lost."""
     cuts = np.unique(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
     at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
     by_category = None
-    if categories is not None:
-        curves = categories.over_time(len(events))[:, at]
-        by_category = {name: tuple(curve.tolist()) for name, curve in zip(CATEGORIES, curves, strict=False)}
-        if categories.kept_bytes is not None:
-            by_category = _with_kept(by_category, categories.kept_bytes, older)
+    if curves is not None:
+        by_category = {name: tuple(curve[at].tolist()) for name, curve in curves.items() if curve is not None}
     return Timeline(
         time_ns=tuple((events.time_ns[at] - _begin(rank, events)).tolist()),
         allocated_bytes=tuple(events.allocated_bytes[at].tolist()),
         reserved_bytes=None if events.reserved_bytes is None else tuple(events.reserved_bytes[at].tolist()),
         by_category=by_category,
     )
-
-
-def _with_kept(curves: dict[str, tuple[int, ...]], kept: int, older: FromBefore) -> dict[str, tuple[int, ...]]:
-    """Return the curves with those of what was there all along; a category that is unknown has none."""
-    created = max(curves[OPTIMIZER_STATE], default=0)
-    parts = older.split({OPTIMIZER_STATE: created, KEPT: kept})
-    points = len(curves[OPTIMIZER_STATE])
-    constant = {name: (size,) * points for name, size in parts.items() if size is not None}
-    if created:
-        constant.pop(OPTIMIZER_STATE)
-    others = {name: curve for name, curve in curves.items() if name != OPTIMIZER_STATE or created}
-    return {**others, **constant}
-
-
-def _parameter_bytes(run: Run) -> int | None:
-    """Return the bytes of one rank's parameters, from what the job wrote about its model."""
-    model = run.description.get("model")
-    said = [model.get(name) for name in ("bytes", "parameters", "local_parameters")] if isinstance(model, dict) else []
-    numbers = [n for n in said if isinstance(n, int) and n > 0]
-    return numbers[0] * numbers[2] // numbers[1] if len(numbers) == 3 else None
 
 
 def _larger(a: int | None, b: int | None) -> int | None:
@@ -315,7 +330,7 @@ def _grown(log: StepLog | None, name: str) -> Growth | None:
 
 
 def _reasons(
-    events: MemoryEvents | None, log: StepLog | None, parameters: int | None, grown: Growth | None
+    events: MemoryEvents | None, log: StepLog | None, older: FromBefore, grown: Growth | None
 ) -> dict[str, str]:
     """Return why something is unknown."""
     reasons = {"fragmentation": "totals do not tell how free memory is cut up; a memory snapshot does"}
@@ -325,12 +340,14 @@ def _reasons(
         if events.before_bytes is None:
             reasons["by_category"] = "the memory events carry no totals, so what was there before them is unknown"
             reasons["peak_allocated_bytes"] = "the events carry no totals: `peak` counts only what the window allocated"
+        elif not older.is_known:
+            reasons["peak_allocated_bytes"] = _SINCE_START
         if events.address is None:
             reasons["by_category"] = "the memory events carry no addresses, so blocks cannot be told"
     if grown is None:
         reasons["growth"] = "it takes eight steps with samples, after the first ones, to tell a slope"
     if log is None:
         reasons["allocator_retries"] = "no step log: retries are counted there"
-    if parameters is None:
+    if older.weights_bytes is None:
         reasons["parameter_bytes"] = "the run's description does not give the model's parameters"
     return reasons

@@ -202,14 +202,19 @@ def install(loop: Loop, patches: Patches, model_found: Iterable[Callable[[torch.
     hooks = ForwardHooks(loop, model_found)
     loop.on_step.append(hooks.step_ended)
     loop.on_unused_batch = hooks.search_again
-
-    def releasing(script: Any) -> Any:
-        def wrapped(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(obj, torch.nn.Module):
-                hooks.release(obj)
-            return script(obj, *args, **kwargs)
-
-        return wrapped
-
-    patches.replace(torch.jit, "script", releasing)
+    patches.replace(torch.jit, "script", lambda script: releasing(script, hooks.release))
     return hooks
+
+
+def releasing(script: Any, release: Callable[[torch.nn.Module], None]) -> Any:
+    """Return `torch.jit.script` that releases a module first.
+
+    What a class or function names is looked up in the frame that calls it, which is one further up from here.
+    """
+
+    def wrapped(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(obj, torch.nn.Module):
+            release(obj)
+        return script(obj, optimize, _frames_up + 1, *args, **kwargs)
+
+    return wrapped

@@ -22,7 +22,7 @@ from stepscope.output_path import why_no_folder
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper.claim import folders_of_launch
 from stepscope.record.helper.scratch import make_scratch, remove_scratch
-from stepscope.record.launch.outside_tool import UNDER_TOOL, is_one_process, keep_outputs, under_tool
+from stepscope.record.launch.outside_tool import UNDER_TOOL, exported, is_one_process, keep_outputs, under_tool
 from stepscope.record.launch.pass_signals import pass_signals
 from stepscope.record.progress_notes import FOLDERS, SAID, SEEN_VARIABLE
 from stepscope.record.samplers.nccl_log import debug_environment
@@ -68,11 +68,17 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
             python_seen=seen is None or (seen / "python").exists(),
             torch_seen=seen is None or (seen / "torch").exists(),
             said=seen is not None and any(seen.glob(f"{SAID}*")),
-            outputs=tuple(keep_outputs(config, folders)) if config.outside_tool is not None else (),
+            outputs=_outputs(config, folders),
         )
     finally:
         if seen is not None:
             remove_scratch(seen)
+
+
+def _outputs(config: RecordConfig, folders: Sequence[Path]) -> tuple[Path, ...]:
+    """Return what an outside tool wrote, and what it was exported to."""
+    kept = keep_outputs(config, folders) if config.outside_tool is not None else []
+    return (*kept, *exported(kept))
 
 
 def _seen_folder() -> Path | None:

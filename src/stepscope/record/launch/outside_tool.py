@@ -3,12 +3,14 @@
 A rank's Python, at its very start, replaces itself by the tool with the same command under it, so any launcher will
 do: torchrun, srun and mpirun say by variables which rank a process is. A job of one process is put under the tool
 where it is started. The window opens and closes the tool's range through CUDA's profiler interface (`cuda_range`).
+When the job is over each output is exported beside itself by the same tool, so that a machine without it can read it.
 
 Standard library only: it runs before torch is imported.
 """
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +20,9 @@ from stepscope.record.config import RecordConfig
 from stepscope.record.rank import place_by_variables
 
 UNDER_TOOL = "STEPSCOPE_UNDER_TOOL"
+MAX_EXPORT_S = 600
+"""of each output; what is not exported by then stays as the tool wrote it"""
+_EXPORTED_AS = {".nsys-rep": "nsys.sqlite", ".ncu-rep": "ncu.csv"}
 NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
 _STARTS_RANKS = {
     *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"),
@@ -72,6 +77,34 @@ def keep_outputs(config: RecordConfig, run_folders: Sequence[Path]) -> list[Path
     return kept
 
 
+def exported(outputs: Sequence[Path]) -> list[Path]:
+    """Return the outputs in the form that every machine reads, as far as the tool exports them."""
+    return [export for output in outputs if (export := _exported(output)) is not None]
+
+
+def _exported(output: Path) -> Path | None:
+    ending = _EXPORTED_AS.get(output.suffix)
+    if ending is None or not output.is_file():
+        return None
+    target, part = output.with_suffix(f".{ending}"), output.with_suffix(f".{ending}.part")
+    if ending == "nsys.sqlite":
+        options = ["--type=sqlite", "--include-blobs=true", "--force-overwrite=true", f"--output={part}"]
+        command = ["nsys", "export", *options, str(output)]
+    else:
+        command = ["ncu", "--import", str(output), "--csv", "--page", "raw"]
+    try:
+        with (part if ending == "ncu.csv" else Path(os.devnull)).open("wb") as said:
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, timeout=MAX_EXPORT_S,
+                env={**os.environ, "LC_ALL": "C"}, check=True,
+            )  # fmt: skip
+        part.replace(target)
+    except (OSError, subprocess.SubprocessError):
+        part.unlink(missing_ok=True)
+        return None
+    return target
+
+
 def _nsys(config: RecordConfig, out: str) -> list[str]:
     return [
         "nsys", "profile", "--trace=cuda,nvtx,osrt,cudnn,cublas", "--sample=process-tree", "--cuda-memory-usage=true",
@@ -82,6 +115,6 @@ def _nsys(config: RecordConfig, out: str) -> list[str]:
 
 def _ncu(config: RecordConfig, out: str) -> list[str]:
     return [
-        "ncu", "--set=full", "--profile-from-start=off", "--target-processes=application-only",
+        "ncu", "--set=full", "--profile-from-start=off", "--target-processes=all",
         f"--kernel-name={config.kernels}", f"--launch-count={config.launches}", "--force-overwrite", f"--export={out}",
     ]  # fmt: skip

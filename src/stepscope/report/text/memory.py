@@ -8,13 +8,16 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.memory.sources import Holder
 from stepscope.analyze.memory.usage import RankMemory
 from stepscope.document.side_files import memory_of_steps
 from stepscope.report.text.terminal import print_indented
-from stepscope.units import printable, readable_bytes
+from stepscope.units import NS_PER_MS, printable, readable_bytes
 
 if TYPE_CHECKING:  # a report of a run needs no reader of snapshots
     from stepscope.analyze.memory.snapshot.view import Moment, SnapshotView
+    from stepscope.predict.memory_states import StateRow
+    from stepscope.predict.memory_what_if import MemoryWhatIf
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 40
@@ -76,13 +79,28 @@ def print_rank_memory(one: RankMemory, out: Console, *, ranks: int) -> None:
         out.print(f"at the peak{where}, {one.peak.phase}:")
         _print_parts({**one.peak.by_category, "reserved_unused": one.cache_bytes}, one.reasons, out)
     if one.peak is not None:
-        for holder in (one.peak.by_source_line or one.peak.by_operator)[:_MAX_HOLDERS]:
-            out.print(Text(f"  {readable_bytes(holder.size_bytes):>10}  {printable(holder.name)}"))
+        held = one.peak.by_source_line
+        _print_holders("by line" if held else "by operator", held or one.peak.by_operator, out)
+        _print_holders("by module", one.peak.by_module, out)
     if one.growth is not None and one.growth.leaks:
         out.print(f"grows by {readable_bytes(one.growth.bytes_per_step)} per step")
-    for name in ("peak", "by_category"):
+    for leak in one.leaks:
+        kept = f"{readable_bytes(leak.bytes_per_step)} of each of {leak.steps} steps"
+        out.print(Text(f"leak suspect: {printable(leak.name)} keeps {kept}"))
+    if one.allocator_retries:
+        out.print(
+            f"the allocator emptied its cache and tried again {one.allocator_retries} times over the logged steps"
+        )
+    for name in ("peak", "peak_allocated_bytes", "by_category"):
         if name in one.reasons:
             print_indented(out, Text(f"{name}: {one.reasons[name]}", style="dim"), indent="  ")
+
+
+def _print_holders(title: str, held: tuple[Holder, ...], out: Console) -> None:
+    if held:
+        out.print(f"alive at the peak, {title}:")
+    for holder in held[:_MAX_HOLDERS]:
+        out.print(Text(f"  {readable_bytes(holder.size_bytes):>10}  {printable(holder.name)}"))
 
 
 def print_snapshot(rank: int | None, view: "SnapshotView", out: Console, *, others: int) -> None:
@@ -110,6 +128,45 @@ def print_snapshot(rank: int | None, view: "SnapshotView", out: Console, *, othe
             print_indented(out, Text(f"{name}: {view.reasons[name]}", style="dim"), indent="  ")
     if others:
         out.print(f"and {others} more snapshots: --rank R shows one, --json all")
+
+
+def print_predicted(rows: "Sequence[StateRow]", out: Console) -> None:
+    """Print what the formulas say beside the most that was measured; nothing where they say nothing."""
+    if not any(row.predicted_bytes is not None for row in rows):
+        return
+    out.print(Text(f"  {'the most in the window':<26} {'measured':>10} {'formula':>10}", style="dim"))
+    for row in rows:
+        if row.predicted_bytes is not None:
+            out.print(f"  {row.category:<26} {_size(row.measured_bytes):>10} {_size(row.predicted_bytes):>10}")
+
+
+def print_memory_what_ifs(answers: "Sequence[MemoryWhatIf]", out: Console, *, rank: int | None) -> None:
+    """Print the peak with each change, what it costs in time, and what its formula assumes."""
+    if not answers:
+        return
+    of = f", rank {rank}" if rank is not None else ""
+    out.print(Text(f"changed, by formulas on what was measured{of}", style="bold"))
+    for one in answers:
+        where = f", in {one.phase}" if one.phase else ""
+        out.print(Text(f"  {one.change:<20} peak {_peak_range(one)}{where}; {_time_range(one)}"))
+        for line in (*one.notes, *dict.fromkeys(one.reasons.values())):
+            print_indented(out, Text(printable(line), style="dim"), first="    ", indent="    ")
+
+
+def _peak_range(one: "MemoryWhatIf") -> str:
+    if one.peak_low_bytes is None or one.peak_high_bytes is None or one.measured_bytes is None:
+        return "unknown"
+    low, high = map(readable_bytes, (one.peak_low_bytes, one.peak_high_bytes))
+    return f"{readable_bytes(one.measured_bytes)} -> {high if low == high else f'{low} to {high}'}"
+
+
+def _time_range(one: "MemoryWhatIf") -> str:
+    if one.extra_low_ns is None:
+        return "time unknown"
+    low, high = (None if ns is None else f"{ns / NS_PER_MS:+.3g}" for ns in (one.extra_low_ns, one.extra_high_ns))
+    if high is None:
+        return f"at least {low} ms per step"
+    return f"{low if low == high else f'{low} to {high}'} ms per step"
 
 
 def _print_moments(peak: "Moment", end: "Moment", reasons: dict[str, str], out: Console) -> None:

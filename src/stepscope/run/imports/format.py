@@ -14,6 +14,14 @@ _WINDOW_BITS = 31
 """a gzip header is expected"""
 
 
+BytesRead = Callable[[int], None]
+"""told how many bytes of a file were read so far"""
+
+
+def nobody(_read_bytes: int) -> None:
+    """Be told, and tell nobody."""
+
+
 @dataclass(frozen=True)
 class FileHead:
     """What a format is told by: the name of a file, its size and its first bytes, unpacked where it is gzipped."""
@@ -55,8 +63,10 @@ class Format:
     """as in `Nsight Systems export`"""
     ending: str
     is_it: Callable[[FileHead], bool]
-    look: Callable[[Path], Contents]
+    look: Callable[[Path, BytesRead], Contents]
     store: Callable[[Path, Path], None] | None = None
+    check_stored: bool = False
+    """whether only what `store` wrote can be looked into"""
     other_endings: tuple[str, ...] = ()
     """further names under which files of this format lie in a run folder"""
     needs_rank: bool = True

@@ -6,7 +6,7 @@ import zlib
 from pathlib import Path
 
 from stepscope.contract.run_folder import atomic_write
-from stepscope.run.imports.format import MAX_FILE_BYTES, Contents, FileHead, Format
+from stepscope.run.imports.format import MAX_FILE_BYTES, BytesRead, Contents, FileHead, Format
 from stepscope.run.sources import rank_in_header
 from stepscope.side_file import open_side_file
 from stepscope.trace.read import read
@@ -20,8 +20,8 @@ def _is_kineto(head: FileHead) -> bool:
     return bool(_EVENTS.search(head.start))
 
 
-def _look(path: Path) -> Contents:
-    trace = read(path)
+def _look(path: Path, told: BytesRead) -> Contents:
+    trace = read(path, progress=told)
     rank = rank_in_header(trace.header)
     return Contents(f"{trace.num_events:,} events", () if rank is None else (rank,))
 

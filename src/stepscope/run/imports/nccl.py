@@ -8,13 +8,14 @@ from pathlib import Path
 
 from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import InputError
-from stepscope.run.imports.format import Contents, FileHead, Format
+from stepscope.run.imports.format import BytesRead, Contents, FileHead, Format, nobody
 from stepscope.side_file import MAX_LOG_BYTES, open_side_file, side_file_lines
 from stepscope.trace.nccl.inspector import inspected, is_inspector
 from stepscope.trace.nccl.lines import LINE
 from stepscope.trace.nccl.log import nccl_logs
 
 MAX_UNPACKED_BYTES = 1 << 30
+_TELL_EVERY_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 
 
@@ -22,8 +23,8 @@ def _is_log(head: FileHead) -> bool:
     return b"NCCL " in head.start and LINE.search(head.start.decode(errors="replace")) is not None
 
 
-def _look_log(path: Path) -> Contents:
-    logs = nccl_logs(_lines(path))
+def _look_log(path: Path, told: BytesRead) -> Contents:
+    logs = nccl_logs(_lines(path, told))
     if not logs:
         raise InputError(f"{path}: is a log of NCCL in which no rank says its number; log with NCCL_DEBUG=INFO")
     version = next((log.version for log in logs if log.version), None)
@@ -34,8 +35,8 @@ def _look_log(path: Path) -> Contents:
     return Contents(what + several, ranks, whole_job=len(logs) > 1)
 
 
-def _look_inspector(path: Path) -> Contents:
-    found, damaged = inspected(_lines(path))
+def _look_inspector(path: Path, told: BytesRead) -> Contents:
+    found, damaged = inspected(_lines(path, told))
     if not found:
         raise InputError(f"{path}: none of its {damaged:,} lines is a measurement of NCCL inspector")
     ranks = tuple(sorted({one.rank for one in found}))
@@ -43,11 +44,11 @@ def _look_inspector(path: Path) -> Contents:
     return Contents(f"{count:,} collectives measured", ranks, whole_job=len(ranks) > 1)
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked where it is gzipped."""
+def _lines(path: Path, told: BytesRead = nobody) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked where it is gzipped; `told` hears of every megabyte or so."""
     try:
         if not _is_packed(path):
-            yield from side_file_lines(path)
+            yield from _counted(side_file_lines(path), told)
             return
         left = MAX_UNPACKED_BYTES
         with open_side_file(path, max_bytes=MAX_LOG_BYTES) as packed, gzip.GzipFile(fileobj=packed) as f:
@@ -56,6 +57,18 @@ def _lines(path: Path) -> Iterator[bytes]:
                 yield line
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
+
+
+def _counted(lines: Iterator[bytes], told: BytesRead) -> Iterator[bytes]:
+    """Yield the lines, and tell how many bytes they were."""
+    read = said = 0
+    for line in lines:
+        read += len(line)
+        if read - said >= _TELL_EVERY_BYTES:
+            told(read)
+            said = read
+        yield line
+    told(read)
 
 
 def _store(source: Path, target: Path) -> None:

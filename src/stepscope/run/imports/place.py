@@ -10,7 +10,7 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.output_path import why_no_file
 from stepscope.run.imports.detect import format_of
-from stepscope.run.imports.format import MAX_FILE_BYTES, Contents, Format
+from stepscope.run.imports.format import MAX_FILE_BYTES, BytesRead, Contents, Format, nobody
 from stepscope.run.imports.known import FORMATS
 from stepscope.run.rank import believable_world
 from stepscope.run.sources import rank_in_name
@@ -45,10 +45,27 @@ class PlannedImport:
 
 
 def planned_imports(
-    files: Sequence[Path], folder: Path, *, rank: int | None = None, force: bool = False
+    files: Sequence[Path],
+    folder: Path,
+    *,
+    rank: int | None = None,
+    force: bool = False,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[PlannedImport]:
-    """Return where each file goes; an `InputError` or `UsageError` where one of them cannot."""
-    plans = [_planned(path, folder, rank=rank, force=force) for path in files]
+    """Return where each file goes; an `InputError` or `UsageError` where one of them cannot.
+
+    `progress` is told the bytes looked into so far, and all of them.
+    """
+    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+    before = [sum(sizes[:i]) for i in range(len(files))]
+
+    def told(start: int) -> BytesRead:
+        return nobody if progress is None else lambda read: progress(start + read, sum(sizes))
+
+    plans = [
+        _planned(path, folder, rank=rank, force=force, told=told(start))
+        for path, start in zip(files, before, strict=True)
+    ]
     by_target: dict[Path, Path] = {}
     for plan in plans:
         first = by_target.setdefault(plan.target, plan.source)
@@ -68,7 +85,8 @@ def place(plan: PlannedImport) -> None:
         plan.target.parent.mkdir(exist_ok=True)
         if plan.format.store is not None:
             plan.format.store(plan.source, plan.target)
-            _require_readable(plan.target)
+            if plan.format.check_stored:
+                _require_readable(plan.target)
             return
         with open_side_file(plan.source, max_bytes=MAX_FILE_BYTES) as f, atomic_write(plan.target) as out:
             shutil.copyfileobj(f, out, _CHUNK_BYTES)
@@ -82,18 +100,18 @@ def _require_readable(target: Path) -> None:
         made = format_of(target)
         if made is None:
             raise InputError(f"{target}: what was written is of no known format")
-        made.look(target)
+        made.look(target, nobody)
     except StepscopeError:
         target.unlink()
         raise
 
 
-def _planned(path: Path, folder: Path, *, rank: int | None, force: bool) -> PlannedImport:
+def _planned(path: Path, folder: Path, *, rank: int | None, force: bool, told: BytesRead) -> PlannedImport:
     known = format_of(path)
     if known is None:
         titles = ", ".join(dict.fromkeys(one.title for one in FORMATS))
         raise InputError(f"{printable(str(path))}: is of no format that can be imported ({titles})")
-    contents = known.look(path)
+    contents = known.look(path, told)
     number, notes = _rank_of(path, contents, given=rank)
     if number is None and known.needs_rank and not contents.whole_job:
         raise UsageError(f"{printable(str(path))}: neither it nor its name says which rank it is of; give --rank")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepscope.run.imports.format import Contents, FileHead, Format
+from stepscope.run.imports.format import BytesRead, Contents, FileHead, Format
 from stepscope.units import readable_bytes
 
 _PICKLE = b"\x80"
@@ -15,7 +15,7 @@ def _is_flight(head: FileHead) -> bool:
     return head.start.lstrip().startswith(b"{") and b'"collective_seq_id"' in head.start
 
 
-def _look_flight(path: Path) -> Contents:
+def _look_flight(path: Path, _told: BytesRead) -> Contents:
     from stepscope.trace.pickles.flight_recorder import read_flight_dump  # only where there is such a file
 
     dump = read_flight_dump(path)
@@ -28,7 +28,7 @@ def _is_snapshot(head: FileHead) -> bool:
     return head.start.startswith(_PICKLE) and b"segments" in head.start[:256]
 
 
-def _look_snapshot(path: Path) -> Contents:
+def _look_snapshot(path: Path, _told: BytesRead) -> Contents:
     from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot  # only where there is such a file
 
     found = read_memory_snapshot(path)

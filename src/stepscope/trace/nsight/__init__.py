@@ -8,5 +8,6 @@ torch_ranges    what PyTorch writes into the name of an NVTX range
 nccl_payload    what NCCL writes behind one
 session         clock, machine, devices, ranks
 read            the way in
+overview        what an export holds, without its events
 outside_tool    `.nsys-rep` and `.ncu-rep` through NVIDIA's own programs
 """

@@ -82,13 +82,19 @@ class Database:
             return 0
         return found if isinstance(found, int) and 0 < found < 1 << 40 else 0
 
-    def chunks(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Sequence[Any]]]:
-        """Yield the values of some columns, chunk by chunk; a column that the table lacks is all None."""
+    def chunks(
+        self, table: str, columns: Sequence[str], *, where: str = "", values: Sequence[Any] = ()
+    ) -> Iterator[dict[str, Sequence[Any]]]:
+        """Yield the values of some columns, chunk by chunk; a column that the table lacks is all None.
+
+        `where` is SQL of ours, with a `?` for each of `values`.
+        """
         there = [name for name in columns if name in self.columns(table)]
         if not there:
             return
         listed = ", ".join(f'"{name}"' for name in there)
-        cursor = self._db.execute(f'SELECT {listed} FROM "{table}"')
+        condition = f" WHERE {where}" if where else ""
+        cursor = self._db.execute(f'SELECT {listed} FROM "{table}"{condition}', values)
         while rows := cursor.fetchmany(CHUNK_ROWS):
             chunk: dict[str, Sequence[Any]] = dict.fromkeys(columns, (None,) * len(rows))
             chunk.update(zip(there, zip(*rows, strict=True), strict=True))
@@ -106,6 +112,13 @@ class Database:
         if keep:
             self._texts |= known
         return {i: text for i, text in known.items() if text is not None}
+
+    def ids_between(self, low: str, high: str, most: int) -> list[int]:
+        """Return the ids of at most so many texts from `low` on and before `high`."""
+        if not {"id", "value"} <= self.columns("StringIds"):
+            return []
+        query = "SELECT id FROM StringIds WHERE value >= ? AND value < ?"
+        return [i for (i,) in self._db.execute(query, (low, high)).fetchmany(most)]
 
     def text(self, value: Any, mark: int = 0) -> str | None:
         """Return a text as this table keeps it, None for anything else; `mark` counts it where it had to change."""

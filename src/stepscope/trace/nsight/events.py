@@ -2,10 +2,10 @@
 
     kernels of processes 7 and 9, runtime calls of both, ...    ->    one table of process 7, one of process 9
 
-All share one table of strings.
+All share one table of strings. Values are kept in the type of their column from the first, in blocks that are filled in
+place; what is the same for every row of a database (`ph`, `offset`) is kept once.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,12 @@ from stepscope.trace.nsight.database import Bools
 from stepscope.trace.schema import ARGS, DENSE
 from stepscope.trace.table import Int64s, SparseColumn
 
-_NO_OFFSET = -1
-"""as `offset`: the event is a row of a database, not a place in a text"""
+_SAME_FOR_ALL = {"ph": ord("X"), "offset": -1}
+"""columns of one value: all events have a duration, and are rows of a database rather than places in a text"""
 _BYTES_PER_ARG = 12
-_BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE)
+_BYTES_PER_EVENT = sum(np.dtype(column.dtype).itemsize for column in DENSE if column.name not in _SAME_FOR_ALL)
+_BLOCK = 1 << 17
+"""values at most; a large block goes back to the system once it is joined, many small ones between others do not"""
 
 
 class Texts:
@@ -66,12 +68,51 @@ class Rows(ArrayRecord):
     args: dict[str, tuple[Int64s, Bools]] = field(default_factory=dict)
 
 
-@dataclass(eq=False, repr=False)
-class _Process(ArrayRecord):
-    dense: dict[str, list[npt.NDArray[Any]]] = field(default_factory=dict)
-    args: dict[str, list[tuple[Int64s, Int64s]]] = field(default_factory=dict)
-    length: int = 0
-    counts: dict[str, int] = field(default_factory=dict)
+class Growing:
+    """Values of one column while they come: blocks of its type, joined into one array at the end."""
+
+    def __init__(self, dtype: str) -> None:
+        self._dtype = np.dtype(dtype)
+        self._blocks: list[npt.NDArray[Any]] = []
+        self._used = 0
+        """of the last block"""
+        self.length = 0
+
+    def add(self, values: npt.NDArray[Any]) -> None:
+        """Add values at the end."""
+        at = 0
+        while at < len(values):
+            if not self._blocks or self._used == len(self._blocks[-1]):
+                size = min(max(self.length, len(values) - at), _BLOCK)
+                self._blocks.append(np.empty(size, self._dtype))
+                self._used = 0
+            number = min(len(values) - at, len(self._blocks[-1]) - self._used)
+            self._blocks[-1][self._used : self._used + number] = values[at : at + number]
+            at, self._used, self.length = at + number, self._used + number, self.length + number
+
+    def joined(self) -> npt.NDArray[Any]:
+        """Return all values and forget them here, block by block."""
+        out = np.empty(self.length, self._dtype)
+        at = 0
+        blocks, self._blocks = self._blocks[::-1], []
+        while blocks:
+            block = blocks.pop()
+            number = min(len(block), self.length - at)
+            out[at : at + number] = block[:number]
+            at += number
+        self.length = 0
+        return out
+
+
+class _Process:
+    """The table of one process while it grows."""
+
+    def __init__(self) -> None:
+        self.dense = {c.name: Growing(c.dtype) for c in DENSE if c.name not in _SAME_FOR_ALL}
+        self.args: dict[str, tuple[Growing, Growing]] = {}
+        """rows and values"""
+        self.length = 0
+        self.counts: dict[str, int] = {}
 
 
 class Events:
@@ -89,7 +130,7 @@ class Events:
         backwards |= rows.timed & ~backwards & (lasting < 0)  # a difference beyond 64 bits
         for process in np.unique(rows.process).tolist():
             mine = rows.process == process
-            of = self._processes.setdefault(process, _Process())
+            of = self._processes.get(process) or self._processes.setdefault(process, _Process())
             _count(of, "bad_time", int((mine & ~rows.timed).sum()))
             _count(of, "negative_duration", int((mine & backwards).sum()))
             keep = np.flatnonzero(mine & rows.timed & ~backwards)
@@ -98,24 +139,16 @@ class Events:
 
     def _append(self, of: _Process, rows: Rows, keep: npt.NDArray[np.intp], lasting: Int64s) -> None:
         self._share.take(len(keep) * _BYTES_PER_EVENT)
-        columns: Mapping[str, npt.NDArray[Any]] = {
-            "ph": np.full(len(keep), ord("X"), np.uint8),
-            "cat": rows.cat[keep],
-            "name": rows.name[keep],
-            "pid": rows.pid[keep],
-            "tid": rows.tid[keep],
-            "ts_ns": rows.start_ns[keep],
-            "dur_ns": lasting[keep],
-            "offset": np.full(len(keep), _NO_OFFSET, np.int64),
-        }
-        for name, values in columns.items():
-            of.dense.setdefault(name, []).append(values)
+        columns = {"cat": rows.cat, "name": rows.name, "pid": rows.pid, "tid": rows.tid}
+        for name, values in (columns | {"ts_ns": rows.start_ns, "dur_ns": lasting}).items():
+            of.dense[name].add(values[keep])
         for name, (values, known) in rows.args.items():
-            has = known[keep]
-            if has.any():
-                where = np.flatnonzero(has)
+            where = np.flatnonzero(known[keep])
+            if len(where):
                 self._share.take(len(where) * _BYTES_PER_ARG)
-                of.args.setdefault(name, []).append((where + of.length, values[keep][where]))
+                numbers, found = of.args.setdefault(name, (Growing("int32"), Growing("int64")))
+                numbers.add(where + of.length)
+                found.add(values[keep][where])
         of.length += len(keep)
 
     def processes(self) -> list[int]:
@@ -129,14 +162,19 @@ class Events:
     def take(self, process: int) -> tuple[dict[str, npt.NDArray[Any]], dict[str, SparseColumn]]:
         """Return the columns of one process and forget them here."""
         of = self._processes.pop(process)
-        dense = {}
+        dense: dict[str, npt.NDArray[Any]] = {}
         for column in DENSE:
-            dense[column.name] = np.concatenate(of.dense.pop(column.name)).astype(column.dtype, copy=False)
-        args = {}
+            if column.name in _SAME_FOR_ALL:
+                dense[column.name] = np.broadcast_to(np.array(_SAME_FOR_ALL[column.name], column.dtype), of.length)
+            else:
+                dense[column.name] = of.dense.pop(column.name).joined()
+        args: dict[str, SparseColumn] = {}
         for arg in ARGS:
-            if parts := of.args.pop(arg.name, None):
-                rows = np.concatenate([rows for rows, _ in parts]).astype(np.int32)
-                args[arg.name] = SparseColumn(rows, np.concatenate([values for _, values in parts]))
+            if arg.name in of.args:
+                numbers, values = of.args.pop(arg.name)
+                rows = numbers.joined()
+                alike = next((one.rows for one in args.values() if np.array_equal(one.rows, rows)), rows)
+                args[arg.name] = SparseColumn(alike, values.joined())
         return dense, args
 
 

@@ -39,6 +39,9 @@ _NCCL_SIZE = {"all_gather": (1, 0), "reduce_scatter": (0, 1), "all_to_all": (0, 
 """whether NCCL's count is of one rank's part: of what is received, of what is sent"""
 _BYTE = "Byte"
 _MAX_COMMUNICATORS = 100_000
+_NCCL_TEXTS = "nccl", "nccm"
+"""first text of NCCL's ranges, and the first that is none any more"""
+_MAX_NCCL_TEXTS = 500
 
 
 @dataclass
@@ -82,9 +85,36 @@ def overhead_rows(db: Database, table: str, texts: Texts) -> Iterator[Rows]:
 
 def range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
     """Yield NVTX ranges; what NCCL's calls say of communicators is noted on the way."""
-    columns = ("start", "end", "eventType", "text", "textId", "globalTid", "binaryData")
-    wanted = columns if schemas.fields else columns[:-1]
-    for chunk in db.chunks(RANGES, wanted):
+    yield from _range_rows(db, texts, schemas, communicators, db.chunks(RANGES, _wanted(schemas)))
+
+
+def nccl_range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
+    """Yield the NVTX ranges of NCCL's calls alone; all ranges are walked, the others' texts are not read."""
+    found = db.ids_between(*_NCCL_TEXTS, _MAX_NCCL_TEXTS)
+    conditions = {
+        "text": ('"text" >= ? AND "text" < ?', list(_NCCL_TEXTS)),
+        "textId": (f'"textId" IN ({", ".join("?" * len(found))})', found),
+    }
+    there = [one for column, one in conditions.items() if column in db.columns(RANGES)]
+    values = [value for _, of in there for value in of]
+    where = " OR ".join(condition for condition, _ in there)
+    chunks = db.chunks(RANGES, _wanted(schemas), where=where, values=values)
+    yield from _range_rows(db, texts, schemas, communicators, chunks)
+
+
+def _wanted(schemas: Schemas) -> tuple[str, ...]:
+    columns = ("start", "end", "eventType", "text", "textId", "globalTid")
+    return (*columns, "binaryData") if schemas.fields else columns
+
+
+def _range_rows(
+    db: Database,
+    texts: Texts,
+    schemas: Schemas,
+    communicators: Communicators,
+    chunks: Iterator[dict[str, Sequence[Any]]],
+) -> Iterator[Rows]:
+    for chunk in chunks:
         kind, _ = integers(chunk["eventType"])
         at = np.flatnonzero(np.isin(kind, _RANGE_TYPES))
         if not len(at):

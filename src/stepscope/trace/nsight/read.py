@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from stepscope.trace.table import Quality, Trace
 
 _TABLES = (CALLS, RANGES, *OVERHEADS, *DEVICE_TABLES)
 _DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+NO_DEVICE = "no process in it used a device; record with nsys profile --trace=cuda,nvtx"
 
 
 def read_nsys(
@@ -43,14 +45,27 @@ def read_nsys(
     `named` is the file that the user knows, where the export was made from it.
     Raises `TraceError` where it is no export, is damaged, or holds no process that used a device.
     """
-    where = Path(path)
-    size = Stream(where).size
+    size = Stream(Path(path)).size
     share = (budget or Budget(size)).share()
-    try:
-        with Database(where) as db:
+    with opened_export(path) as db:
+        try:
             return _read(db, size, share, progress, str(named or path))
+        except OverBudget:
+            share.give_back()
+            raise
+
+
+@contextmanager
+def opened_export(path: str | Path) -> Iterator[Database]:
+    """Open an export; a `TraceError` where it is none, is damaged, or holds more than fits."""
+    try:
+        with Database(Path(path)) as db:
+            if not any(db.has(table) for table in _TABLES) or not db.has("StringIds"):
+                raise TraceError(
+                    f"{path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables"
+                )
+            yield db
     except OverBudget as error:
-        share.give_back()
         raise TraceError(f"{path}: {error}") from error
     except (sqlite3.Error, OverflowError) as error:
         raise TraceError(f"{path}: cannot be read as an sqlite file ({error}); export it again") from error
@@ -61,8 +76,6 @@ def read_nsys(
 def _read(
     db: Database, size: int, share: Share, progress: Callable[[int], None] | None, named: str
 ) -> tuple[Trace, ...]:
-    if not any(db.has(table) for table in _TABLES) or not db.has("StringIds"):
-        raise TraceError(f"{db.path}: is an sqlite file, but no export of Nsight Systems: it has none of its tables")
     texts, events, communicators = Texts(share), Events(share), Communicators()
     total = max(sum(db.num_rows(table) for table in _TABLES), 1)
     read = 0
@@ -74,7 +87,7 @@ def _read(
     session = session_of(db)
     traces = _traces(db, named, size, texts, events, communicators, session)
     if not traces:
-        raise TraceError(f"{db.path}: no process in it used a device; record with nsys profile --trace=cuda,nvtx")
+        raise TraceError(f"{db.path}: {NO_DEVICE}")
     return traces
 
 

@@ -64,6 +64,15 @@ class Purposes(ArrayRecord):
         sums = np.bincount(self.of_block[alive], history.size_bytes[alive], minlength=len(PURPOSES))
         return {name: int(sums[code]) for code, name in enumerate(PURPOSES)}
 
+    def over_time(self, history: History) -> Int64s:
+        """Return bytes by purpose (rows) after each event (columns)."""
+        number = len(history.allocated_bytes)
+        change = np.zeros((len(PURPOSES), number + 1), np.int64)
+        np.add.at(change, (self.of_block, np.maximum(history.born, 0)), history.size_bytes)
+        gone = history.died != NOT_HERE
+        np.add.at(change, (self.of_block[gone], history.died[gone]), -history.size_bytes[gone])
+        return np.cumsum(change[:, :number], axis=1)
+
 
 def purposes_of(snapshot: MemorySnapshot, history: History, *, storages: Mapping[int, str] | None = None) -> Purposes:
     """Return what every block was for. `storages` has what the job said of the memory at an address."""

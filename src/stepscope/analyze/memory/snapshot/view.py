@@ -90,6 +90,8 @@ class SnapshotView:
     step_peak_bytes: tuple[int, ...]
     leaks: tuple[Leak, ...]
     timeline: dict[str, tuple[int, ...]]
+    by_purpose: dict[str, tuple[int, ...] | None]
+    """at the moments of `timeline`; None is unknown, and then part of `unknown`"""
     reasons: dict[str, str]
 
 
@@ -117,6 +119,7 @@ def snapshot_view(snapshot: MemorySnapshot, *, storages: Mapping[int, str] | Non
         step_peak_bytes=_step_peaks(history, purposes),
         leaks=_leaks(snapshot, history, purposes),
         timeline=_timeline(snapshot, history),
+        by_purpose=_curves(history, purposes, reasons),
         reasons=reasons,
     )
 
@@ -222,15 +225,28 @@ def _leaks(snapshot: MemorySnapshot, history: History, purposes: Purposes) -> tu
 
 def _timeline(snapshot: MemorySnapshot, history: History) -> dict[str, tuple[int, ...]]:
     """Return the largest moment of each of equally many events."""
-    total = len(snapshot.action)
-    cuts = np.unique(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
-    at = [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
-    begin = snapshot.time_us[0] if total else 0
+    at = _largest_moments(history)
+    begin = snapshot.time_us[0] if at else 0
     return {
         "time_us": tuple(snapshot.time_us[i] - begin for i in at),
         "allocated_bytes": tuple(int(history.allocated_bytes[i]) for i in at),
         **({} if history.reserved_bytes is None else {"reserved_bytes": tuple(history.reserved_bytes[at].tolist())}),
     }
+
+
+def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) -> dict[str, tuple[int, ...] | None]:
+    """Return bytes by purpose at the moments of the timeline."""
+    curves = purposes.over_time(history)[:, _largest_moments(history)]
+    return {
+        name: None if name in reasons and not curve.any() else tuple(curve.tolist())
+        for name, curve in zip(PURPOSES, curves, strict=True)
+    }
+
+
+def _largest_moments(history: History) -> list[int]:
+    total = len(history.allocated_bytes)
+    cuts = np.unique(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
+    return [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
 
 
 def _reasons(

@@ -1,0 +1,231 @@
+"""What would the peak of a rank be with less kept, split or moved, and what would that cost in time?
+
+    checkpointing[=LAYERS]   activations kept as the inputs of layers, and those of one layer at a time
+    zero=1, 2, 3             optimizer state, gradients, weights split among the ranks that hold the same
+    offload=optimizer        optimizer state in the host's memory
+    batch=N, batch=2x        activations, and temporaries of forward and backward, with the batch
+
+Measured curves of the categories are scaled by formulas, at every moment of the window: the peak may move. Where a
+category or a fact of the job is unknown, so is the answer, with the reason. docs/metrics.md has the formulas' sources.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.memory.moments import Moments
+from stepscope.analyze.step.phases import Phase
+from stepscope.cost.models.activations import block_input_shares
+from stepscope.errors import UsageError
+from stepscope.predict.memory_job import MemoryJob
+from stepscope.units import NS_PER_S
+
+WHAT_IFS = "checkpointing, checkpointing=LAYERS, zero=1, zero=2, zero=3, offload=optimizer, batch=N, batch=2x"
+_GATHERED_LAYERS = 2
+"""that ZeRO-3 holds whole at a time: the one computed and the next"""
+_STATES = ("optimizer_state", "gradients", "weights")
+_FACTOR = re.compile(r"^(\d{1,6}(?:\.\d{1,6})?)x$")
+_MAX_FACTOR = 1e6
+_NOT_WHOLE = "neither peak has what was there before the profiler: weights, optimizer state"
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class MemoryWhatIf:
+    """The answer to one change. None is unknown; `reasons` says why."""
+
+    change: str
+    measured_bytes: int | None
+    """allocated at the peak of the window"""
+    peak_low_bytes: int | None
+    """at the new peak; equal to `peak_high_bytes` where the formula leaves nothing open"""
+    peak_high_bytes: int | None
+    phase: str | None
+    """in which the new peak lies"""
+    extra_low_ns: float | None
+    """by how much each step gets longer, at least; negative where it gets shorter"""
+    extra_high_ns: float | None
+    notes: tuple[str, ...]
+    """what the formulas assume"""
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What stays of each category, and what comes to it: from, to."""
+
+    stays: dict[str, Range]
+    adds: Range = (0.0, 0.0)
+    only_in_passes: bool = False
+    """whether `adds` comes in forward and backward only"""
+    time_ns: tuple[float | None, float | None] = (None, None)
+    notes: tuple[str, ...] = ()
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+class _Unknown(Exception):
+    """The reason for which a change cannot be worked out."""
+
+
+def memory_what_if(change: str, moments: Moments | None, job: MemoryJob) -> MemoryWhatIf:
+    """Return what one change makes of the peak; a `UsageError` where there is no such change."""
+    key, _, value = change.partition("=")
+    if key not in _MAKERS:
+        raise UsageError(f"--what-if {change}: there is no such change; use one of {WHAT_IFS}")
+    measured = int(moments.allocated_bytes.max(initial=0)) if moments else None
+    try:
+        if moments is None:
+            raise _Unknown("memory by category was not recorded over the window: record with --memory")
+        made = _MAKERS[key](value, moments, job)
+    except _Unknown as error:
+        return MemoryWhatIf(
+            change, measured, None, None, None, None, None, (), {"peak": str(error), "time": str(error)}
+        )
+    low, high = (_changed(moments, made, end) for end in (0, 1))
+    at = int(high.argmax())
+    phase = None if moments.phase is None else Phase(int(moments.phase[at])).name.lower()
+    bounds = int(low.max()), int(high.max())
+    notes = made.notes if moments.is_whole else (*made.notes, _NOT_WHOLE)
+    return MemoryWhatIf(change, measured, *bounds, phase, *made.time_ns, notes, made.reasons)
+
+
+def _changed(moments: Moments, change: _Change, end: int) -> npt.NDArray[np.float64]:
+    """Return what would be allocated after each event, at the low or high end of the formulas."""
+    passes = _in_passes(moments)
+    total = np.where(passes, change.adds[end], 0.0 if change.only_in_passes else change.adds[end])
+    for name, curve in moments.by_category.items():
+        if curve is None:
+            continue
+        share = np.full(len(curve), change.stays.get(name, (1.0, 1.0))[end])
+        if name == _TEMPORARY:
+            share[~passes] = 1.0
+        total += share * curve
+    return total
+
+
+def _in_passes(moments: Moments) -> npt.NDArray[np.bool_]:
+    """Return which moments lie in forward or backward; all of them where phases are unknown."""
+    if moments.phase is None:
+        return np.ones(len(moments.allocated_bytes), bool)
+    return (moments.phase != Phase.OPTIMIZER) & (moments.phase != Phase.AFTER_BACKWARD)
+
+
+_TEMPORARY = "temporary"
+
+
+def _checkpointing(value: str, moments: Moments, job: MemoryJob) -> _Change:
+    layers = job.layers
+    if value:
+        layers = int(value) if value.isdecimal() and len(value) < 6 else 0
+        if not layers:
+            raise UsageError(f"--what-if checkpointing={value}: LAYERS has to be a number from 1 on")
+    if job.recomputes:
+        raise _Unknown("the run computes forward again in backward already")
+    if layers is None:
+        raise _Unknown("how many layers the model has was not recorded; give it, as in checkpointing=24")
+    _known(moments, "activations")
+    inputs = block_input_shares()
+    one_layer = (moments.most("activations") or 0) / layers
+    notes = (
+        f"of {layers} layers each keeps its input, {100 * inputs[0]:.0f} to {100 * inputs[1]:.0f} % of what a "
+        "transformer's layer keeps, and one at a time all of it; forward runs twice",
+    )
+    why = {} if job.forward_ns is not None else {"time": "the time of forward is not known"}
+    return _Change(
+        {"activations": inputs},
+        (one_layer, one_layer),
+        only_in_passes=True,
+        time_ns=(job.forward_ns, job.forward_ns),
+        notes=notes,
+        reasons=why,
+    )
+
+
+def _zero(value: str, moments: Moments, job: MemoryJob) -> _Change:
+    if value not in ("1", "2", "3"):
+        raise UsageError(f"--what-if zero={value}: the stage has to be 1, 2 or 3")
+    stage = int(value)
+    if job.sharded_as is not None:
+        raise _Unknown(f"the run splits its model already ({job.sharded_as})")
+    if job.replicas is None:
+        raise _Unknown("no data parallelism was seen, so nobody to split it among is known")
+    _known(moments, *_STATES[:stage])
+    adds = _gathered(moments, job) if stage == 3 else (0.0, 0.0)
+    share = 1 / job.replicas
+    after = "backward and forward gather the weights again" if stage == 3 else "weights are gathered after each step"
+    half = job.gradient_comm_ns / 2 if job.gradient_comm_ns is not None else None
+    why = {} if half is not None else {"time": "the time of the gradients' collectives is not known"}
+    notes = (f"{', '.join(_STATES[:stage])} divided by {job.replicas}; {after}: half as long as the gradients take "
+             "now where nothing hides it, nothing where all of it is hidden",)  # fmt: skip
+    time_ns = (None, None) if half is None else (0.0, half)
+    stays = dict.fromkeys(_STATES[:stage], (share, share))
+    return _Change(stays, adds, time_ns=time_ns, notes=notes, reasons=why)
+
+
+def _gathered(moments: Moments, job: MemoryJob) -> Range:
+    """Return the weights that ZeRO-3 holds whole beside its share: of two layers, or between none and all."""
+    whole = float(moments.most("weights") or 0)
+    if job.layers is None:
+        return 0.0, whole
+    size = whole * min(_GATHERED_LAYERS / job.layers, 1.0)
+    return size, size
+
+
+def _offload(value: str, moments: Moments, job: MemoryJob) -> _Change:
+    if value != "optimizer":
+        raise UsageError(f"--what-if offload={value}: only offload=optimizer is known")
+    if not moments.on_device:
+        raise _Unknown("the run has no device: its memory is the host's already")
+    _known(moments, "optimizer_state", "weights")
+    moved = (moments.most("gradients") or moments.most("weights") or 0) + (moments.most("weights") or 0)
+    rate = job.host_link_bytes_per_s
+    at_least = NS_PER_S * moved / rate if rate else None
+    update = "how long the host takes to update the weights is not known, so there is no upper bound"
+    why = update if rate else f"no copy of 1 MB or more from or to pinned memory tells the link's speed, and {update}"
+    notes = ("gradients go to the host and weights come back once per step",)
+    return _Change({"optimizer_state": (0.0, 0.0)}, time_ns=(at_least, None), notes=notes, reasons={"time": why})
+
+
+def _batch(value: str, moments: Moments, job: MemoryJob) -> _Change:
+    factor = _batch_factor(value, job)
+    _known(moments, "activations", _TEMPORARY)
+    stays = {"activations": (factor, factor), _TEMPORARY: (factor, factor)}
+    notes = [f"activations and temporaries times {factor:g}; all else stays"]
+    if moments.phase is None:
+        notes.append("temporaries of the optimizer are scaled as well: phases are unknown")
+    if job.forward_ns is None or job.backward_ns is None:
+        return _Change(stays, notes=tuple(notes), reasons={"time": "the time of forward and backward is not known"})
+    more = (factor - 1) * (job.forward_ns + job.backward_ns)
+    return _Change(stays, time_ns=(min(more, 0.0), max(more, 0.0)), notes=tuple(notes))
+
+
+def _batch_factor(value: str, job: MemoryJob) -> float:
+    if found := _FACTOR.match(value):
+        factor = float(found[1])
+    elif value.isdecimal() and len(value) < 10 and int(value):
+        if job.samples is None:
+            raise _Unknown("how many samples a step takes was not recorded; give a factor, as in batch=2x")
+        factor = int(value) / job.samples
+    else:
+        raise UsageError(f"--what-if batch={value}: give samples per rank and step, or a factor as in batch=2x")
+    if not 0 < factor <= _MAX_FACTOR:
+        raise UsageError(f"--what-if batch={value}: the factor has to be above 0 and at most {_MAX_FACTOR:,.0f}")
+    return factor
+
+
+def _known(moments: Moments, *categories: str) -> None:
+    missing = [name for name in categories if moments.by_category.get(name) is None]
+    if missing:
+        raise _Unknown(f"{' and '.join(missing)} cannot be told apart: record with --memory")
+
+
+_MAKERS: dict[str, Callable[[str, Moments, MemoryJob], _Change]] = {
+    "checkpointing": _checkpointing,
+    "zero": _zero,
+    "offload": _offload,
+    "batch": _batch,
+}

@@ -1,0 +1,134 @@
+"""Large exports and logs take memory by what is kept of them, not by how they are read."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trace.nsight.kineto_as_nsys import MACHINE, Export
+
+from stepscope.run.imports.detect import format_of
+from stepscope.trace.nccl.log import nccl_logs
+from stepscope.trace.nsight.events import Growing
+from stepscope.trace.nsight.overview import overview
+from stepscope.trace.nsight.read import read_nsys
+
+CHUNK = 100
+KB = 1_000
+PROCESSES = (7, 9)
+RANGES_PER_KERNEL = 3
+
+
+def export_of(path: Path, kernels: int) -> Path:
+    """Write an export of two processes in which every range has a text of its own."""
+    export = Export(path)
+    export.clock(1_000_000)
+    launch, name = export.text("cudaLaunchKernel"), export.text("gemm")
+    for i in range(kernels):
+        process, at = PROCESSES[i % 2], 1000 * i
+        thread = MACHINE | process << 24 | process
+        export.insert("CUPTI_ACTIVITY_KIND_RUNTIME", at, at + 10, 0, thread, i + 1, launch, 0, None)
+        where = at + 100, at + 900, i % 2, 1, 7, i + 1, MACHINE | process << 24
+        export.insert("CUPTI_ACTIVITY_KIND_KERNEL", *where, name, name, None, 32, 1, 2, 3, 4, 5, 6, 0, 16, None)
+        for depth in range(RANGES_PER_KERNEL):
+            text = f"aten::mm, op_id = {RANGES_PER_KERNEL * i + depth}"
+            export.insert("NVTX_EVENTS", at + depth, at + 50 - depth, 59, text, None, thread, 0, None)
+    export.close()
+    return path
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Return the most that was allocated at once, beyond what was before."""
+    work()  # imports and caches are filled
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A small export and one of five times its rows."""
+    folder = tmp_path_factory.mktemp("exports")
+    return export_of(folder / "small.sqlite", 400), export_of(folder / "large.sqlite", 2000)
+
+
+@pytest.fixture(autouse=True)
+def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.trace.nsight.database.CHUNK_ROWS", CHUNK)
+
+
+def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:
+    small, large = exports
+    assert peak_of(lambda: overview(large)) < 1.2 * peak_of(lambda: overview(small)) + 20 * KB
+
+
+def test_tables_take_little_more_than_their_columns_while_they_are_built(exports: tuple[Path, Path]) -> None:
+    small, large = (peak_of(lambda path=path: read_nsys(path)) for path in exports)  # type: ignore[misc]
+    more_rows = (2 + RANGES_PER_KERNEL) * 1600
+    traces = read_nsys(exports[1])
+    kept = sum(array.nbytes for t in traces for name, array in t.columns.items() if name not in ("ph", "offset"))
+    kept += sum(one.rows.nbytes + one.values.nbytes for t in traces for one in t.args.values())
+    per_row = kept / sum(t.num_events for t in traces)
+    assert (large - small) / more_rows < 2 * per_row
+
+
+def test_what_is_the_same_in_every_row_is_kept_once(exports: tuple[Path, Path]) -> None:
+    for trace in read_nsys(exports[0]):
+        assert trace["offset"].strides == (0,) and trace["ph"].strides == (0,)
+        assert set(trace["offset"].tolist()) == {-1}
+
+
+def test_look_agrees_with_the_tables(exports: tuple[Path, Path]) -> None:
+    found, traces = overview(exports[0]), read_nsys(exports[0])
+    assert found.num_kernels == 400
+    assert [h["nsight"]["schema"] for h in found.headers] == [t.header["nsight"]["schema"] for t in traces]
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (3, 0, 5), (7,) * 50])
+def test_growing_column_keeps_order(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.trace.nsight.events._BLOCK", 16)
+    column, expected = Growing("int32"), np.arange(sum(sizes))
+    for part in np.split(expected, np.cumsum(sizes)[:-1]) if sizes else ():
+        column.add(part)
+    assert column.length == len(expected)
+    joined = column.joined()
+    assert joined.dtype == np.int32 and joined.tolist() == expected.tolist()
+
+
+def log_lines(count: int) -> Iterator[bytes]:
+    for rank in range(2):
+        yield b"node:%d:9 [0] NCCL INFO comm 0xc%d rank %d nranks 2 cudaDev 0 busId 1000 - Init COMPLETE\n" % (
+            100 + rank,
+            rank,
+            rank,
+        )
+    for i in range(count):
+        yield (
+            b"node:%d:9 [0] NCCL INFO AllReduce: opCount %x sendbuff 0x1 recvbuff 0x2 count %d datatype 7 op 0 "
+            % (
+                100 + i % 2,
+                i,
+                1 << (i % 10),
+            )
+            + b"root 0 comm 0xc0 [nranks=2] stream 0x3\n"
+        )
+
+
+def test_log_takes_the_same_memory_whatever_its_length() -> None:
+    short, long = (peak_of(lambda n=n: nccl_logs(log_lines(n))) for n in (300, 3000))  # type: ignore[misc]
+    assert len(nccl_logs(log_lines(30))) == 2
+    assert long < short + 20 * KB
+
+
+def test_progress_of_a_look_reaches_the_file_size(exports: tuple[Path, Path], tmp_path: Path) -> None:
+    log = tmp_path / "job.log"
+    log.write_bytes(b"".join(log_lines(50)))
+    for path in (exports[0], log):
+        known, told = format_of(path), list[int]()
+        assert known is not None
+        known.look(path, told.append)
+        assert told == sorted(told) and told[-1] == path.stat().st_size
