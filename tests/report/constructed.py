@@ -1,11 +1,13 @@
 """A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, MatchedCollectives, ReportData, Slices
-from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES
+from stepscope.report.html.launches import Launch
+from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -20,16 +22,26 @@ KERNELS = (
     "split_k_reduce",
 )
 COLLECTIVES = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL")
+LAUNCHES = (
+    Launch("aten::mm", "[[2048, 4096], [4096, 4096]]", "layers.3.mlp", "model.py:31", 7),
+    Launch("aten::add", None, None, None, 7),
+)
 STEP_NS = 250e6
 
 
 def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> ReportData:
     """Return the data of a page with the findings, the grid and the slices of such a run."""
     noise = np.random.default_rng(ranks)
+    per_rank = min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))
+    slices = _slices(noise, ranks, per_rank)
+    others = (MAX_SLICES_OF_STEPS - len(slices)) // len(slices)
     return ReportData(
         report=report(ranks=ranks, steps=steps),
         grid=_grid(noise, ranks, steps),
-        slices=_slices(noise, ranks, min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))),
+        slices=slices,
+        more_slices=tuple(
+            replace(_slices(noise, ranks, per_rank), step=101 + k) for k in range(min(others, steps - 1, MAX_STEPS - 1))
+        ),
         trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
         calibration=_calibration(ranks),
         code_trees=_code_trees(),
@@ -336,17 +348,24 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
         (noise.integers(0, len(KERNELS), num), len(KERNELS) + noise.integers(0, 2, num_comm)),
         (np.full(num, NO_MATCH), np.arange(num_comm)),
     )]  # fmt: skip
+    launched = np.where(each[2] < 0, each[1] % len(LAUNCHES), NO_MATCH)
+    idle = np.arange(drawn) * per_rank + num // 2  # one kernel of each rank gives its place to a stall
+    kind, name = each[0].astype(np.uint8), each[1].copy()
+    kind[idle], name[idle], launched[idle] = KINDS.index("idle"), len(KERNELS) + len(COLLECTIVES), NO_MATCH
     return Slices(
         step=100,
         ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()),
         span_ns=int(STEP_NS),
         rank=np.repeat(np.arange(drawn), per_rank),
-        kind=each[0].astype(np.uint8),
+        kind=kind,
         start_ns=np.hstack((start, begin)).reshape(-1).astype(np.int64),
         dur_ns=np.hstack((dur, end - begin)).reshape(-1).astype(np.int64),
         wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64),
-        name=each[1],
+        name=name,
         match=each[2],
-        names=(*KERNELS, *COLLECTIVES),
+        launch=launched,
+        delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
+        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"),
+        launches=LAUNCHES,
         matched=MatchedCollectives(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
     )

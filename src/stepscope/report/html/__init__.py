@@ -2,6 +2,7 @@
 
 data.py         what the page shows, as plain columns
 grid.py         ranks x steps            one_step.py, rank_slices.py    the slices of one step
+launches.py     who launched a kernel    idle_spans.py                  what the host did where nothing ran
 trust.py        how far to trust it      calibration_curves.py          what collectives should take
 code_trees.py   lines and modules
 pack.py         columns to text          page.py     template, styles, scripts and data to one file
@@ -17,7 +18,7 @@ from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.code_trees import code_trees_of
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.grid import grid_of
-from stepscope.report.html.one_step import slices_of
+from stepscope.report.html.one_step import slices_of, slices_of_other_steps
 from stepscope.report.html.page import page_of
 from stepscope.report.html.trust import trust_lines
 
@@ -38,10 +39,12 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
         del rank["step_ms"]  # the grid holds it
     grid = grid_of(account)
     wanted = [r for f in diagnosis.findings for r in f.ranks] + [s.rank for s in account.stragglers]
+    slices = slices_of(account, grid, wanted=wanted)
     return ReportData(
         report=report,
         grid=grid,
-        slices=slices_of(account, grid, wanted=wanted),
+        slices=slices,
+        more_slices=slices_of_other_steps(account, grid, slices, wanted=wanted),
         trust=trust,
         code_trees=code_trees_of(account),
         calibration=plain(calibration_curves(account, calibration)) if calibration else None,

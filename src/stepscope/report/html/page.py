@@ -19,7 +19,7 @@ from stepscope.units import printable
 _SCRIPTS = (
     "unpack", "numbers", "elements", "theme", "places", "summary", "charts", "memory", "devices", "calibration",
     "heatmap", "tables", "icicle", "code", "strategy_pictures", "strategy", "trust", "timeline_data", "timeline_draw",
-    "timeline", "timeline_input", "main",
+    "timeline_minimap", "timeline_detail", "timeline", "timeline_input", "main",
 )  # fmt: skip
 
 

@@ -31,13 +31,13 @@ function contents(root) {
 async function main() {
   const root = byId("report");
   const data = await unpack(byId("data").textContent);
-  const { report, grid, slices } = data;
+  const { report, grid } = data;
   byId("top").append(...header(report));
   const flops = waterfall(report);
   const parts = [
     cards(report), findings(report, grid), budget(report), pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })),
     code(report, data.trees),
-    grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), slices && timeline(slices, familyOf(report)), ranks(report), collectives(report),
+    grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), timeline(data), ranks(report), collectives(report),
     pair(calibration(data.calibration), memory(report)), devices(report), strategyView(report), kernels(report), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
