@@ -67,6 +67,26 @@ interface PageData {
   pictures: Record<string, any>;
 }
 
+/** One shape of a picture, see report/pictures/drawing.py. */
+interface DrawnShape {
+  is: "rect" | "dot" | "path" | "area" | "text";
+  tip?: string[];
+  opacity?: number;
+  [more: string]: any;
+}
+
+/** A picture made by report/pictures. */
+interface Drawing {
+  title: string;
+  size: [number, number];
+  label: string;
+  shapes: DrawnShape[];
+  legend: [string, string][];
+  notes: string[];
+  head: string[];
+  rows: string[][];
+}
+
 /** One column of a table that sorts. */
 interface TableColumn {
   title: string;

@@ -21,6 +21,7 @@ from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of, slices_of_other_steps
 from stepscope.report.html.page import page_of
 from stepscope.report.html.trust import trust_lines
+from stepscope.report.pictures.all_pictures import pictures_of
 
 __all__ = ["render_html", "report_data"]
 
@@ -46,6 +47,7 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
         slices=slices,
         more_slices=slices_of_other_steps(account, grid, slices, wanted=wanted),
         trust=trust,
+        pictures=plain(pictures_of(account, diagnosis, calibration)),
         code_trees=code_trees_of(account),
         calibration=plain(calibration_curves(account, calibration)) if calibration else None,
     )

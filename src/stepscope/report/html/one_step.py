@@ -1,7 +1,7 @@
 """What ran on each rank during one step, on one clock, within a budget of slices?
 
-The first step shown is the one nearest to the median. Everything that overlaps it is shown, whichever step launched it, because
-that is what the device did at the time.
+The first step shown is the one nearest to the median. Everything that overlaps it is shown, whichever step launched it,
+because that is what the device did at the time.
 """
 
 from collections.abc import Sequence

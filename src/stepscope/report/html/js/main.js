@@ -7,7 +7,7 @@ function pair(...boxes) {
 }
 
 const SHORT = {
-  findings: "Fix first", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
+  findings: "Fix first", "what-if": "What if", "run-steps": "Run", traffic: "Between ranks", "kernel-pictures": "Roofline", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
   calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
 };
 
@@ -33,12 +33,15 @@ async function main() {
   const data = await unpack(byId("data").textContent);
   const { report, grid } = data;
   byId("top").append(...header(report));
-  const flops = waterfall(report);
+  const flops = waterfall(report), shown = data.pictures;
   const parts = [
-    cards(report), findings(report, grid), budget(report), pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })),
-    code(report, data.trees),
+    cards(report), findings(report, grid), switches(report, shown.switches), budget(report),
+    pictureSection("run-steps", "Step time of the whole run", [shown.run_steps]),
+    pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })), code(report, data.trees),
     grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), timeline(data), ranks(report), collectives(report),
-    pair(calibration(data.calibration), memory(report)), devices(report), strategyView(report), kernels(report), operators(report),
+    pictureSection("traffic", "Between ranks", [shown.waiting, shown.sending, shown.bandwidth]),
+    calibration(data.calibration), memory(report, shown), devices(report), strategyView(report, shown.pipeline), kernels(report),
+    pictureSection("kernel-pictures", "Kernels in pictures", [shown.roofline, shown.durations, shown.queue]), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
   root.append(...parts.filter(Boolean));
