@@ -1,10 +1,9 @@
 """What does the step take with any one or two of the first fixes made? Precomputed, for switches on a page.
 
-Each is the recorded run replayed with the changes, as `stepscope whatif` does it, and what its critical path consists
-of. The path is brought to the predicted step's length, because a replay may be a little off the measured one.
+Each is the recorded run replayed with the changes, as the findings' savings are found, and what its critical path
+consists of. The path is brought to the predicted step's length, because a replay may be a little off the measured one.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -12,7 +11,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.replay.critical_path import critical_path
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Fix, bounded, to_step, together
+from stepscope.analyze.replay.saving import Fix, bounded, to_step
 from stepscope.diagnose.findings import Diagnosis
 
 MAX_FIXES = 8
@@ -54,10 +53,12 @@ def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
         return None
     pairs = list(combinations(saves, 2))
     fits = len(replay.graph) * (len(saves) + len(pairs)) <= MAX_NODES
+    made = [_Made(replay, diagnosis.fixes[i], diagnosis.findings[i].alone_ns, step_ns) for i in saves]
     states = [Switched((), 0.0, _path(replay, step_ns))]
-    for chosen in [*((i,) for i in saves), *(pairs if fits else ())]:
-        fix = together([diagnosis.fixes[i] for i in chosen])
-        states.append(_switched(replay, chosen, fix, step_ns, diagnosis))
+    states += [Switched((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
+    if fits:
+        by_finding = dict(zip(saves, made, strict=True))
+        states += [by_finding[i].with_second(i, j, by_finding[j]) for i, j in pairs]
     return Switches(step_ns, tuple(saves), tuple(states), has_pairs=fits)
 
 
@@ -65,17 +66,35 @@ def _can(fix: Fix) -> bool:
     return fix.change is not None or fix.formula_ns > 0
 
 
-def _switched(replay: Replay, chosen: Sequence[int], fix: Fix, step_ns: float, diagnosis: Diagnosis) -> Switched:
-    alone = [diagnosis.findings[i].alone_ns for i in chosen]
+class _Made:
+    """The recorded run with one fix made, and what another saves on top of it."""
+
+    def __init__(self, recorded: Replay, fix: Fix, alone_ns: float, step_ns: float) -> None:
+        self.alone_ns = alone_ns
+        self._recorded, self._fix, self._step_ns = recorded, fix, step_ns
+        self._replay = _changed(recorded, fix)
+
+    def path(self) -> dict[str, float]:
+        """Return what the step with this fix consists of."""
+        return _path(self._replay, self._step_ns - self.alone_ns)
+
+    def with_second(self, first: int, second: int, other: "_Made") -> Switched:
+        """Return the step with another fix made after this one: it saves what findings say it adds."""
+        fix, both = other._fix, _changed(self._replay, other._fix)
+        replayed = (self._replay.period_ns - both.period_ns) * to_step(self._recorded, self._step_ns)
+        adds = max(0.0, bounded(replayed + fix.formula_ns, fix, step_ns=self._step_ns))
+        saving = self.alone_ns + min(adds, self._step_ns - self.alone_ns)
+        return Switched((first, second), saving, _path(both, self._step_ns - saving))
+
+
+def _changed(replay: Replay, fix: Fix) -> Replay:
+    """Return the replay with a fix made; unchanged where it cannot be replayed."""
+    if fix.change is None:
+        return replay
     try:
-        changed = fix.change(replay) if fix.change is not None else replay
-        replayed = (replay.period_ns - changed.period_ns) * to_step(replay, step_ns)
+        return fix.change(replay)
     except CircularWaits:
-        changed, replayed = replay, max(alone)
-    saving = bounded(replayed + fix.formula_ns, fix, step_ns=step_ns)
-    # One fix saves what its finding says, and two save no less than the better of them.
-    saving = alone[0] if len(chosen) == 1 else min(max(saving, *alone), step_ns)
-    return Switched(tuple(chosen), saving, _path(changed, step_ns - saving))
+        return replay
 
 
 def _path(replay: Replay, step_ns: float) -> dict[str, float]:

@@ -12,6 +12,7 @@ from stepscope.diagnose.findings import Diagnosis
 from stepscope.report.pictures.bandwidth import bandwidth_drawing
 from stepscope.report.pictures.distributions import durations_drawing, queue_drawing
 from stepscope.report.pictures.drawing import Drawing
+from stepscope.report.pictures.experts import experts_drawing
 from stepscope.report.pictures.memory import memory_over_run_drawing, memory_over_steps_drawing, peak_drawing
 from stepscope.report.pictures.pipeline import pipeline_drawing
 from stepscope.report.pictures.rank_matrix import sending_drawing, waiting_drawing
@@ -72,6 +73,11 @@ def peak_picture(account: Account) -> Drawing | None:
     return _of(account.memory, peak_drawing)
 
 
+def experts_picture(account: Account) -> Drawing | None:
+    """Return the load of each rank's experts."""
+    return _of(account.views.experts, experts_drawing)
+
+
 PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
     "run_steps": run_steps_picture,
     "roofline": roofline_picture,
@@ -83,6 +89,7 @@ PICTURES: Mapping[str, Callable[[Account], Drawing | None]] = {
     "memory_run": memory_run_picture,
     "memory_peak": peak_picture,
     "pipeline": pipeline_drawing,
+    "experts": experts_picture,
 }
 
 

@@ -24,12 +24,12 @@ def roofline_drawing(kernels: Sequence[Kernel], chip: Chip | None) -> Drawing | 
         return None
     points = [(_intensity(k), k) for k in known]
     ridge = max(roofs.values()) * 1e3 / chip.memory_gb_per_s
-    across = powers(min(min(i for i, _ in points), ridge / 30), max(max(i for i, _ in points), ridge * 4))
+    across = powers(min(min(i for i, _ in points), ridge / 9), max(max(i for i, _ in points), ridge * 4))
     up = powers(max(min(k.tflops or 0 for k in known), 1e-3), max(*roofs.values(), *(k.tflops or 0 for k in known)))
     x = Scale(across[0], across[-1], LEFT, WIDTH - 12, log=True)
     y = Scale(up[0], up[-1], BASE, TOP, log=True)
     shapes = left_axis(up, y, x0=LEFT, x1=WIDTH - 8, text=lambda v: f"{v:g}")
-    shapes += [words(x(v), BASE + 16, f"{v:g}", anchor="middle") for v in across]
+    shapes += [words(x(v), BASE + 16, f"{v:g}", anchor="end" if v == across[-1] else "middle") for v in across]
     shapes += [words((LEFT + WIDTH) / 2, HEIGHT - 4, "FLOP per byte of the device's memory", anchor="middle")]
     shapes += _roofs(roofs, chip.memory_gb_per_s, x, y)
     most = max(k.total_ns for k in known)

@@ -32,9 +32,9 @@ function panel(id, title, ...children) {
 // Letters in a picture grow with it: it is never drawn so large that they stand out from the text around it.
 const MAX_GROWTH = 1.2;
 
-function picture(width, height, label) {
+function picture(width, height, label, growth = MAX_GROWTH) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  chart.style.maxWidth = `${width * MAX_GROWTH}px`;
+  chart.style.maxWidth = `${width * growth}px`;
   return chart;
 }
 

@@ -35,12 +35,12 @@ async function main() {
   byId("top").append(...header(report));
   const flops = waterfall(report), shown = data.pictures;
   const parts = [
-    cards(report), findings(report, grid), switches(report, shown.switches), budget(report),
+    clockBanner(report), cards(report), findings(report, grid), switches(report, shown.switches), budget(report),
     pictureSection("run-steps", "Step time of the whole run", [shown.run_steps]),
     pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })), code(report, data.trees),
     grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), timeline(data), ranks(report), collectives(report),
     pictureSection("traffic", "Between ranks", [shown.waiting, shown.sending, shown.bandwidth]),
-    calibration(data.calibration), memory(report, shown), devices(report), strategyView(report, shown.pipeline), kernels(report),
+    calibration(data.calibration), memory(report, shown), devices(report), strategyView(report, shown), kernels(report),
     pictureSection("kernel-pictures", "Kernels in pictures", [shown.roofline, shown.durations, shown.queue]), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];

@@ -1,7 +1,6 @@
 // What each parallel strategy did: any nested values as lists and tables, named and measured by their own names.
 
-/** @param {any} report @param {Drawing | undefined} diagram */
-function strategyView(report, diagram) {
+function strategyView(report, shown) {
   const view = report.by_strategy;
   if (!view || !view.name) return null;
   const views = Object.entries(view).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
@@ -9,8 +8,8 @@ function strategyView(report, diagram) {
   const box = panel("strategy", `Strategy: ${view.name}`);
   if (view.sure) box.append(el("p", { class: "quiet" }, `known from: ${words(view.sure)}`));
   for (const [name, value] of views) {
-    if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value));
-    if (name === "pipeline" && diagram) box.append(drawn(diagram));
+    if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value, shown));
+    if (name === "pipeline" && shown.pipeline) box.append(drawn(shown.pipeline));
   }
   for (const [name, value] of views) box.append(folded(`${words(name)} in numbers`, anyValue(name, value)));
   return box;

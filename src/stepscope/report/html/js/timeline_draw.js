@@ -140,7 +140,9 @@ function drawNames(context, slices, lane, view, look) {
   context.textAlign = "left";
   for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
     const follows = i + 1 < lane.to ? timeX(view, slices.start[i + 1]) : view.width;
-    const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
+    // The name of a transfer stands after its wait, where that is the shorter part.
+    const begin = slices.start[i] + (slices.wait[i] > slices.dur[i] / 2 ? 0 : slices.wait[i]);
+    const from = Math.max(GUTTER, timeX(view, begin)), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
     if (to - from < 30) continue;
     const marked = isMarked(slices, i, view);
     const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
