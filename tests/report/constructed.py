@@ -5,9 +5,17 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analyze.kernels.distributions import NUM_BINS, QUEUE_EDGES, Distributions
+from stepscope.analyze.ranks.rank_matrix import RankMatrix
+from stepscope.analyze.step.run_steps import RunSteps
 from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, MatchedCollectives, ReportData, Slices
 from stepscope.report.html.launches import Launch
 from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
+from stepscope.report.pictures.all_pictures import switches_json
+from stepscope.report.pictures.distributions import durations_drawing, queue_drawing
+from stepscope.report.pictures.rank_matrix import sending_drawing, waiting_drawing
+from stepscope.report.pictures.run_steps import run_steps_drawing
+from stepscope.whatif.switches import Switched, Switches
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -45,6 +53,7 @@ def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RAN
         trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
         calibration=_calibration(ranks),
         code_trees=_code_trees(),
+        pictures=_pictures(noise, ranks, steps),
     )
 
 
@@ -302,11 +311,57 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "cause": "device: the same kernels take 1.11 times as long",
                 "remedy": "check clocks and power of that device",
                 "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
-            }
+            },
+            _finding("launch-overhead", "The device waits for the host to launch", alone_ms=12.0, adds_ms=7.0),
+            _finding("optimizer", "The optimizer is not fused", alone_ms=6.0, adds_ms=6.0),
         ],
-        "findings_combined": [{"ids": ["straggler"], "saving_ms_per_step": 23.3}],
+        "findings_combined": [
+            {"ids": ["straggler"], "saving_ms_per_step": 23.3},
+            {"ids": ["straggler", "launch-overhead"], "saving_ms_per_step": 30.3},
+            {"ids": ["straggler", "launch-overhead", "optimizer"], "saving_ms_per_step": 36.3},
+        ],
         "warnings": ["cut off: the trace of rank 51"],
     }
+
+
+def _finding(id_: str, title: str, *, alone_ms: float, adds_ms: float) -> dict[str, Any]:
+    return {
+        "id": id_, "title": title, "ranks": [], "cost_ms_per_step": alone_ms, "saving_ms_per_step": adds_ms,
+        "saving_low_ms": 0.5 * alone_ms, "saving_high_ms": 1.5 * alone_ms, "saving_pct": alone_ms / 2.67,
+        "saving_alone_ms": alone_ms, "confidence": 0.8, "cause": "as it is", "remedy": "change it", "evidence": [],
+    }  # fmt: skip
+
+
+def _pictures(noise: np.random.Generator, ranks: int, steps: int) -> dict[str, Any]:
+    """Return every picture that the page draws from shapes, and the switches of three fixes."""
+    number = np.arange(steps)
+    dur = STEP_NS * (1 + 0.02 * noise.standard_normal((ranks, steps)))
+    profiled = number >= 3 * steps // 4
+    marks = {int(steps // 2): "checkpoint"}
+    run = RunSteps("step logs", number, tuple(range(ranks)), dur, profiled, marks)
+    waited = noise.uniform(0, 5e6, (ranks, ranks))
+    matrix = RankMatrix(tuple(range(ranks)), waited, np.zeros((ranks, ranks)), np.roll(np.eye(ranks), 1, axis=1) * 1e8)
+    count = noise.integers(1, 99, (4, NUM_BINS)).astype(float)
+    share = np.full(len(QUEUE_EDGES), 1 / len(QUEUE_EDGES))
+    spread = Distributions(("gemm", "attention", "elementwise", "other"), count, count * 1e5, share, 90.0)
+    drawings = {
+        "run_steps": run_steps_drawing(run, outliers=frozenset({1})),
+        "waiting": waiting_drawing(matrix),
+        "sending": sending_drawing(matrix),
+        "durations": durations_drawing(spread),
+        "queue": queue_drawing(spread),
+    }
+    return {**{k: d.as_json() for k, d in drawings.items() if d is not None}, "switches": switches_json(_switches())}
+
+
+def _switches() -> Switches:
+    """Return a step of 261 ms with three fixes, the first two of which overlap by 5 ms."""
+    savings = {(): 0, (0,): 23.3, (1,): 12, (2,): 6, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18}
+    states = [
+        Switched(fixes, ms * 1e6, {"kernel": 0.8 * (261e6 - ms * 1e6), "host": 0.2 * (261e6 - ms * 1e6)})
+        for fixes, ms in savings.items()
+    ]
+    return Switches(261e6, (0, 1, 2), tuple(states), has_pairs=True)
 
 
 def _memory() -> dict[str, Any]:

@@ -9,6 +9,8 @@ pack.py         columns to text          page.py     template, styles, scripts a
 template.html, report.css, js/           the page itself
 """
 
+from typing import Any
+
 from stepscope.analyze.account import Account
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.diagnose.findings import Diagnosis
@@ -38,6 +40,7 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
     del report["run"]["sources"]  # paths of whoever made the page: not for whoever reads it
     for rank in report["ranks"]:
         del rank["step_ms"]  # the grid holds it
+    _without_what_pictures_hold(report)
     grid = grid_of(account)
     wanted = [r for f in diagnosis.findings for r in f.ranks] + [s.rank for s in account.stragglers]
     slices = slices_of(account, grid, wanted=wanted)
@@ -51,3 +54,12 @@ def report_data(account: Account, diagnosis: Diagnosis, *, calibration: Calibrat
         code_trees=code_trees_of(account),
         calibration=plain(calibration_curves(account, calibration)) if calibration else None,
     )
+
+
+def _without_what_pictures_hold(report: dict[str, Any]) -> None:
+    """Take out of the report's JSON what the page shows as pictures only, of every rank but the fullest."""
+    for unused in ("memory_steps", "memory_edges"):
+        del report[unused]
+    for rank in (report["memory"] or {"ranks": []})["ranks"]:
+        if rank["rank"] != report["memory"]["fullest_rank"]:
+            rank["timeline"] = rank["peak"] = None

@@ -17,18 +17,19 @@ def experts_drawing(view: ExpertsView) -> Drawing | None:
     mean = sum(load for _, load in ranks) / len(ranks)
     shown = sorted(ranks, key=lambda pair: -pair[1])[:MAX_RANKS] if len(ranks) > MAX_RANKS else ranks
     x = Scale(0, max(load for _, load in ranks), LEFT, WIDTH - 230)
+    bottom = len(shown) * LINE
+    even = polyline([(x(mean), 0), (x(mean), bottom)], "high", dashed=True, tip=("mean", bytes_text(mean)))
     shapes: list[Shape] = []
+    remarks: list[Shape] = []
     for k, (rank, load) in enumerate(shown):
         y, waited = k * LINE, "" if rank.wait_ns is None else f", {time_text(rank.wait_ns / NS_PER_MS)} waiting"
         said = (f"rank {rank.rank}", f"{bytes_text(load)} per step, {load / mean:.2f} times the mean{waited}")
         shapes.append(words(LEFT - 8, y + 15, f"rank {rank.rank}", anchor="end"))
         shapes.append(rect(LEFT, y + 3, x(load) - LEFT, LINE - 6, "compute", tip=said))
-        shapes.append(words(x(load) + 8, y + 15, f"{bytes_text(load)}{waited}"))
-    bottom = len(shown) * LINE
-    shapes.append(polyline([(x(mean), 0), (x(mean), bottom)], "high", dashed=True, tip=("mean", bytes_text(mean))))
+        remarks.append(words(max(x(load), x(mean) if load < mean else 0) + 8, y + 15, f"{bytes_text(load)}{waited}"))
     what = "embedding rows" if view.kind == "embedding" else "tokens"
     return Drawing(
-        title="Load of each rank", width=WIDTH, height=bottom + 4, shapes=tuple(shapes),
+        title="Load of each rank", width=WIDTH, height=bottom + 4, shapes=(*shapes, even, *remarks),
         label=f"Load of {len(ranks)} ranks per step, mean {bytes_text(mean)}",
         legend=(("compute", f"{what} to work on, in bytes per step"), ("high", "an even load")),
         head=("rank", "load", "of the mean"),

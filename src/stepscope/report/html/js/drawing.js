@@ -2,7 +2,7 @@
 
 /** @param {Drawing} d @param {{ heading?: boolean }} [options] */
 function drawn(d, { heading = true } = {}) {
-  const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 400 ? MAX_GROWTH : 1.05);
+  const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
   for (const shape of d.shapes) chart.append(shapeOf(shape));
   return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
