@@ -103,8 +103,10 @@ def left_axis(ticks: Sequence[float], y: Scale, *, x0: float, x1: float, text: C
 
 def bottom_axis(ticks: Sequence[float], x: Scale, *, y: float, text: Callable[[float], str]) -> list[Shape]:
     """Return numbers below the picture."""
-    ends = (ticks[0], ticks[-1]) if ticks else ()
-    anchor = {t: "start" if t == ends[0] and x(t) < 80 else "end" if t == ends[-1] else "middle" for t in ticks}
+    if not ticks:
+        return []
+    first, last = ticks[0], ticks[-1]
+    anchor = {t: "start" if t == first and x(t) < 80 else "end" if t == last else "middle" for t in ticks}
     return [words(x(t), y + 18, text(t), anchor=anchor[t]) for t in ticks]
 
 

@@ -11,6 +11,7 @@ from stepscope.report.pictures.drawing import Drawing, Shape, polyline, rect, wo
 
 WIDTH, LINE, LEFT, RIGHT = 560, 26, 190, 470
 MAX_ROWS = 14
+_UNITS = (("GB/s", 1.0, 0.1), ("MB/s", 1e3, 1e-4), ("kB/s", 1e6, 0.0))
 
 
 def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | None) -> Drawing | None:
@@ -20,35 +21,37 @@ def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | 
         return None
     known = sorted(known, key=lambda pair: -(pair[0].size_bytes or 0))[:MAX_ROWS]
     could = [_calibrated(calibration, row) for row, _ in known]
-    ticks = round_ticks(max(*(bw for _, bw in known), *(c or 0 for c in could)))
+    most = max(*(bw for _, bw in known), *(c or 0 for c in could))
+    unit, per = next((u, p) for u, p, least in _UNITS if most >= least)
+    ticks = [tick / per for tick in round_ticks(most * per)]
     x = Scale(0, ticks[-1], LEFT, RIGHT)
     bottom = len(known) * LINE
     shapes: list[Shape] = []
     for tick in ticks:
         shapes.append(polyline([(x(tick), 0), (x(tick), bottom)], "line", width=1))
-        shapes.append(words(x(tick), bottom + 16, f"{tick:g}", anchor="middle"))
-    shapes.append(words((LEFT + RIGHT) / 2, bottom + 32, "GB/s on the bus", anchor="middle"))
+        shapes.append(words(x(tick), bottom + 16, f"{tick * per:g}", anchor="middle"))
+    shapes.append(words((LEFT + RIGHT) / 2, bottom + 32, f"{unit} on the bus", anchor="middle"))
     table = []
     for k, ((row, bw), limit) in enumerate(zip(known, could, strict=True)):
         y, name = k * LINE, f"{row.op} · {row.group.desc or row.group.name}"
         size = bytes_text((row.size_bytes or 0) / row.count)
-        share = f", {100 * bw / limit:.0f} % of the calibrated {limit:,.1f}" if limit else ""
-        said = (name, f"{bw:,.1f} GB/s{share}", f"{row.count:,} of {size} each")
+        share = f", {100 * bw / limit:.0f} % of the calibrated {limit * per:,.1f}" if limit else ""
+        said = (name, f"{bw * per:,.1f} {unit}{share}", f"{row.count:,} of {size} each")
         shapes.append(words(LEFT - 8, y + 17, name if len(name) <= 28 else name[:27] + "…", anchor="end"))
         shapes.append(rect(LEFT, y + 5, x(bw) - LEFT, LINE - 10, "transfer", tip=said))
         if limit:
             shapes.append(rect(x(limit) - 1.5, y + 1, 3, LINE - 2, "text", tip=said))
-        shapes.append(words(max(x(bw), x(limit or 0)) + 6, y + 17, f"{bw:,.1f}"))
-        table.append((name, size, f"{bw:,.1f}", f"{limit:,.1f}" if limit else "unknown"))
+        shapes.append(words(max(x(bw), x(limit or 0)) + 6, y + 17, f"{bw * per:,.1f}"))
+        table.append((name, size, f"{bw * per:,.1f}", f"{limit * per:,.1f}" if limit else "unknown"))
     calibrated = any(could)
     note = "Lines are what this machine's calibration measured for the mean size." if calibrated else (
         "Without a calibration of this machine there is no line to hold them against (stepscope calibrate)."
     )  # fmt: skip
     return Drawing(
         title="Bandwidth of each group's collectives", width=WIDTH, height=bottom + 38, shapes=tuple(shapes),
-        label=f"Bus bandwidth of {len(known)} operations, at most {max(bw for _, bw in known):,.1f} GB/s",
+        label=f"Bus bandwidth of {len(known)} operations, at most {most * per:,.1f} {unit}",
         legend=(("transfer", "in this run, without waiting"), *((("text", "calibrated"),) if calibrated else ())),
-        notes=(note,), head=("collective", "mean size", "GB/s", "calibrated GB/s"), rows=tuple(table),
+        notes=(note,), head=("collective", "mean size", unit, f"calibrated {unit}"), rows=tuple(table),
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from stepscope.analyze.memory.usage import MemoryView, RankMemory
-from stepscope.report.pictures.axes import Scale, bottom_axis, bytes_text, bytes_tick, left_axis, round_ticks, some_of
+from stepscope.report.pictures.axes import Scale, bottom_axis, bytes_text, bytes_tick, left_axis, round_ticks
 from stepscope.report.pictures.axes import time_tick as time_text
 from stepscope.report.pictures.drawing import Drawing, Shape, dot, polyline, rect, words
 from stepscope.run.step_log import StepLog
@@ -120,7 +120,7 @@ def _lines(
             shapes.append(
                 dot(x(min(max(at, first), last)), y(min(size, ticks[-1])), 3.5, _LINES[k], tip=("peak", *said))
             )
-    marks = some_of([t for t in round_ticks(last, about=5) if first <= t <= last], 6) or [first, last]
+    marks = [t for t in round_ticks(last, about=5) if first <= t <= last and (steps or t == int(t))] or [first, last]
     shapes += bottom_axis(marks, x, y=BASE, text=across)
     legend = [(_LINES[k], f"rank {c[0]}") for k, c in enumerate(named)]
     return Drawing(

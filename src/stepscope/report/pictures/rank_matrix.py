@@ -1,6 +1,9 @@
 """Rank by rank: who waits for whom, who sends to whom, as squares of a matrix."""
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.ranks.rank_matrix import RankMatrix
 from stepscope.report.pictures.axes import bytes_text, time_text
@@ -36,7 +39,15 @@ def sending_drawing(found: RankMatrix) -> Drawing | None:
     return _drawing(found, sent, "transfer", "Who sends to whom", "sends to", bytes_text, "Per step. " + " ".join(how))
 
 
-def _drawing(found, values, colour, title, verb, text, note) -> Drawing | None:  # type: ignore[no-untyped-def]
+def _drawing(
+    found: RankMatrix,
+    values: npt.NDArray[np.float64],
+    colour: str,
+    title: str,
+    verb: str,
+    text: Callable[[float], str],
+    note: str,
+) -> Drawing | None:
     if not values.any():
         return None
     blocks = np.array_split(np.arange(len(found.ranks)), min(len(found.ranks), MAX_SIDE))
@@ -74,6 +85,6 @@ def _drawing(found, values, colour, title, verb, text, note) -> Drawing | None: 
     )  # fmt: skip
 
 
-def _name(ranks: tuple[int, ...], block: np.ndarray) -> str:
+def _name(ranks: tuple[int, ...], block: npt.NDArray[np.int64]) -> str:
     first, last = ranks[int(block[0])], ranks[int(block[-1])]
     return str(first) if first == last else f"{first}-{last}"

@@ -3,6 +3,8 @@
 /** @param {Drawing} d @param {{ heading?: boolean }} [options] */
 function drawn(d, { heading = true } = {}) {
   const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
+  if (d.size[0] > 1000) chart.classList.add("wide");
+  if (d.size[0] <= 360) chart.classList.add("small-picture");
   for (const shape of d.shapes) chart.append(shapeOf(shape));
   return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),

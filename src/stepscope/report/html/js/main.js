@@ -6,6 +6,12 @@ function pair(...boxes) {
   return there.length > 1 ? el("div", { class: "pair" }, there) : there[0] ?? null;
 }
 
+// Beside each other on a very wide window only.
+function widePair(...boxes) {
+  const there = boxes.filter(Boolean);
+  return there.length > 1 ? el("div", { class: "wide-pair" }, there) : there[0] ?? null;
+}
+
 const SHORT = {
   findings: "Fix first", "what-if": "What if", "run-steps": "Run", traffic: "Between ranks", "kernel-pictures": "Roofline", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
   calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
@@ -36,8 +42,8 @@ async function main() {
   const flops = waterfall(report), shown = data.pictures;
   const parts = [
     clockBanner(report), cards(report), findings(report, grid), switches(report, shown.switches), budget(report),
-    pictureSection("run-steps", "Step time of the whole run", [shown.run_steps]),
-    pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })), code(report, data.trees),
+    widePair(pictureSection("run-steps", "Step time of the whole run", [shown.run_steps]),
+      pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops }))), code(report, data.trees),
     grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), timeline(data), ranks(report), collectives(report),
     pictureSection("traffic", "Between ranks", [shown.waiting, shown.sending, shown.bandwidth]),
     calibration(data.calibration), memory(report, shown), devices(report), strategyView(report, shown), kernels(report),
