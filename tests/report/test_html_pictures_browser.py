@@ -119,6 +119,8 @@ def test_pictures_say_what_the_pointer_is_over_and_have_tables(page: Browser) ->
         "r.dispatchEvent(new MouseEvent('mousemove', {clientX: b.left + 2, clientY: b.top + 2}))"
     )
     assert "waits for rank" in text(page, ".tip")
+    page.run("document.querySelectorAll('.drawing details').forEach((d) => (d.open = true))")
+    page.waited("document.querySelector('#kernel-pictures details table')")
     for section in ("run-steps", "traffic", "kernel-pictures"):
         assert page.run(f"return document.querySelectorAll('#{section} details table tbody tr').length") > 2
     assert "checkpoint" in text(page, "#run-steps") and "profiled" in text(page, "#run-steps")

@@ -10,7 +10,7 @@ from stepscope.report.pictures.axes import bytes_text, time_text
 from stepscope.report.pictures.drawing import Drawing, Shape, rect, words
 from stepscope.units import NS_PER_MS
 
-MAX_SIDE = 64
+MAX_SIDE = 32
 """more ranks are joined into blocks"""
 _LEFT, _TOP, _PIXELS = 66, 34, 420
 _MAX_ROWS = 40

@@ -5,14 +5,24 @@ function drawn(d, { heading = true } = {}) {
   const chart = picture(d.size[0], d.size[1], d.label, d.size[0] > 1000 ? MAX_GROWTH : 1.05);
   if (d.size[0] > 1000) chart.classList.add("wide");
   if (d.size[0] <= 360) chart.classList.add("small-picture");
-  for (const shape of d.shapes) chart.append(shapeOf(shape));
+  const said = new WeakMap();
+  for (const shape of d.shapes) {
+    const node = shapeOf(shape);
+    if (shape.tip) said.set(node, shape.tip);
+    chart.append(node);
+  }
+  // One listener for all shapes: a matrix has thousands.
+  chart.addEventListener("mousemove", (e) => {
+    const lines = said.get(e.target);
+    lines ? tip.show(e, lines[0], lines.slice(1)) : tip.hide();
+  });
+  chart.addEventListener("mouseleave", tip.hide);
   return el("div", { class: "drawing" }, heading ? el("h3", {}, d.title) : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": d.title }, chart),
     d.legend.length > 0 && legend(d.legend), d.notes.length > 0 && el("p", { class: "quiet" }, d.notes.join(" ")),
-    d.rows.length > 0 && folded("as a table", tableOf(d)));
+    d.rows.length > 0 && foldedLater("as a table", () => tableOf(d)));
 }
 
-// Built when it is opened: a page has many of them and few are looked at.
 function tableOf(d) {
   const numeric = d.head.map((_, i) => d.rows.every((row) => /^[\d<−–-]|^$|^unknown$/.test(row[i] ?? "")));
   const columns = d.head.map((title, i) => ({ title, get: (r) => r[i], show: (v) => v || NONE, number: numeric[i], name: !numeric[i] && d.rows.some((r) => (r[i] ?? "").length > 60) }));
@@ -38,11 +48,6 @@ const SHAPES = {
 function shapeOf(s) {
   const shape = SHAPES[s.is](s);
   if (known(s.opacity)) shape.setAttribute("opacity", s.opacity);
-  const said = s.tip;
-  if (said) {
-    shape.addEventListener("mousemove", (e) => tip.show(e, said[0], said.slice(1)));
-    shape.addEventListener("mouseleave", tip.hide);
-  }
   return shape;
 }
 

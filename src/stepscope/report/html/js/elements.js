@@ -53,6 +53,13 @@ function folded(summary, ...children) {
   return el("details", {}, el("summary", {}, summary), ...children);
 }
 
+// What is built when it is opened first: a page has many tables and few are looked at.
+function foldedLater(summary, make) {
+  const box = folded(summary);
+  box.addEventListener("toggle", () => box.append(make()), { once: true });
+  return box;
+}
+
 // The tooltip that follows the pointer over a canvas or a chart; screen readers get the live regions instead.
 const tip = (() => {
   const box = el("div", { class: "tip", "aria-hidden": "true", hidden: true });

@@ -67,28 +67,30 @@ const HATCHED = ["wait", "idle"];
 function lineOf(slices, lane, view, look, width, perPixel) {
   const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
   const strength = isDimming(view) ? DIMMED : 1;
+  const waiting = lane.series.filter(isHatched);
   for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const busy = line.full.slice();
-  for (const series of lane.series) if (isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const out = new Uint32Array(width);
-  const [br, bg, bb] = look.back;
+  const busy = waiting.length ? line.full.slice() : line.full;
+  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
+  const out = new Uint32Array(width), strokes = waiting.length ? new Uint32Array(width) : out, hatched = [];
+  const [br, bg, bb] = look.back, ground = packedColour(look.back);
+  // The colour of a pixel that is covered so far.
+  const mixed = (x, a) => {
+    const k = a / line.full[x];
+    return ((255 << 24) | ((bb * (1 - a) + line.blue[x] * k) << 16) | ((bg * (1 - a) + line.green[x] * k) << 8) | (br * (1 - a) + line.red[x] * k)) >>> 0;
+  };
   for (let x = 0; x < width; x++) {
     const full = line.full[x];
-    if (full <= 0) { out[x] = packedColour(look.back); continue; }
+    if (full <= 0) { out[x] = ground; continue; }
     // A trace of a slice stays visible, however small its share of the pixel.
     const a = (0.15 + 0.85 * Math.min(1, full)) * line.shown[x];
-    out[x] = packedColour([br + (line.red[x] / full - br) * a, bg + (line.green[x] / full - bg) * a, bb + (line.blue[x] / full - bb) * a]);
-  }
-  const strokes = out.slice(), hatched = [];
-  for (let x = 0; x < width; x++) {
-    if (line.full[x] < 0.5 || busy[x] > 0.5 * line.full[x]) continue;
+    out[x] = mixed(x, a);
+    if (!waiting.length || full < 0.5 || busy[x] > 0.5 * full) continue;
     hatched.push(x);
-    // The strokes are the colour itself, and what is between them a tint of it.
-    const [r, g, b] = [line.red[x], line.green[x], line.blue[x]].map((v) => v / line.full[x]);
-    out[x] = packedColour([br + (r - br) * TINT * line.shown[x], bg + (g - bg) * TINT * line.shown[x], bb + (b - bb) * TINT * line.shown[x]]);
+    strokes[x] = out[x]; // the strokes are the colour itself, and what is between them a tint of it
+    out[x] = mixed(x, TINT * line.shown[x]);
   }
   markSlices(out, slices, lane, view, look, perPixel);
-  markSlices(strokes, slices, lane, view, look, perPixel);
+  if (hatched.length) markSlices(strokes, slices, lane, view, look, perPixel);
   return { line: out, strokes, hatched };
 }
 

@@ -10,24 +10,12 @@ function minimap(slices, rows, { show, pan, zoom, view }) {
     "aria-label": "The whole step, mean over ranks; the frame is what the timeline above shows. Arrow keys move it, + and - zoom." });
   /** @type {number | null} */
   let from = null;
-  let shares = { wide: 0, of: mapShares(slices, [], 0) };
+  let strip = { key: "", picture: canvas };
   function draw() {
-    const { context } = sharp(canvas, view.width, MAP_HEIGHT);
-    const wide = Math.max(1, Math.floor(view.width - GUTTER));
-    if (shares.wide !== wide) shares = { wide, of: mapShares(slices, rows, wide) };
-    const below = new Float32Array(wide);
-    for (const kind of MAP_ORDER) {
-      context.fillStyle = colour(kind);
-      context.globalAlpha = HATCHED.includes(kind) ? 0.5 : 1;
-      const share = shares.of[kind];
-      for (let x = 0; x < wide; x++) {
-        if (!share[x]) continue;
-        const [low, high] = [below[x], Math.min(1, below[x] + share[x])];
-        context.fillRect(GUTTER + x, MAP_HEIGHT * (1 - high), 1, MAP_HEIGHT * (high - low));
-        below[x] = high;
-      }
-    }
-    context.globalAlpha = 1;
+    const { context, scale } = sharp(canvas, view.width, MAP_HEIGHT);
+    const wide = Math.max(1, Math.floor(view.width - GUTTER)), key = `${wide} ${scale} ${colour("compute")}`;
+    if (strip.key !== key) strip = { key, picture: mapPicture(slices, rows, wide) };
+    context.drawImage(strip.picture, GUTTER, 0, wide, MAP_HEIGHT);
     const [left, right] = [view.t0, view.t1].map((t) => GUTTER + (wide * Math.min(slices.span, Math.max(0, t))) / slices.span);
     context.fillStyle = colour("panel");
     context.globalAlpha = 0.65;
@@ -64,20 +52,41 @@ function minimap(slices, rows, { show, pan, zoom, view }) {
   return { canvas, draw };
 }
 
-// Per pixel, the share of the ranks' time that each kind takes; what runs at once counts once, in the order of MAP_ORDER.
+// The strip itself, drawn once per width and theme: per pixel, the share of the ranks' time that each kind takes.
+function mapPicture(slices, rows, wide) {
+  const picture = el("canvas", { width: wide, height: MAP_HEIGHT });
+  const context = picture.getContext("2d"), shares = mapShares(slices, rows, wide);
+  const image = context.createImageData(wide, MAP_HEIGHT), pixels = new Uint32Array(image.data.buffer);
+  const back = rgb(colour("panel"));
+  pixels.fill(packedColour(back));
+  const below = new Float32Array(wide);
+  for (const kind of MAP_ORDER) {
+    const [r, g, b] = rgb(colour(kind)).map((v, k) => (HATCHED.includes(kind) ? (v + back[k]) / 2 : v));
+    const packed = packedColour([r, g, b]);
+    for (let x = 0; x < wide; x++) {
+      const [low, high] = [below[x], Math.min(1, below[x] + shares[kind][x])];
+      for (let y = Math.round(MAP_HEIGHT * (1 - high)); y < Math.round(MAP_HEIGHT * (1 - low)); y++) pixels[y * wide + x] = packed;
+      below[x] = high;
+    }
+  }
+  context.putImageData(image, 0, 0);
+  return picture;
+}
+
 function mapShares(slices, rows, wide) {
   const of = Object.fromEntries(MAP_ORDER.map((kind) => [kind, new Float32Array(wide)]));
-  const perPixel = slices.span / wide;
   for (const row of rows) {
     for (const lane of row.lanes) {
-      for (const series of lane.series) {
-        const kind = MAP_OF_KIND[KINDS[series.kind]];
-        if (!kind) continue;
-        const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(wide)]));
-        addSeries(series, line, [0, 0, 0], 0, perPixel, 1);
-        for (let x = 0; x < wide; x++) of[kind][x] += line.full[x] / rows.length;
-      }
+      for (const series of lane.series) if (MAP_OF_KIND[KINDS[series.kind]]) addShare(series, of[MAP_OF_KIND[KINDS[series.kind]]], slices.span / wide, 1 / rows.length);
     }
   }
   return of;
+}
+
+// Slices of a series do not overlap: each adds to the pixels it covers.
+function addShare({ start, end }, share, perPixel, weight) {
+  for (let i = 0; i < start.length; i++) {
+    const from = Math.max(0, start[i] / perPixel), to = Math.min(share.length, end[i] / perPixel);
+    for (let x = Math.floor(from); x < to; x++) share[x] += weight * (Math.min(to, x + 1) - Math.max(from, x));
+  }
 }
