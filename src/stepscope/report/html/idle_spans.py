@@ -71,7 +71,8 @@ def _places(account: Account, index: int, moments: Int64s) -> list[str | None]:
     """Return where the training loop's thread was: the user's line, else the named range, else the last operator."""
     rank, owned = account.run.ranks[index], account.ownership[index]
     thread = np.full(len(moments), marks_of(rank).main_thread, np.int64)
-    lines = _lines(owned, thread, moments) if owned is not None else [None] * len(moments)
+    nowhere: list[str | None] = [None] * len(moments)
+    lines = _lines(owned, thread, moments) if owned is not None else nowhere
     if all(lines):
         return lines
     calls = account.ranks[index].costs.calls.calls

@@ -1,5 +1,8 @@
 """How long kernels are, and how much work lies queued: two pictures of bars."""
 
+import numpy as np
+import numpy.typing as npt
+
 from stepscope.analyze.kernels.distributions import FIRST_BIN_NS, NUM_BINS, QUEUE_EDGES, Distributions
 from stepscope.report.pictures.axes import Scale, left_axis, round_ticks, time_text, time_tick
 from stepscope.report.pictures.drawing import Drawing, Shape, rect, words
@@ -12,12 +15,8 @@ _COLOURS = ("forward", "transfer", "copy", "input", "optimizer", "host", "unknow
 
 def durations_drawing(found: Distributions) -> Drawing:
     """Return the time in kernels of each duration, by family."""
-    kept = list(found.families[:MAX_FAMILIES])
-    time_ms, count = found.time_ns / NS_PER_MS, found.count
-    if len(found.families) > MAX_FAMILIES:
-        kept.append("others")
-        join = lambda v: [*v[:MAX_FAMILIES], v[MAX_FAMILIES:].sum(axis=0)]  # noqa: E731
-        time_ms, count = join(time_ms), join(count)
+    kept = [*found.families[:MAX_FAMILIES], *(["others"] if len(found.families) > MAX_FAMILIES else [])]
+    time_ms, count = _joined(found.time_ns) / NS_PER_MS, _joined(found.count)
     used = [b for b in range(NUM_BINS) if sum(float(row[b]) for row in count) > 0]
     bins = list(range(used[0], used[-1] + 1))
     ticks = round_ticks(max(sum(float(row[b]) for row in time_ms) for b in bins))
@@ -73,6 +72,13 @@ def queue_drawing(found: Distributions) -> Drawing | None:
         notes=(f"Half of all launches find {found.queue_median:,.0f} or more before them. Mean over ranks.",),
         head=("in the queue", "of the time"), rows=tuple((_length(k), f"{shares[k]:.1f} %") for k in bins),
     )  # fmt: skip
+
+
+def _joined(by_family: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the first families as they are and all others as one."""
+    if len(by_family) <= MAX_FAMILIES:
+        return by_family
+    return np.vstack((by_family[:MAX_FAMILIES], by_family[MAX_FAMILIES:].sum(axis=0)))
 
 
 def _edge(b: int) -> str:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from stepscope.analyze.account import Account
 from stepscope.analyze.parallel.pipeline.actions import Action
 from stepscope.analyze.parallel.pipeline.bubble import ideal_schedule, pipeline_actions
@@ -28,7 +30,10 @@ def pipeline_drawing(account: Account) -> Drawing | None:
     clocks, ranks = account.shared.clocks, account.run.ranks
     if not clocks.known[index].all():
         return None
-    shift = [int(clocks.shared([i], [a[0].start_ns])[0]) - a[0].start_ns for i, a in zip(index, actions, strict=True)]
+    shift = [
+        int(clocks.shared([i], np.array([a[0].start_ns]))[0]) - a[0].start_ns
+        for i, a in zip(index, actions, strict=True)
+    ]
     origin = min(a[0].start_ns + s for a, s in zip(actions, shift, strict=True))
     measured = [
         [((a.start_ns + s - origin) / NS_PER_MS, (a.end_ns + s - origin) / NS_PER_MS, a) for a in mine]

@@ -36,11 +36,12 @@ def waterfall_drawing(found: Waterfall) -> Drawing | None:
     shapes, left, table = [*_line(0, "peak", 0, 100, 100, "compute", "100.0 %")], 100.0, []
     for k, row in enumerate(found.rows, start=1):
         last = row.loss == "achieved"
-        left -= 0 if last else row.pct_of_peak
+        share = row.pct_of_peak or 0.0
+        left -= 0 if last else share
         colour = "compute" if last else "unknown" if row.loss in _QUIET else "wait"
-        name, text = row.loss.replace("_", " "), f"{'' if last else '-'}{row.pct_of_peak:.1f} %"
-        shapes += _line(k, name, 0 if last else left, row.pct_of_peak, 100, colour, text)
-        table.append((name, f"{row.pct_of_peak:.1f} %"))
+        name, text = row.loss.replace("_", " "), f"{'' if last else '-'}{share:.1f} %"
+        shapes += _line(k, name, 0 if last else left, share, 100, colour, text)
+        table.append((name, f"{share:.1f} %"))
     return Drawing(
         title="From peak to achieved", width=WIDTH, height=LINE * (len(found.rows) + 1), shapes=tuple(shapes),
         label="Waterfall from peak to achieved FLOP rate", head=("loss", "of peak"), rows=tuple(table),
