@@ -8,6 +8,7 @@
     run.code.lines               what each line costs, the largest first; run.code.modules likewise
     run.compare(other)           what differs, with intervals
     run.table("collectives")     tables as NumPy, Arrow, pandas or polars
+    run.plot_timeline()          pictures of the report, one by one: plot_steps, plot_memory, plot_roofline, ...
     run.to_html("report.html")   the report; to_json and to_perfetto likewise
 
 Nothing is computed before it is asked for, and nothing twice.
@@ -35,6 +36,7 @@ from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
+from stepscope.report.plots import Plots
 from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
@@ -84,7 +86,7 @@ def load(
     return Analysis(run, lambda run: account_of(run, given=known, unprofiled_ms=unprofiled_step_ms))
 
 
-class Analysis:
+class Analysis(Plots):
     """One run and every answer about it."""
 
     def __init__(self, run: Run, make_account: Callable[[Run], Account] = account_of) -> None:

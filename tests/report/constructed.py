@@ -1,11 +1,21 @@
 """A page of any size: an FSDP job with noise on every slice, one slow rank, one rank that stalls on its input."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from stepscope.analyze.kernels.distributions import NUM_BINS, QUEUE_EDGES, Distributions
+from stepscope.analyze.ranks.rank_matrix import RankMatrix
+from stepscope.analyze.step.run_steps import RunSteps
 from stepscope.report.html.data import GROUPS, KINDS, NO_MATCH, Grid, MatchedCollectives, ReportData, Slices
-from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES
+from stepscope.report.html.launches import Launch
+from stepscope.report.html.one_step import MAX_RANKS, MAX_SLICES, MAX_SLICES_OF_STEPS, MAX_STEPS
+from stepscope.report.pictures.all_pictures import switches_json
+from stepscope.report.pictures.distributions import durations_drawing, queue_drawing
+from stepscope.report.pictures.rank_matrix import sending_drawing, waiting_drawing
+from stepscope.report.pictures.run_steps import run_steps_drawing
+from stepscope.whatif.switches import Switched, Switches
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -20,19 +30,30 @@ KERNELS = (
     "split_k_reduce",
 )
 COLLECTIVES = ("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL")
+LAUNCHES = (
+    Launch("aten::mm", "[[2048, 4096], [4096, 4096]]", "layers.3.mlp", "model.py:31", 7),
+    Launch("aten::add", None, None, None, 7),
+)
 STEP_NS = 250e6
 
 
 def constructed(*, ranks: int, steps: int, slices_per_rank: int = SLICES_PER_RANK) -> ReportData:
     """Return the data of a page with the findings, the grid and the slices of such a run."""
     noise = np.random.default_rng(ranks)
+    per_rank = min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))
+    slices = _slices(noise, ranks, per_rank)
+    others = (MAX_SLICES_OF_STEPS - len(slices)) // len(slices)
     return ReportData(
         report=report(ranks=ranks, steps=steps),
         grid=_grid(noise, ranks, steps),
-        slices=_slices(noise, ranks, min(slices_per_rank, MAX_SLICES // min(ranks, MAX_RANKS))),
+        slices=slices,
+        more_slices=tuple(
+            replace(_slices(noise, ranks, per_rank), step=101 + k) for k in range(min(others, steps - 1, MAX_STEPS - 1))
+        ),
         trust=(f"{ranks} of {ranks} ranks read", "clocks aligned by matched collectives, within ±18 µs"),
         calibration=_calibration(ranks),
         code_trees=_code_trees(),
+        pictures=_pictures(noise, ranks, steps),
     )
 
 
@@ -290,11 +311,57 @@ def report(*, ranks: int, steps: int) -> dict[str, Any]:
                 "cause": "device: the same kernels take 1.11 times as long",
                 "remedy": "check clocks and power of that device",
                 "evidence": [{"what": "own time", "value": 24.0, "unit": "ms", "where": f"rank {37 % ranks}"}],
-            }
+            },
+            _finding("launch-overhead", "The device waits for the host to launch", alone_ms=12.0, adds_ms=7.0),
+            _finding("optimizer", "The optimizer is not fused", alone_ms=6.0, adds_ms=6.0),
         ],
-        "findings_combined": [{"ids": ["straggler"], "saving_ms_per_step": 23.3}],
+        "findings_combined": [
+            {"ids": ["straggler"], "saving_ms_per_step": 23.3},
+            {"ids": ["straggler", "launch-overhead"], "saving_ms_per_step": 30.3},
+            {"ids": ["straggler", "launch-overhead", "optimizer"], "saving_ms_per_step": 36.3},
+        ],
         "warnings": ["cut off: the trace of rank 51"],
     }
+
+
+def _finding(id_: str, title: str, *, alone_ms: float, adds_ms: float) -> dict[str, Any]:
+    return {
+        "id": id_, "title": title, "ranks": [], "cost_ms_per_step": alone_ms, "saving_ms_per_step": adds_ms,
+        "saving_low_ms": 0.5 * alone_ms, "saving_high_ms": 1.5 * alone_ms, "saving_pct": alone_ms / 2.67,
+        "saving_alone_ms": alone_ms, "confidence": 0.8, "cause": "as it is", "remedy": "change it", "evidence": [],
+    }  # fmt: skip
+
+
+def _pictures(noise: np.random.Generator, ranks: int, steps: int) -> dict[str, Any]:
+    """Return every picture that the page draws from shapes, and the switches of three fixes."""
+    number = np.arange(steps)
+    dur = STEP_NS * (1 + 0.02 * noise.standard_normal((ranks, steps)))
+    profiled = number >= 3 * steps // 4
+    marks = {int(steps // 2): "checkpoint"}
+    run = RunSteps("step logs", number, tuple(range(ranks)), dur, profiled, marks)
+    waited = noise.uniform(0, 5e6, (ranks, ranks))
+    matrix = RankMatrix(tuple(range(ranks)), waited, np.zeros((ranks, ranks)), np.roll(np.eye(ranks), 1, axis=1) * 1e8)
+    count = noise.integers(1, 99, (4, NUM_BINS)).astype(float)
+    share = np.full(len(QUEUE_EDGES), 1 / len(QUEUE_EDGES))
+    spread = Distributions(("gemm", "attention", "elementwise", "other"), count, count * 1e5, share, 90.0)
+    drawings = {
+        "run_steps": run_steps_drawing(run, outliers=frozenset({1})),
+        "waiting": waiting_drawing(matrix),
+        "sending": sending_drawing(matrix),
+        "durations": durations_drawing(spread),
+        "queue": queue_drawing(spread),
+    }
+    return {**{k: d.as_json() for k, d in drawings.items() if d is not None}, "switches": switches_json(_switches())}
+
+
+def _switches() -> Switches:
+    """Return a step of 261 ms with three fixes, the first two of which overlap by 5 ms."""
+    savings = {(): 0, (0,): 23.3, (1,): 12, (2,): 6, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18}
+    states = [
+        Switched(fixes, ms * 1e6, {"kernel": 0.8 * (261e6 - ms * 1e6), "host": 0.2 * (261e6 - ms * 1e6)})
+        for fixes, ms in savings.items()
+    ]
+    return Switches(261e6, (0, 1, 2), tuple(states), has_pairs=True)
 
 
 def _memory() -> dict[str, Any]:
@@ -336,17 +403,24 @@ def _slices(noise: np.random.Generator, ranks: int, per_rank: int) -> Slices:
         (noise.integers(0, len(KERNELS), num), len(KERNELS) + noise.integers(0, 2, num_comm)),
         (np.full(num, NO_MATCH), np.arange(num_comm)),
     )]  # fmt: skip
+    launched = np.where(each[2] < 0, each[1] % len(LAUNCHES), NO_MATCH)
+    idle = np.arange(drawn) * per_rank + num // 2  # one kernel of each rank gives its place to a stall
+    kind, name = each[0].astype(np.uint8), each[1].copy()
+    kind[idle], name[idle], launched[idle] = KINDS.index("idle"), len(KERNELS) + len(COLLECTIVES), NO_MATCH
     return Slices(
         step=100,
         ranks=tuple(np.linspace(0, ranks - 1, drawn).round().astype(int).tolist()),
         span_ns=int(STEP_NS),
         rank=np.repeat(np.arange(drawn), per_rank),
-        kind=each[0].astype(np.uint8),
+        kind=kind,
         start_ns=np.hstack((start, begin)).reshape(-1).astype(np.int64),
         dur_ns=np.hstack((dur, end - begin)).reshape(-1).astype(np.int64),
         wait_ns=np.hstack((np.zeros_like(dur), last - begin)).reshape(-1).astype(np.int64),
-        name=each[1],
+        name=name,
         match=each[2],
-        names=(*KERNELS, *COLLECTIVES),
+        launch=launched,
+        delay_ns=np.where(launched < 0, -1, noise.integers(7_000, 9_000_000, len(launched))),
+        names=(*KERNELS, *COLLECTIVES, "host: train.py:42"),
+        launches=LAUNCHES,
         matched=MatchedCollectives(("all_gather · fsdp · 218.0 MB",) * num_comm, begin.argmax(axis=0)),
     )

@@ -160,7 +160,7 @@ def test_page_refers_to_nothing_outside_and_writes_no_markup() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 600), (1024, 1000, 5000)])
+@pytest.mark.parametrize(("ranks", "steps", "most_kb"), [(64, 50, 1500), (1024, 1000, 8000)])
 def test_page_of_a_large_run_stays_small(ranks: int, steps: int, most_kb: int) -> None:
     assert len(page_of(constructed(ranks=ranks, steps=steps)).encode()) < 1000 * most_kb
 

@@ -24,6 +24,11 @@ interface Slices {
   wait: Float64Array;
   name: Float64Array;
   match: Float64Array;
+  /** index into `launches`, -1 for none */
+  launch: Float64Array;
+  /** from the launching call to the start, NaN where unknown */
+  delay: Float64Array;
+  launches: { operator: string | null; shapes: string | null; module: string | null; line: string | null; stream: number | null }[];
   matched: { what: string[]; last: Float64Array };
 }
 
@@ -56,6 +61,30 @@ interface PageData {
   calibration: any;
   grid: Grid | null;
   slices: Slices | null;
+  /** other steps, read when they are asked for */
+  more: { step: number | null; read(): Slices }[];
+  /** what the other pictures show, by name */
+  pictures: Record<string, any>;
+}
+
+/** One shape of a picture, see report/pictures/drawing.py. */
+interface DrawnShape {
+  is: "rect" | "dot" | "path" | "area" | "text";
+  tip?: string[];
+  opacity?: number;
+  [more: string]: any;
+}
+
+/** A picture made by report/pictures. */
+interface Drawing {
+  title: string;
+  size: [number, number];
+  label: string;
+  shapes: DrawnShape[];
+  legend: [string, string][];
+  notes: string[];
+  head: string[];
+  rows: string[][];
 }
 
 /** One column of a table that sorts. */
@@ -110,12 +139,15 @@ interface View {
   cursor: number | null;
   rank: number | null;
   arrows: boolean;
+  /** the moments between which sums are shown */
+  range: number[] | null;
 }
 
 type Rgb = [number, number, number];
 
 interface DocumentEventMap {
   "show-rank": CustomEvent<number>;
+  "show-step": CustomEvent<number>;
   "show-kinds": CustomEvent<string[]>;
   "show-rows": CustomEvent<[string, string]>;
   "show-cell": CustomEvent<{ metric: string; rank: number; step: number }>;

@@ -35,6 +35,8 @@ class Diagnosis:
     """`(ids of the first k, ns per step they save together)` for k = 1, 2, ..."""
     not_examined: tuple[UnexaminedFault, ...] = ()
     """faults that were not found and could not be ruled out"""
+    fixes: tuple[Fix, ...] = ()
+    """the change that stands for each finding's fix, in their order"""
 
     @property
     def worth(self) -> tuple[Finding, ...]:
@@ -163,7 +165,7 @@ def _diagnosis(account: Account, candidates: list[Candidate], replays: _Replays)
         findings.append(_finding(account, candidate, alone[id(candidate)], adds, replays))
         combined.append((tuple(f.id for f in findings), saved))
         fixed = replays.applied(fixed, candidate) if fixed is not None else None
-    return Diagnosis(tuple(findings), tuple(combined))
+    return Diagnosis(tuple(findings), tuple(combined), fixes=tuple(candidate.fix for candidate in ordered))
 
 
 def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float, replays: _Replays) -> Finding:

@@ -59,6 +59,10 @@ class Kernel:
     """what its warps waited for most, as measured"""
     stall_share: float | None = None
     """of all their waiting"""
+    count_per_step: float | None = None
+    """launched in recorded steps, mean over them; None without any"""
+    ns_per_step: float | None = None
+    """the time of those"""
     measured_share: float = 0.0
     """of its time in launches that were measured, or are alike to one that was"""
 
@@ -95,7 +99,8 @@ def kernel_table(
         _add(sums, one, chip, measured_rows(one.rank, measured) if measured else None)
     n = max(len(costs), 1)
     total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
-    kernels = [one.kernel(name, n, total) for name, one in sums.items()]
+    steps = sum(len(one.rank.steps) for one in costs)
+    kernels = [one.kernel(name, n, total, steps) for name, one in sums.items()]
     per_step, launches = _launches(costs)
     return KernelTable(
         kernels=tuple(sorted(kernels, key=lambda k: (-k.total_ns, k.name))),
@@ -121,7 +126,7 @@ class _Sums:
     stalls: dict[str, float] = field(default_factory=dict)
     """time by what warps waited for"""
 
-    def kernel(self, name: str, num_ranks: int, all_ns: float) -> Kernel:
+    def kernel(self, name: str, num_ranks: int, all_ns: float, num_steps: int) -> Kernel:
         n = self.numbers
         bound = max(Bound, key=lambda b: n[f"bound_{b}"])
         metered = 2 * n["measured_ns"] > n["total_ns"]
@@ -154,6 +159,8 @@ class _Sums:
             tensor_pct=_mean(n, "tensor_pct"),
             stall=stall,
             stall_share=self.stalls[stall] / sum(self.stalls.values()) if stall else None,
+            count_per_step=n["in_steps"] / num_steps if num_steps else None,
+            ns_per_step=n["in_steps_ns"] / num_steps if num_steps else None,
             measured_share=n["measured_ns"] / n["total_ns"] if n["total_ns"] else 0.0,
         )
 
@@ -223,6 +230,8 @@ def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: Mea
     return {
         "count": np.ones(len(kernels)),
         "total_ns": duration,
+        "in_steps": (in_steps := (costs.rank.work.step[kernels] >= 0).astype(np.float64)),
+        "in_steps_ns": duration * in_steps,
         "short": short.astype(np.float64),
         "short_ns": duration * short,
         "flops": flops,

@@ -51,6 +51,8 @@ class CriticalPath:
     segments: tuple[Segment, ...]
     """the largest first"""
     ns_per_step: float
+    what_ns: dict[str, float]
+    """time per step by `what`, over the whole path"""
     slack_ns: dict[int, float]
     """by rank: how much longer its compute could take without delaying the run, median over its kernels"""
 
@@ -73,7 +75,14 @@ def critical_path(replay: Replay) -> CriticalPath:
         for (rank, what, name), value in sorted(totals.items(), key=lambda one: -one[1])[:_MAX_SEGMENTS]
         if value > 0
     ]
-    return CriticalPath(tuple(segments), whole / steps, _slack(replay, duration, end))
+    return CriticalPath(tuple(segments), whole / steps, _by_what(totals, steps), _slack(replay, duration, end))
+
+
+def _by_what(totals: dict[tuple[int, str, str], float], steps: int) -> dict[str, float]:
+    out: dict[str, float] = defaultdict(float)
+    for (_, what, _), value in totals.items():
+        out[what] += value / steps
+    return dict(out)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -24,14 +24,16 @@ def pipeline_bubble(account: Account) -> list[Candidate]:
         Candidate(
             id="pipeline-bubble",
             title=f"{view.microbatches} micro-batches leave {view.stages} stages idle {view.bubble_pct:.0f} % of the step",
-            cause=f"stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {100 * ideal_share:.0f} % at best",
+            cause=f"stages wait for the first and the last micro-batch: (p - 1)/(m + p - 1) = {100 * ideal_share:.0f} %",
             remedy="Use more, smaller micro-batches, an interleaved schedule (several chunks per rank) or a zero-bubble one. "
             "The saving is of four times the micro-batches at the same total work.",
             fixed_saving_ns=avoidable * bubble_ns,
             cost_ns=bubble_ns,
             evidence=(
                 Evidence("measured bubble", round(view.bubble_pct, 2), "% of the step", "mean rank"),
-                Evidence("bubble of the schedule at best", round(100 * ideal_share, 2), "% of the step"),
+                Evidence(
+                    "bubble with equal stages, by (p - 1)/(m + p - 1)", round(100 * ideal_share, 2), "% of the step"
+                ),
                 Evidence(MICROBATCHES, view.microbatches),
                 Evidence("stages", view.stages),
             ),

@@ -2,13 +2,14 @@
 traces or accounts is left in it, so that a page of any size can be built for a test.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
+from stepscope.report.html.launches import Launch
 
 Int64s = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint8]
@@ -16,9 +17,9 @@ Codes = npt.NDArray[np.uint8]
 GROUPS = ("compute", "transfer", "wait", "copy", "input", "host", "unknown")
 """what a step's time is coloured by: the parts of the budget in seven groups"""
 
-KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range")
+KINDS = ("forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle")
 """what a slice is; the first part of a transfer is waiting, as long as `wait_ns` says"""
-LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3)
+LANE_OF_KIND = (0, 0, 0, 0, 1, 1, 2, 3, 0)
 """compute, communication, copies, host: the lanes of a rank from top to bottom"""
 
 NO_MATCH = -1
@@ -65,7 +66,12 @@ class Slices(ArrayRecord):
     """index into `names`"""
     match: Int64s
     """index into `matched`, NO_MATCH where there is none"""
+    launch: Int64s
+    """index into `launches`, NO_MATCH where a slice has none"""
+    delay_ns: Int64s
+    """from the call that launched it to its start, -1 where that is unknown"""
     names: tuple[str, ...]
+    launches: tuple[Launch, ...]
     matched: MatchedCollectives
     notes: tuple[str, ...] = ()
     """what was left out or rounded, in words"""
@@ -82,6 +88,11 @@ class ReportData(ArrayRecord):
     """the JSON of the contract, less what the grid holds"""
     grid: Grid | None
     slices: Slices | None
+    """of the typical step"""
+    more_slices: tuple[Slices, ...] = ()
+    """of other steps, as far as they fit"""
+    pictures: dict[str, Any] = field(default_factory=dict)
+    """what other pictures show, by name; one that has nothing to show is missing"""
     trust: tuple[str, ...] = ()
     """how far to trust the report: one line each, beside the report's own warnings"""
     calibration: dict[str, Any] | None = None

@@ -1,7 +1,7 @@
 """What ran on each rank during one step, on one clock, within a budget of slices?
 
-The step is the one nearest to the median. Everything that overlaps it is shown, whichever step launched it, because
-that is what the device did at the time.
+The first step shown is the one nearest to the median. Everything that overlaps it is shown, whichever step launched it,
+because that is what the device did at the time.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,15 @@ from stepscope.analyze.step.periods import NO_STEP
 from stepscope.contract.collectives import OPS
 from stepscope.records import ArrayRecord
 from stepscope.report.html.data import NO_MATCH, Grid, MatchedCollectives, Slices
+from stepscope.report.html.launches import Launch, launches
 from stepscope.report.html.rank_slices import RankSlices, rank_slices
 from stepscope.trace.table import Int64s
 from stepscope.units import readable_bytes
 
 MAX_SLICES = 60_000
+MAX_SLICES_OF_STEPS = 90_000
+"""of all steps that the page can show"""
+MAX_STEPS = 8
 MAX_RANKS = 128
 MAX_NAME_LENGTH = 160
 
@@ -34,10 +38,18 @@ class _Window(ArrayRecord):
 
 
 def slices_of(
-    account: Account, grid: Grid | None, *, wanted: Sequence[int] = (), most: int = MAX_SLICES
+    account: Account,
+    grid: Grid | None,
+    *,
+    step: int | None = None,
+    wanted: Sequence[int] = (),
+    most: int = MAX_SLICES,
 ) -> Slices | None:
-    """Return the slices of one step; ranks in `wanted` come first where not all fit. None where nothing ran."""
-    window = _window(account, grid)
+    """Return the slices of one step, the typical one if no other is asked for. None where nothing ran.
+
+    Ranks in `wanted` come first where not all fit.
+    """
+    window = _window(account, typical_step(grid) if grid and step is None else step)
     if window is None:
         return None
     chosen = _chosen(account, wanted)
@@ -53,6 +65,28 @@ def slices_of(
     return _joined(account, window, taken, most=most)
 
 
+def slices_of_other_steps(
+    account: Account, grid: Grid | None, first: Slices | None, *, wanted: Sequence[int] = ()
+) -> tuple[Slices, ...]:
+    """Return the slices of further steps in their order: the longest and the shortest, then the others that fit."""
+    if grid is None or first is None:
+        return ()
+    mean = np.nan_to_num(grid.group_ns.sum(axis=0)).mean(axis=0)
+    by_length = np.argsort(mean, kind="stable").tolist()
+    wanted_steps = dict.fromkeys([by_length[-1], by_length[0], *range(len(by_length))])
+    numbers = [grid.steps[i] for i in wanted_steps if grid.steps[i] != first.step]
+    found: list[Slices] = []
+    left = MAX_SLICES_OF_STEPS - len(first)
+    for number in numbers[: MAX_STEPS - 1]:
+        if left < len(first) / 2:
+            break
+        one = slices_of(account, grid, step=number, wanted=wanted, most=min(left, MAX_SLICES))
+        if one is not None:
+            found.append(one)
+            left -= len(one)
+    return tuple(sorted(found, key=lambda s: s.step or 0))
+
+
 def typical_step(grid: Grid) -> int:
     """Return the number of the step nearest to the median, of those that the most ranks have."""
     step_ns = grid.group_ns.sum(axis=0)
@@ -62,9 +96,8 @@ def typical_step(grid: Grid) -> int:
     return grid.steps[int(whole[np.argmin(np.abs(mean[whole] - np.median(mean[whole])))])]
 
 
-def _window(account: Account, grid: Grid | None) -> _Window | None:
-    """Return the span of the step over all ranks: from its first beginning to its last end on the shared clock."""
-    number = typical_step(grid) if grid else None
+def _window(account: Account, number: int | None) -> _Window | None:
+    """Return the span of a step over all ranks: from its first beginning to its last end on the shared clock."""
     clocks, num = account.shared.clocks, len(account.run.ranks)
     start, end, has = np.zeros(num, np.int64), np.zeros(num, np.int64), np.zeros(num, bool)
     for i, view in enumerate(account.ranks):
@@ -96,9 +129,12 @@ def _chosen(account: Account, wanted: Sequence[int]) -> list[int]:
 
 def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices]], *, most: int) -> Slices:
     names: dict[str, int] = {}
+    by_launch: dict[Launch, int] = {}
     parts = [found.kept(most) for _, found in taken]
     matches = np.concatenate([p.match for p in parts])
     used = np.unique(matches[matches != NO_MATCH])
+    made = [launches(account, i, p.work) for (i, _), p in zip(taken, parts, strict=True)]
+    launch = [by_launch.setdefault(one, len(by_launch)) if one else NO_MATCH for each, _ in made for one in each]
     span = max(int(window.end_ns[i] - window.start_ns[i]) for i, _ in taken)
     return Slices(
         step=window.step,
@@ -111,7 +147,10 @@ def _joined(account: Account, window: _Window, taken: list[tuple[int, RankSlices
         wait_ns=np.concatenate([p.wait_ns for p in parts]),
         name=np.array([names.setdefault(_short(n), len(names)) for p in parts for n in p.name], np.int64),
         match=np.where(matches == NO_MATCH, NO_MATCH, np.searchsorted(used, matches)),
+        launch=np.array(launch, np.int64),
+        delay_ns=np.concatenate([delay for _, delay in made]),
         names=tuple(names),
+        launches=tuple(by_launch),
         matched=_matched(account, used),
         notes=tuple(_notes(account, parts, [f for _, f in taken])),
     )

@@ -18,6 +18,8 @@ from stepscope.report.html.data import Grid, ReportData, Slices
 
 ROUNDED_NS = 100
 """times of slices are multiples of this"""
+DELAY_NS = 1_000
+"""delays of launches are multiples of this"""
 _FINE_CELLS = 100_000
 _FINE_LEVELS, _COARSE_LEVELS = 4000, 64
 """steps of a grid's colour between its 5th and 95th percentile, for small grids and for large ones"""
@@ -34,6 +36,7 @@ def packed(data: ReportData) -> str:
         "trust": list(data.trust),
         "calibration": data.calibration,
         "trees": data.code_trees,
+        "pictures": data.pictures,
         "grid": None,
         "slices": None,
     }
@@ -41,6 +44,7 @@ def packed(data: ReportData) -> str:
         header["grid"] = _grid(data.grid, columns)
     if data.slices is not None:
         header["slices"] = _slices(data.slices, columns)
+    header["more"] = [_slices(s, columns, prefix=f"{k}.") for k, s in enumerate(data.more_slices)]
     header["columns"] = _offsets(columns)
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
     body = struct.pack("<I", len(text)) + text + b"".join(columns.values())
@@ -99,9 +103,11 @@ def _quantum_ns(group: npt.NDArray[np.float64]) -> float:
     return float(max(_MIN_QUANTUM_NS, round((high - low) / levels)))
 
 
-def _slices(s: Slices, columns: _Columns) -> dict[str, Any]:
+def _slices(s: Slices, columns: _Columns, *, prefix: str = "") -> dict[str, Any]:
     start, end = s.start_ns // ROUNDED_NS, (s.start_ns + s.dur_ns + ROUNDED_NS - 1) // ROUNDED_NS
-    columns |= {
+    what = list(dict.fromkeys(s.matched.what))
+    index = {text: i for i, text in enumerate(what)}
+    packed_columns = {
         "rank": _deltas(s.rank),
         "kind": varints(s.kind),
         "start": _deltas(start),
@@ -110,16 +116,20 @@ def _slices(s: Slices, columns: _Columns) -> dict[str, Any]:
         "name": varints(s.name),
         "match": _deltas(s.match),
         "last": varints(s.matched.last_rank),
+        "launch": varints(s.launch + 1),
+        "delay": varints(np.where(s.delay_ns < 0, 0, s.delay_ns // DELAY_NS + 1)),
+        "what": varints([index[text] for text in s.matched.what]),
     }
-    what = list(dict.fromkeys(s.matched.what))
-    index = {text: i for i, text in enumerate(what)}
-    columns["what"] = varints([index[text] for text in s.matched.what])
+    columns |= {prefix + name: column for name, column in packed_columns.items()}
     return {
+        "prefix": prefix,
         "step": s.step,
         "ranks": list(s.ranks),
         "span": s.span_ns // ROUNDED_NS,
         "unit_ns": ROUNDED_NS,
+        "delay_ns": DELAY_NS,
         "names": list(s.names),
+        "launches": [list(one) for one in s.launches],
         "what": what,
         "notes": list(s.notes),
     }

@@ -11,6 +11,7 @@ from stepscope.contract.collectives import OPS
 from stepscope.contract.regions import Region
 from stepscope.records import ArrayRecord
 from stepscope.report.html.data import KINDS, LANE_OF_KIND, NO_MATCH, Codes
+from stepscope.report.html.idle_spans import idle_spans
 from stepscope.run.aligned import UNMATCHED
 from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
@@ -20,7 +21,7 @@ from stepscope.trace.table import Int64s
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _OF_REGION = {Region.FORWARD: "forward", Region.BACKWARD: "backward", Region.OPTIMIZER: "optimizer"}
 _OF_PHASE = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.OPTIMIZER: "optimizer"}
-_COLUMNS = ("kind", "start_ns", "end_ns", "wait_ns", "match", "name")
+_COLUMNS = ("kind", "start_ns", "end_ns", "wait_ns", "match", "name", "work")
 
 Names = npt.NDArray[np.object_]
 
@@ -35,6 +36,8 @@ class RankSlices(ArrayRecord):
     wait_ns: Int64s
     match: Int64s
     name: Names
+    work: Int64s
+    """row of the rank's work, -1 for what no device ran"""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -56,6 +59,7 @@ def rank_slices(account: Account, index: int, *, start_ns: int, end_ns: int) -> 
     work = _kernels(account, index) if rank.has_device else _operators(account, index)
     found = [_overlapping(part, start_ns, end_ns) for part in (work, _collectives(account, index))]
     found.append(_overlapping(_ranges(rank, start_ns, end_ns), start_ns, end_ns))
+    found.append(_idle(account, index, start_ns, end_ns))
     joined = RankSlices(*(np.concatenate([getattr(p, column) for p in found]) for column in _COLUMNS))
     return joined.rows(np.lexsort((joined.start_ns, np.array(LANE_OF_KIND)[joined.kind])))
 
@@ -101,7 +105,8 @@ def _kernels(account: Account, index: int) -> RankSlices:
         for region, name in _OF_REGION.items():
             kind[budget.regions.region == region] = _CODE[name]
     kind[work.kind == EventKind.COPY] = _CODE["copy"]
-    return _plain(rank, kind[rows], work.start_ns[rows], work.end_ns[rows], work.name[rows])
+    found = _plain(rank, kind[rows], work.start_ns[rows], work.end_ns[rows], work.name[rows])
+    return replace(found, work=rows)
 
 
 def _operators(account: Account, index: int) -> RankSlices:
@@ -136,7 +141,15 @@ def _collectives(account: Account, index: int) -> RankSlices:
     on_device = np.flatnonzero(c.device_index >= 0)
     names[on_device] = _names(rank, rank.work.name[c.device_index[on_device]])
     kind = np.where(matched, _CODE["transfer"], _CODE["unmatched"]).astype(np.uint8)
-    return RankSlices(kind, c.start_ns, c.end_ns, np.where(matched, wait, 0), match, names)
+    return RankSlices(kind, c.start_ns, c.end_ns, np.where(matched, wait, 0), match, names, c.device_index)
+
+
+def _idle(account: Account, index: int, start_ns: int, end_ns: int) -> RankSlices:
+    """Return the long times in which nothing ran, named by what the host did."""
+    start, end, names = idle_spans(account, index, start_ns=start_ns, end_ns=end_ns)
+    none = np.full(len(start), NO_MATCH, np.int64)
+    kind = np.full(len(start), _CODE["idle"], np.uint8)
+    return RankSlices(kind, start, end, np.zeros(len(start), np.int64), none, np.array(names, object), none)
 
 
 def _ranges(rank: Rank, start_ns: int, end_ns: int) -> RankSlices:
@@ -157,7 +170,7 @@ def _ranges(rank: Rank, start_ns: int, end_ns: int) -> RankSlices:
 
 def _plain(rank: Rank, kind: Codes, start: Int64s, end: Int64s, name: npt.NDArray[np.int32]) -> RankSlices:
     none = np.full(len(kind), NO_MATCH, np.int64)
-    return RankSlices(kind, start, end, np.zeros(len(kind), np.int64), none, _names(rank, name))
+    return RankSlices(kind, start, end, np.zeros(len(kind), np.int64), none, _names(rank, name), none)
 
 
 def _names(rank: Rank, ids: npt.NDArray[np.int32]) -> Names:

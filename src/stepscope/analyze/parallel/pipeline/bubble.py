@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.parallel.pipeline.actions import Action, stage_actions
-from stepscope.analyze.parallel.pipeline.ideal import replayed, schedule_name, textbook_bubble
+from stepscope.analyze.parallel.pipeline.ideal import Replay, replayed, schedule_name, textbook_bubble
 from stepscope.analyze.parallel.pipeline.shape import KIND, chains_of, microbatches_and_chunks, one_step_of_one
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import over_ranks
@@ -89,17 +89,45 @@ class PipelineView:
     over_ranks: dict[str, Spread]
 
 
-def pipeline_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> PipelineView | None:
-    """Return what the stages did, None where there is no pipeline."""
+def pipeline_actions(
+    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> tuple[list[int], list[list[Action]]] | None:
+    """Return the ranks (by index) of one pipeline that was recorded whole and their actions in one step.
+
+    In the order of the stages; None where there is no such pipeline or its micro-batches cannot be told.
+    """
     used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
     if not used:
         return None
+    chains, _, found = _stages(shared, strategy, used)
+    whole = one_step_of_one(shared, chains, {i: a for i, (a, _) in found.items()})
+    if whole is None or not all(whole):
+        return None
+    index = {shared.run.ranks[i].rank: i for i in used}
+    chain = next(c for c in chains if all(rank in index for rank in c))
+    return [index[rank] for rank in chain], whole
+
+
+Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Action], bool]]]
+
+
+def _stages(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> Stages:
+    """Return the pipelines, each rank's place in its own, and each rank's actions with whether they were marked."""
     chains = chains_of(shared, strategy, used)
     position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
     found = {
         i: stage_actions(shared.run.ranks[i], strategy.passes[i], strategy.rows_of(i, KIND), position=position[i])
         for i in used
     }
+    return chains, position, found
+
+
+def pipeline_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> PipelineView | None:
+    """Return what the stages did, None where there is no pipeline."""
+    used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
+    if not used:
+        return None
+    chains, position, found = _stages(shared, strategy, used)
     actions = {i: a for i, (a, _) in found.items()}
     ranks = [
         r
@@ -233,15 +261,18 @@ def _mean_ns(actions: Sequence[Action], kinds: str) -> int | None:
 
 def _replayed_pct(ranks: list[list[Action]] | None, *, equal: bool) -> float | None:
     """Return the bubble of these orders with each stage's mean times, or with the same mean times on all stages."""
-    if not ranks:
-        return None
+    found = ideal_schedule(ranks, equal=equal)[0] if ranks else None
+    return 100 * found.mean_idle_share if found else None
+
+
+def ideal_schedule(ranks: list[list[Action]], *, equal: bool) -> tuple[Replay | None, list[list[float]]]:
+    """Return these orders of actions with free messages, and what each action then takes."""
     means = [_mean_busy(actions) for actions in ranks]
     if equal:
         everywhere = _mean_busy([a for actions in ranks for a in actions])
         means = [everywhere] * len(ranks)
     durations = [[mean[a.kind] for a in actions] for actions, mean in zip(ranks, means, strict=True)]
-    found = replayed(ranks, durations)
-    return 100 * found.mean_idle_share if found else None
+    return replayed(ranks, durations), durations
 
 
 def _mean_busy(actions: Sequence[Action]) -> dict[str, float]:

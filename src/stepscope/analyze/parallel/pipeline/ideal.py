@@ -24,6 +24,8 @@ class Replay:
     makespan: float
     idle_share: tuple[float, ...]
     """per rank, of the makespan"""
+    starts: tuple[tuple[float, ...], ...] = ()
+    """per rank, when each of its actions begins"""
 
     @property
     def mean_idle_share(self) -> float:
@@ -58,6 +60,7 @@ def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[flo
     last_stage = max(a.stage for actions in ranks for a in actions)
     ends: dict[tuple[str, int, int], float] = {}
     at, clock, busy = [0] * len(ranks), [0.0] * len(ranks), [0.0] * len(ranks)
+    starts: list[list[float]] = [[] for _ in ranks]
     while any(i < len(actions) for i, actions in zip(at, ranks, strict=True)):
         moved = False
         for r, actions in enumerate(ranks):
@@ -66,7 +69,8 @@ def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[flo
                 ready = _ready(action, last_stage, ends)
                 if ready is None:
                     break
-                clock[r] = max(clock[r], ready) + took
+                starts[r].append(max(clock[r], ready))
+                clock[r] = starts[r][-1] + took
                 busy[r] += took
                 ends[_key(action)] = clock[r]
                 at[r] += 1
@@ -74,7 +78,9 @@ def replayed(ranks: Sequence[Sequence[Action]], durations: Sequence[Sequence[flo
         if not moved:
             return None
     makespan = max(clock)
-    return Replay(makespan, tuple(1 - b / makespan for b in busy)) if makespan > 0 else None
+    if makespan <= 0:
+        return None
+    return Replay(makespan, tuple(1 - b / makespan for b in busy), tuple(map(tuple, starts)))
 
 
 def _is_1f1b(kinds: Sequence[str], position: int, stages: int) -> bool:

@@ -64,7 +64,7 @@ function stepTimes(grid, steadiness, { alone = false } = {}) {
   const totals = grid.steps.map((_, s) => GROUPS.reduce((sum, g) => sum + means[g][s], 0));
   const longest = Math.max(...totals) || 1;
   const unit = timeUnit(longest), ticks = niceTicks(longest, unit), most = ticks.at(-1) ?? longest;
-  const [width, height, from, base] = [alone ? 1180 : 560, 230, 66, 204];
+  const [width, height, from, base] = [alone && window.innerWidth > 700 ? 1180 : 560, 230, 66, 204];
   const wide = (width - from - 4) / num;
   const y = (ms) => base - ((base - 12) * ms) / most;
   const chart = picture(width, height, `Times of ${num} steps, median ${timeText(median(totals))}`);

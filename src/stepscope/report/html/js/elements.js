@@ -32,9 +32,9 @@ function panel(id, title, ...children) {
 // Letters in a picture grow with it: it is never drawn so large that they stand out from the text around it.
 const MAX_GROWTH = 1.2;
 
-function picture(width, height, label) {
+function picture(width, height, label, growth = MAX_GROWTH) {
   const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
-  chart.style.maxWidth = `${width * MAX_GROWTH}px`;
+  chart.style.maxWidth = `${width * growth}px`;
   return chart;
 }
 
@@ -51,6 +51,13 @@ function select(label, options, change) {
 
 function folded(summary, ...children) {
   return el("details", {}, el("summary", {}, summary), ...children);
+}
+
+// What is built when it is opened first: a page has many tables and few are looked at.
+function foldedLater(summary, make) {
+  const box = folded(summary);
+  box.addEventListener("toggle", () => box.append(make()), { once: true });
+  return box;
 }
 
 // The tooltip that follows the pointer over a canvas or a chart; screen readers get the live regions instead.

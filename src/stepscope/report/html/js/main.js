@@ -6,8 +6,14 @@ function pair(...boxes) {
   return there.length > 1 ? el("div", { class: "pair" }, there) : there[0] ?? null;
 }
 
+// Beside each other on a very wide window only.
+function widePair(...boxes) {
+  const there = boxes.filter(Boolean);
+  return there.length > 1 ? el("div", { class: "wide-pair" }, there) : there[0] ?? null;
+}
+
 const SHORT = {
-  findings: "Fix first", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
+  findings: "Fix first", "what-if": "What if", "run-steps": "Run", traffic: "Between ranks", "kernel-pictures": "Roofline", budget: "Step", code: "Code", waterfall: "FLOPs", steps: "Step times", heatmap: "Ranks × steps", timeline: "Timeline",
   calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
 };
 
@@ -31,14 +37,17 @@ function contents(root) {
 async function main() {
   const root = byId("report");
   const data = await unpack(byId("data").textContent);
-  const { report, grid, slices } = data;
+  const { report, grid } = data;
   byId("top").append(...header(report));
-  const flops = waterfall(report);
+  const flops = waterfall(report), shown = data.pictures;
   const parts = [
-    cards(report), findings(report, grid), budget(report), pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops })),
-    code(report, data.trees),
-    grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), slices && timeline(slices, familyOf(report)), ranks(report), collectives(report),
-    pair(calibration(data.calibration), memory(report)), devices(report), strategyView(report), kernels(report), operators(report),
+    clockBanner(report), cards(report), findings(report, grid), switches(report, shown.switches), budget(report),
+    widePair(pictureSection("run-steps", "Step time of the whole run", [shown.run_steps]),
+      pair(flops, grid && stepTimes(grid, report.steadiness, { alone: !flops }))), code(report, data.trees),
+    grid && grid.ranks.length > 1 && heatmap(grid, report.ranks), timeline(data), ranks(report), collectives(report),
+    pictureSection("traffic", "Between ranks", [shown.waiting, shown.sending, shown.bandwidth]),
+    calibration(data.calibration), memory(report, shown), devices(report), strategyView(report, shown), kernels(report),
+    pictureSection("kernel-pictures", "Kernels in pictures", [shown.roofline, shown.durations, shown.queue]), operators(report),
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
   root.append(...parts.filter(Boolean));

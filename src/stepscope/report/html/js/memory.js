@@ -6,9 +6,10 @@ const MEMORY_COLUMNS = [
 ];
 const MEMORY_COLOURS = ["forward", "input", "copy", "transfer", "optimizer", "host", "wait", "unknown"];
 
-function memory(report) {
+function memory(report, shown) {
   const view = report.memory;
-  if (!view || !view.ranks.length) return null;
+  const more = [shown.memory_peak, shown.memory_steps, shown.memory_run].filter(Boolean);
+  if (!view || !view.ranks.length) return more.length ? pictureSection("memory", "Memory", more) : null;
   const fullest = view.ranks.find((r) => r.rank === view.fullest_rank) || view.ranks[0];
   const chart = fullest.timeline && el("div", {}, el("h3", {}, `Rank ${fullest.rank}, the fullest`), memoryChart(fullest));
   const used = MEMORY_COLUMNS.filter((c) => view.ranks.some((r) => known(r[c])));
@@ -16,7 +17,7 @@ function memory(report) {
   const table = sortedTable("memory of ranks", view.ranks, used.map(column));
   const box = panel("memory", "Memory", el("div", { class: "halves" }, chart, table));
   const growing = view.ranks.filter((r) => r.growth?.leaks || r.host_growth?.leaks).map((r) => r.rank);
-  box.append(memoryBySteps(report) ?? "");
+  if (more.length) box.append(el("div", { class: "drawings" }, more.map((d) => drawn(d))));
   if (growing.length) box.append(el("p", { class: "warning" }, `Memory grows from step to step on rank ${growing.join(", ")}.`));
   return box;
 }

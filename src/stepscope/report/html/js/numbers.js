@@ -10,13 +10,13 @@ const GROUP_OF_PART = {
   exposed_transfer: "transfer", wait: "wait", pipeline_bubble: "wait", copy: "copy", data_loading: "input",
   launch_gap: "host", host_sync: "host", allocator: "host", host_stall: "host", unknown: "unknown",
 };
-const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "wait"];
+const KINDS = ["forward", "backward", "optimizer", "other", "transfer", "unmatched", "copy", "range", "idle", "wait"];
 const KIND_TEXT = {
   forward: "forward", backward: "backward", optimizer: "optimizer", other: "other compute", transfer: "transfer",
-  unmatched: "unmatched communication", copy: "copy", range: "host range", wait: "waiting for the last rank",
+  unmatched: "unmatched communication", copy: "copy", range: "host range", idle: "nothing ran", wait: "waiting for the last rank",
 };
 const LANES = ["compute", "comm", "copy", "host"];
-const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 1];
+const LANE_OF_KIND = [0, 0, 0, 0, 1, 1, 2, 3, 0, 1];
 const NONE = "–";
 
 /** @template T @param {T} x @returns {x is NonNullable<T>} */

@@ -69,15 +69,10 @@ const STRATEGY_PICTURES = {
       `${words(r.part)} ${r.position}`, [r.compute_ms, r.exposed_ms], `${pctText(r.share_pct, 0)} communication, ${bytesText(r.size_bytes)}`,
     ]), [["compute", "compute"], ["transfer", "exposed communication"]]),
   ],
-  experts: (view) => [
-    loadText(view),
-    stackedBars("Load of each rank", view.ranks.filter((r) => known(r.load_bytes)).map((r) => [
-      `rank ${r.rank}`, [r.load_bytes], `${bytesText(r.load_bytes)}, ${timeText(r.wait_ms)} waiting`,
-    ]), [["compute", view.kind === "embedding" ? "embedding rows, in bytes" : "tokens to work on, in bytes"]], bytesText),
-  ],
+  experts: (view, shown) => [loadText(view), shown.experts ? drawn(shown.experts) : null],
 };
 
-function strategyPicture(name, view) {
-  const [sentence, chart] = STRATEGY_PICTURES[name](view);
+function strategyPicture(name, view, shown) {
+  const [sentence, chart] = STRATEGY_PICTURES[name](view, shown);
   return el("div", { class: "strategy-picture" }, el("h3", {}, name === "experts" && view.kind === "embedding" ? "sharded embeddings" : words(name)), el("p", {}, sentence), chart);
 }

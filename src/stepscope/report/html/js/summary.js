@@ -27,6 +27,7 @@ function cards(report) {
   const list = [
     ["verdict", "findings", "Verdict", words(report.verdict ?? "unknown"), report.verdict_reason],
     ["plain", "steps", "Step", timeText(report.step.unprofiled_ms ?? report.step.profiled_ms), stepWhy(report)],
+    throughput(report),
     ["plain", "waterfall", "MFU", mfuText(report.efficiency.mfu), mfuWhy(report.efficiency)],
     report.run.num_ranks > 1 && some && [toneOf(wait), "heatmap", "Waiting for others", pctText(wait), waitWhy(report)],
     report.run.num_ranks > 1 && some && [toneOf(transfer), "collectives", "Exposed transfer", pctText(transfer), hiddenWhy(report)],
@@ -36,6 +37,25 @@ function cards(report) {
   return el("section", { class: "cards", "aria-label": "The run in short" },
     list.filter((card) => card !== null && card !== false).map(([tone, place, title, value, why]) => el("a", { class: `card ${tone}`, href: `#${place}` },
       el("span", { class: "quiet" }, title), el("span", { class: "value" }, value), el("span", { class: "quiet" }, why))));
+}
+
+function throughput(report) {
+  const { tokens_per_s: tokens, samples_per_s: samples } = report.step;
+  const rate = known(tokens) ? tokens : samples;
+  if (!known(rate)) return null;
+  const other = known(tokens) && known(samples) ? `${countText(Math.round(samples))} samples/s, all ranks` : "all ranks together";
+  return ["plain", "run-steps", known(tokens) ? "Tokens/s" : "Samples/s", countText(Math.round(rate)), other];
+}
+
+// Clocks that are known too badly to say who came last deserve more than a line at the end of the page.
+const MAX_DOUBT_SHARE = 0.02;
+function clockBanner(report) {
+  const worst = Math.max(0, ...report.ranks.map((r) => r.clock_uncertainty_us).filter(known)) / 1000;
+  const step = report.step.unprofiled_ms ?? report.step.profiled_ms;
+  const gross = known(step) ? worst > Math.max(1, MAX_DOUBT_SHARE * step) : worst > 1;
+  if (!gross) return null;
+  return el("p", { class: "banner", role: "note" }, el("b", {}, `The clocks of the ranks agree only within ±${timeText(worst)}. `),
+    "Differences below that (who arrived last, who waited) are not to be trusted.");
 }
 
 const mfuText = (mfu) => (known(mfu) ? pctText(100 * mfu) : NONE);

@@ -63,7 +63,7 @@ function ranks(report) {
   const used = times.filter((key) => report.ranks.some((r) => (always.includes(key) ? known(r[key]) : r[key] > 0)));
   if (!used.length) return null;
   const clock = (r) => (known(r.clock_offset_us) ? `${digits(r.clock_offset_us)} ± ${digits(r.clock_uncertainty_us)} µs` : NONE);
-  return panel("ranks", "Ranks", el("p", { class: "quiet" }, "Over the whole window of each rank."),
+  return panel("ranks", "Ranks", el("p", { class: "quiet" }, `Sums over each rank's whole window${report.run.num_steps ? `: ${report.run.num_steps} steps and what lies around them` : ""}.`),
     sortedTable("ranks", report.ranks, [
       { title: "rank", get: (r) => r.rank, number: true },
       ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
@@ -74,12 +74,21 @@ function ranks(report) {
     ], { filter: (r) => `rank ${r.rank} ${r.host ?? ""}` }));
 }
 
+// Sums of the window as numbers of one step; unchanged where no step was recorded, and `per` says which it is.
+function perStep(report, rows, keys) {
+  const steps = report.run.num_steps;
+  if (!steps) return { per: "over the window", rows };
+  const share = (row) => Object.fromEntries(keys.filter((key) => known(row[key])).map((key) => [key, row[key] / steps]));
+  return { per: "per step", rows: rows.map((row) => ({ ...row, ...share(row) })) };
+}
+
 function collectives(report) {
   if (!report.collectives.length) return null;
+  const { per, rows } = perStep(report, report.collectives, ["bytes", "count", "wait_ms", "transfer_ms", "exposed_ms"]);
   const total = (r) => (known(r.wait_ms) ? r.wait_ms + r.transfer_ms : null);
   return panel("collectives", "Collectives",
-    el("p", { class: "quiet" }, "Per rank over the window. Waiting lasts until the last rank arrives; transfer is the rest."),
-    sortedTable("collectives", report.collectives, [
+    el("p", { class: "quiet" }, `Per rank and ${per}. Waiting lasts until the last rank arrives; transfer is the rest.`.replace("and over", "over")),
+    sortedTable("collectives", rows, [
       textColumn("collective", "op"),
       { title: "group", get: (r) => r.group, show: (v, r) => (known(r.group_size) ? `${v} (${r.group_size})` : v) },
       { title: "bytes", get: (r) => r.bytes, show: bytesText, number: true },
@@ -89,7 +98,7 @@ function collectives(report) {
       timeColumn("wait", "wait_ms", { bar: true }),
       timeColumn("exposed", "exposed_ms"),
       rateColumn("bus GB/s", "busbw_gb_per_s"),
-      ...(report.collectives.some((r) => known(r.live_busbw_gb_per_s)) ? [rateColumn("all steps GB/s", "live_busbw_gb_per_s")] : []),
+      ...(rows.some((r) => known(r.live_busbw_gb_per_s)) ? [rateColumn("all steps GB/s", "live_busbw_gb_per_s")] : []),
       { title: "last to arrive", get: (r) => r.late_rank, show: (v) => (known(v) ? `rank ${v}` : NONE) },
     ], { filter: (r) => `${r.op} ${r.group}`, sort: 4 }));
 }
@@ -97,10 +106,12 @@ function collectives(report) {
 function kernels(report) {
   if (!report.kernels.length) return null;
   const measured = report.kernels.some((r) => r.measured_share > 0);
+  const inSteps = report.kernels.some((r) => r.ms_per_step > 0);
+  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.ms_per_step })) : report.kernels;
   const share = (title, field) => ({ title, get: (r) => r[field], show: (v) => (known(v) ? pctText(v) : NONE), number: true });
   return panel("kernels", "Kernels",
-    el("p", { class: "quiet" }, report.run.num_ranks > 1 ? "Mean over ranks, over the whole window." : "Over the whole window."),
-    sortedTable("kernels", report.kernels, [
+    el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks, " : ""}${inSteps ? "per step: what recorded steps launched" : "over the whole window"}.`.replace(/^./, (c) => c.toUpperCase())),
+    sortedTable("kernels", rows, [
       nameColumn("kernel", (r) => r.name),
       textColumn("family", "family"),
       countColumn("count", "count"),
@@ -119,7 +130,9 @@ function kernels(report) {
 function operators(report) {
   if (!report.operators.length) return null;
   const device = report.operators.some((r) => r.device_self_ms > 0);
-  return panel("operators", "Operators", sortedTable("operators", report.operators, [
+  const { per, rows } = perStep(report, report.operators, ["calls", "host_self_ms", "host_total_ms", "device_self_ms", "device_total_ms"]);
+  const means = report.run.num_ranks > 1 ? "Mean over ranks, " : "";
+  return panel("operators", "Operators", el("p", { class: "quiet" }, `${means}${per}.`.replace(/^./, (c) => c.toUpperCase())), sortedTable("operators", rows, [
     nameColumn("operator", (r) => r.name),
     nameColumn("shapes", (r) => r.shapes),
     countColumn("calls", "calls"),

@@ -3,21 +3,56 @@
 const TALLEST = 620;
 const ZOOM = 1.35;
 
-/** @param {Slices} slices @param {Map<string, string>} families */
-function timeline(slices, families) {
+// The section: which step is shown, and that step.
+/** @param {PageData} data */
+function timeline(data) {
+  const { report, slices, more } = data;
+  if (!slices) return null;
+  const families = familyOf(report), kernels = new Map((report.kernels ?? []).map((k) => [k.name, k]));
+  const box = el("div", {});
+  const section = panel("timeline", timelineTitle(slices), box);
+  const steps = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
+  /** @type {any} */
+  let shown = null;
+  function pick(step) {
+    const found = steps.find((s) => String(s.step) === String(step)) ?? steps[0];
+    const chosen = found.read();
+    shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, found.step, pick) : null);
+    byTitle(section).textContent = timelineTitle(chosen);
+    box.replaceChildren(...shown.parts);
+    if (section.isConnected) shown.draw();
+  }
+  pick(slices.step);
+  document.addEventListener("show-rank", (e) => shown.showRank(e.detail));
+  document.addEventListener("show-kinds", (e) => shown.showKinds(e.detail));
+  document.addEventListener("show-step", (e) => { pick(e.detail); jump("timeline"); });
+  redrawn(() => shown.draw());
+  return section;
+}
+
+const byTitle = (section) => section.querySelector("h2");
+const picker = (steps, step, pick) => {
+  const box = select("step", steps.map((s) => [s.step, String(s.step)]), pick);
+  box.querySelector("select").value = String(step);
+  box.querySelector("select").id = "step-picker";
+  return box;
+};
+
+/** @param {Slices} slices @param {Map<string, string>} families @param {Map<string, any>} kernels @param {HTMLElement | null} steps */
+function oneStep(slices, families, kernels, steps) {
   const rows = timelineRows(slices);
   const members = membersOf(slices);
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
   /** @type {View} */
   const view = {
     t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
-    marks: null, match: null, cursor: null, rank: null, arrows: false,
+    marks: null, match: null, cursor: null, rank: null, arrows: false, range: null,
   };
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": timelineLabel(slices), "aria-describedby": "timeline-help" });
   const spacer = el("div", { class: "spacer" });
   const box = el("div", { class: "canvas-box scroller" }, canvas, spacer);
   const said = el("p", { class: "said", "aria-live": "polite" });
-  const arrivals = el("div", { class: "arrivals" });
+  const arrivals = el("div", { class: "arrivals" }), detail = el("div", { class: "detail" }), sums = el("div", { class: "sums" });
   let waiting = false;
 
   function draw() {
@@ -29,6 +64,7 @@ function timeline(slices, families) {
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
     view.top = box.scrollTop;
     drawTimeline(canvas, slices, rows, members, view);
+    map.draw();
     canvas.dataset.drawMs = (performance.now() - begin).toFixed(1);
   }
   function soon() {
@@ -63,7 +99,17 @@ function timeline(slices, families) {
     view.cursor = i;
     view.match = i !== null && slices.match[i] >= 0 ? slices.match[i] : null;
     said.textContent = i === null ? "" : [slices.names[slices.name[i]], ...sliceLines(slices, i)].join(" · ");
+    detail.replaceChildren(...(i === null || slices.launch[i] < 0 ? [] : [sliceDetail(slices, i, kernels, markName)]));
     arrivals.replaceChildren(...(view.match === null ? [] : [arrivalTable(slices, members.get(view.match), view.match)]));
+    soon();
+  }
+  function markName(name) {
+    find.value = slices.names[name].slice(0, 40);
+    mark((i) => slices.name[i] === name);
+  }
+  function sumOver(t0, t1) {
+    view.range = [t0, t1];
+    sums.replaceChildren(rangeSums(slices, rows, t0, t1, () => show(t0, t1)));
     soon();
   }
   // Brings a slice into view: the time around it, wide enough to be seen, and its rank.
@@ -104,7 +150,8 @@ function timeline(slices, families) {
     soon();
   }
   function clear() {
-    view.rank = null;
+    view.rank = view.range = null;
+    sums.replaceChildren();
     find.value = "";
     mark(null);
     choose(null);
@@ -115,22 +162,21 @@ function timeline(slices, families) {
   const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
   const allArrows = el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } });
   const find = el("input", { id: "find", type: "search", placeholder: "e.g. nccl, gemm, flash", "aria-describedby": "found", on: { input: (e) => search(e.target.value) } });
-  const control = { zoom, pan, show, sliceAt, choose, reveal, clear, timeAt, view, slices, rows, soon };
+  const control = { zoom, pan, show, sliceAt, choose, reveal, clear, timeAt, sumOver, view, slices, rows, soon };
+  const map = minimap(slices, rows, control);
   listenToPointer(canvas, box, control);
   listenToKeys(canvas, box, find, control);
-  document.addEventListener("show-rank", (e) => showRank(e.detail));
-  document.addEventListener("show-kinds", (e) => showKinds(e.detail));
-  redrawn(draw);
-  return panel("timeline", timelineTitle(slices),
-    el("div", { class: "controls" },
-      el("label", {}, "find ", find), found, el("label", {}, "row height ", slider),
-      button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
-      members.size ? el("label", {}, allArrows, " all arrows") : null),
-    el("p", { class: "quiet", id: "timeline-help" }, HELP), box, legend(usedKinds(slices)), said, arrivals);
+  const controls = el("div", { class: "controls" }, steps,
+    el("label", {}, "find ", find), found, el("label", {}, "row height ", slider),
+    button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
+    button("sums in view", () => sumOver(view.t0, view.t1)),
+    members.size ? el("label", {}, allArrows, " all arrows") : null);
+  const help = el("p", { class: "quiet", id: "timeline-help" }, HELP);
+  return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, showRank, showKinds };
 }
 
-const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for a range, . and , for the next slice, N for the next match. " +
-  "A click on a collective lists its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
+const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for the sums of a range (R: of what is in view), . and , for the next slice, N for the next match. " +
+  "A click on a kernel says who launched it, one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;
@@ -157,7 +203,9 @@ function sliceLines(slices, i) {
   if (slices.wait[i] > 0) lines.push(`waited ${timeText(slices.wait[i])}, moved data ${timeText(slices.dur[i] - slices.wait[i])}`);
   const m = slices.match[i];
   if (m >= 0) lines.push(slices.matched.what[m], `last to arrive: rank ${slices.matched.last[m]}`);
-  return lines;
+  const by = slices.launches[slices.launch[i]];
+  if (by) lines.push([by.operator, by.module, by.line].filter(known).join(" · "));
+  return lines.filter(Boolean);
 }
 
 function arrivalTable(slices, list, match) {

@@ -1,6 +1,6 @@
 // One picture of the timeline: bars as pixels, then labels, arrows and the axis on top.
 
-const GUTTER = 74;
+const GUTTER = window.innerWidth < 600 ? 58 : 106;
 const AXIS = 22;
 const ROW_GAP = 4;
 const DIMMED = 0.25;
@@ -22,6 +22,7 @@ function drawTimeline(canvas, slices, rows, members, view) {
   for (const place of shown) drawLabels(context, slices, place, view, look);
   drawSelected(context, slices, members, view, look, shown);
   if (view.cursor !== null) drawCursor(context, slices, view, look);
+  if (view.range) drawRange(context, view, look);
   drawAxis(context, view, look);
 }
 
@@ -50,28 +51,51 @@ function drawBars(pixels, canvas, slices, place, view, look, scale) {
     const height = view.laneHeight - (view.laneHeight > 5 ? 1 : 0);
     const from = Math.max(0, Math.round(lane.y * scale)), to = Math.min(bottom, Math.round((lane.y + height) * scale));
     if (to <= from || lane.from === lane.to) continue;
-    const line = lineOf(slices, lane, view, look, width, perPixel);
-    for (let y = from; y < to; y++) pixels.set(line, y * canvas.width + left);
+    const { line, strokes, hatched } = lineOf(slices, lane, view, look, width, perPixel);
+    for (let y = from; y < to; y++) {
+      const at = y * canvas.width + left;
+      pixels.set(line, at);
+      for (const x of hatched) if ((x + y) % HATCH < HATCH / 3) pixels[at + x] = strokes[x];
+    }
   }
 }
 
-// One line of pixels of a lane, the same for all its height.
+const HATCH = 7;
+const HATCHED = ["wait", "idle"];
+
+// One line of pixels of a lane, the same for all its height but for the strokes over what waits.
 function lineOf(slices, lane, view, look, width, perPixel) {
   const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
   const strength = isDimming(view) ? DIMMED : 1;
-  for (const series of lane.series) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const out = new Uint32Array(width);
-  const [br, bg, bb] = look.back;
+  const waiting = lane.series.filter(isHatched);
+  for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
+  const busy = waiting.length ? line.full.slice() : line.full;
+  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
+  const out = new Uint32Array(width), strokes = waiting.length ? new Uint32Array(width) : out, hatched = [];
+  const [br, bg, bb] = look.back, ground = packedColour(look.back);
+  // The colour of a pixel that is covered so far.
+  const mixed = (x, a) => {
+    const k = a / line.full[x];
+    return ((255 << 24) | ((bb * (1 - a) + line.blue[x] * k) << 16) | ((bg * (1 - a) + line.green[x] * k) << 8) | (br * (1 - a) + line.red[x] * k)) >>> 0;
+  };
   for (let x = 0; x < width; x++) {
     const full = line.full[x];
-    if (full <= 0) { out[x] = packedColour(look.back); continue; }
+    if (full <= 0) { out[x] = ground; continue; }
     // A trace of a slice stays visible, however small its share of the pixel.
     const a = (0.15 + 0.85 * Math.min(1, full)) * line.shown[x];
-    out[x] = packedColour([br + (line.red[x] / full - br) * a, bg + (line.green[x] / full - bg) * a, bb + (line.blue[x] / full - bb) * a]);
+    out[x] = mixed(x, a);
+    if (!waiting.length || full < 0.5 || busy[x] > 0.5 * full) continue;
+    hatched.push(x);
+    strokes[x] = out[x]; // the strokes are the colour itself, and what is between them a tint of it
+    out[x] = mixed(x, TINT * line.shown[x]);
   }
   markSlices(out, slices, lane, view, look, perPixel);
-  return out;
+  if (hatched.length) markSlices(strokes, slices, lane, view, look, perPixel);
+  return { line: out, strokes, hatched };
 }
+
+const TINT = 0.35;
+const isHatched = (series) => HATCHED.includes(KINDS[series.kind]);
 
 // Edges between wide slices, and whatever search or selection highlights.
 function markSlices(out, slices, lane, view, look, perPixel) {
@@ -94,10 +118,15 @@ function drawLabels(context, slices, place, view, look) {
   const high = rowHeight(view);
   context.font = look.font;
   context.textBaseline = "middle";
-  context.textAlign = "right";
-  const chosen = view.rank === place.row.rank;
-  context.fillStyle = chosen ? look.selected : look.quiet;
-  if (high >= 11 || place.row.index % Math.ceil(11 / high) === 0) context.fillText(`rank ${place.row.rank}`, GUTTER - 8, place.y + (high - ROW_GAP) / 2);
+  const chosen = view.rank === place.row.rank, named = view.laneHeight >= 11 && GUTTER > 100;
+  context.fillStyle = chosen ? look.selected : named ? look.text : look.quiet;
+  context.textAlign = named ? "left" : "right";
+  if (high >= 11 || place.row.index % Math.ceil(11 / high) === 0) context.fillText(`rank ${place.row.rank}`, named ? 0 : GUTTER - 8, place.y + (high - ROW_GAP) / 2);
+  if (named) {
+    context.textAlign = "right";
+    context.fillStyle = look.quiet;
+    place.lanes.forEach((lane, k) => context.fillText(LANES[view.lanes[k]], GUTTER - 8, lane.y + view.laneHeight / 2));
+  }
   if (chosen) {
     context.strokeStyle = look.selected;
     context.lineWidth = 1.5;
@@ -113,24 +142,37 @@ function drawNames(context, slices, lane, view, look) {
   context.textAlign = "left";
   for (let i = firstVisible(lane, view.t0); i < lane.to && slices.start[i] < view.t1; i++) {
     const follows = i + 1 < lane.to ? timeX(view, slices.start[i + 1]) : view.width;
-    const from = Math.max(GUTTER, timeX(view, slices.start[i])), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
+    // The name of a transfer stands after its wait, where that is the shorter part.
+    const begin = slices.start[i] + (slices.wait[i] > slices.dur[i] / 2 ? 0 : slices.wait[i]);
+    const from = Math.max(GUTTER, timeX(view, begin)), to = Math.min(view.width, follows, timeX(view, slices.start[i] + slices.dur[i]));
     if (to - from < 30) continue;
     const marked = isMarked(slices, i, view);
     const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
     const dim = isDimming(view) && !marked;
-    context.fillStyle = dim ? look.quiet : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
-    context.fillText(labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX)), from + 3, lane.y + view.laneHeight / 2);
+    const tinted = !marked && HATCHED.includes(KINDS[kind]);
+    const text = labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX));
+    if (tinted && !dim) drawPlate(context, look, from, lane.y, context.measureText(text).width + 5, view.laneHeight);
+    context.fillStyle = dim ? look.quiet : tinted ? look.text : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
+    context.fillText(text, from + 3, lane.y + view.laneHeight / 2);
   }
 }
 
-// A collective by what it does and its size, anything else by its name.
+// Plain ground below a name, so that strokes do not run through its letters.
+function drawPlate(context, look, x, y, width, height) {
+  context.fillStyle = `rgb(${look.back.join(" ")} / 0.82)`;
+  context.fillRect(x + 1, y + 1.5, width, height - 4);
+}
+
+// A wait by whom it is for, a collective by what it does and its size, anything else by its name.
 function labelOf(slices, i) {
   const m = slices.match[i];
+  if (m >= 0 && slices.wait[i] > slices.dur[i] / 2) return waitText(slices, i);
   if (m < 0) return shortName(slices.names[slices.name[i]]);
   const what = slices.matched.what[m].split(" · ");
   return `${what[0]} ${what.at(-1)}`;
 }
 
+const waitText = (slices, i) => `waiting for rank ${slices.matched.last[slices.match[i]]}`;
 const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 150 ? "#10151a" : "#ffffff");
 const shortName = (name) => name.replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
 
@@ -165,6 +207,16 @@ function drawCursor(context, slices, view, look) {
   context.strokeStyle = look.text;
   context.lineWidth = 2;
   context.strokeRect(from - 1, y - 1, Math.max(3, to - from + 2), view.laneHeight + 1);
+}
+
+// The range that sums are of.
+function drawRange(context, view, look) {
+  const [from, to] = view.range.map((t) => Math.min(view.width, Math.max(GUTTER, timeX(view, t))));
+  context.fillStyle = look.selected;
+  context.globalAlpha = 0.12;
+  context.fillRect(from, 0, to - from, view.height - AXIS);
+  context.globalAlpha = 1;
+  for (const x of [from, to]) context.fillRect(x - 0.5, 0, 1, view.height - AXIS);
 }
 
 const MAX_ARROWS = 400;

@@ -1,6 +1,6 @@
 // What pointer and keys do to the timeline.
 
-function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, view, slices, soon }) {
+function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, sumOver, view, slices, soon }) {
   /** @type {{ x: number, t0: number, t1: number, from: number, range: boolean, moved: boolean } | null} */
   let drag = null;
   canvas.addEventListener("wheel", (e) => {
@@ -20,13 +20,17 @@ function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, vie
     tip.hide();
     const by = e.clientX - drag.x;
     drag.moved ||= Math.abs(by) > 3;
+    if (drag.range && drag.moved) {
+      view.range = [Math.min(drag.from, timeAt(e)), Math.max(drag.from, timeAt(e))];
+      soon();
+    }
     if (!drag.range && drag.moved) {
       const shift = (by / (view.width - GUTTER)) * (drag.t1 - drag.t0);
       show(drag.t0 - shift, drag.t1 - shift);
     }
   });
   canvas.addEventListener("pointerup", (e) => {
-    if (drag && drag.range && drag.moved) show(Math.min(drag.from, timeAt(e)), Math.max(drag.from, timeAt(e)));
+    if (drag && drag.range && drag.moved) sumOver(Math.min(drag.from, timeAt(e)), Math.max(drag.from, timeAt(e)));
     else if (drag && !drag.moved) choose(sliceAt(e));
     drag = null;
   });
@@ -35,7 +39,7 @@ function listenToPointer(canvas, box, { zoom, show, sliceAt, choose, timeAt, vie
   box.addEventListener("scroll", soon);
 }
 
-function listenToKeys(canvas, box, find, { zoom, pan, show, reveal, clear, view, slices, rows }) {
+function listenToKeys(canvas, box, find, { zoom, pan, show, reveal, clear, sumOver, view, slices, rows }) {
   const go = (i) => i !== null && reveal(i);
   const upDown = (by) => (view.cursor === null ? (box.scrollTop += 40 * by) : go(neighbour(slices, rows, view.cursor, by)));
   const next = (by) => go(followingMark(slices, view, by));
@@ -43,7 +47,7 @@ function listenToKeys(canvas, box, find, { zoom, pan, show, reveal, clear, view,
     w: () => zoom(1 / ZOOM), "+": () => zoom(1 / ZOOM), s: () => zoom(ZOOM), "-": () => zoom(ZOOM), a: () => pan(-0.2), d: () => pan(0.2),
     ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => upDown(-1), ArrowDown: () => upDown(1),
     ".": () => go(following(slices, rows, view, 1)), ",": () => go(following(slices, rows, view, -1)), n: () => next(1), p: () => next(-1),
-    Home: () => show(0, slices.span), Escape: clear,
+    Home: () => show(0, slices.span), Escape: clear, r: () => sumOver(view.t0, view.t1),
   };
   canvas.addEventListener("keydown", (e) => {
     const run = keys[e.key.length === 1 ? e.key.toLowerCase() : e.key];

@@ -24,7 +24,9 @@ async function unpack(text) {
     calibration: header.calibration,
     trees: header.trees,
     grid: header.grid && gridOf(header.grid, column),
+    pictures: header.pictures ?? {},
     slices: header.slices && slicesOf(header.slices, column),
+    more: (header.more ?? []).map((head) => ({ step: head.step, read: () => slicesOf(head, column) })),
   };
 }
 
@@ -76,7 +78,8 @@ function gridOf(head, column) {
 
 // Slices with times in milliseconds.
 /** @returns {Slices} */
-function slicesOf(head, column) {
+function slicesOf(head, everyColumn) {
+  const column = (name) => everyColumn(head.prefix + name);
   const unit = head.unit_ns / 1e6;
   const times = (values) => values.map((v) => v * unit);
   const what = varints(column("what"));
@@ -94,6 +97,9 @@ function slicesOf(head, column) {
     wait: times(varints(column("wait"))),
     name: varints(column("name")),
     match: deltas(column("match")),
+    launch: varints(column("launch")).map((v) => v - 1),
+    delay: varints(column("delay")).map((v) => (v ? ((v - 1) * head.delay_ns) / 1e6 : NaN)),
+    launches: head.launches.map(([operator, shapes, module, line, stream]) => ({ operator, shapes, module, line, stream })),
     matched: { what: Array.from(what, (i) => head.what[i]), last: varints(column("last")) },
   };
 }

@@ -1,0 +1,188 @@
+"""Pictures made of a run with a known truth: what they show is what was planted."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.analyze.build import RankTrace, built_run
+
+from stepscope.analysis import Analysis
+from stepscope.analyze.kernels.distributions import distributions
+from stepscope.analyze.parallel.pipeline.actions import Action
+from stepscope.analyze.ranks.rank_matrix import rank_matrix
+from stepscope.analyze.step.run_steps import RunSteps, run_steps
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.html.data import KINDS
+from stepscope.report.html.grid import grid_of
+from stepscope.report.html.one_step import slices_of
+from stepscope.report.pictures.all_pictures import pictures_of
+from stepscope.report.pictures.drawing import Drawing, rect, words
+from stepscope.report.pictures.pipeline import diagram
+from stepscope.report.pictures.run_steps import run_steps_drawing
+from stepscope.run.load import load
+from stepscope.run.step_log import StepLog
+from stepscope.whatif.switches import switches
+
+STEP = 20_000
+STALL_US = 8_000
+LATE_US = 500
+
+
+def ranks() -> list[RankTrace]:
+    """Return two ranks; the host of rank 1 does nothing for 8 ms in every step, and rank 0 waits for it."""
+    out = []
+    for k in range(2):
+        r = RankTrace(k, world_size=2)
+        r.kernel("older", at=None, start=-100, end=0)
+        for n in range(4):
+            t = STEP * n
+            late = (STALL_US + LATE_US) * k
+            r.step(n, t - 100, t + STEP - 100)
+            with r.op("aten::mm", t - 90, t - 80, **{"Input Dims": [[64, 32], [32, 16]]}):
+                r.kernel("gemm", at=t - 88, start=t, end=t + 800)
+            with r.op("aten::add_", t + 850 + late, t + 860 + late):
+                r.kernel("add", at=t + 855 + late, start=t + 900 + late, end=t + 1_000 + late)
+            r.collective("allreduce", at=t + 900 + late, start=t + 1_000 + late, end=t + 12_000, elements=1 << 20)
+        out.append(r)
+    return out
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    return Analysis(built_run(tmp_path_factory.mktemp("run"), ranks()))
+
+
+def test_idle_time_is_named_by_what_the_host_did(run: Analysis) -> None:
+    slices = slices_of(run.account, grid_of(run.account))
+    assert slices is not None
+    idle = [i for i in np.flatnonzero(slices.kind == KINDS.index("idle")) if slices.dur_ns[i] > 5e6]
+    mine = [i for i in idle if slices.ranks[slices.rank[i]] == 1]
+    assert mine
+    assert any(slices.names[slices.name[i]].startswith("host: ") for i in mine)
+
+
+def test_a_kernel_knows_its_launch(run: Analysis) -> None:
+    slices = slices_of(run.account, grid_of(run.account))
+    assert slices is not None
+    at = next(i for i in range(len(slices)) if slices.names[slices.name[i]] == "add")
+    launch = slices.launches[slices.launch[at]]
+    assert launch.operator == "aten::add_"
+    assert slices.delay_ns[at] == 45_000
+    gemm = next(i for i in range(len(slices)) if slices.names[slices.name[i]] == "gemm")
+    assert slices.launches[slices.launch[gemm]].shapes == "[[64, 32], [32, 16]]"
+
+
+def test_rank_matrix_says_who_waits_for_whom(run: Analysis) -> None:
+    found = rank_matrix(run.account.shared)
+    assert found is not None
+    assert found.waited_ns[1, 0] == 0
+    # clocks are aligned by the collectives themselves, so the wait is known within their doubt
+    assert 0.8 < found.waited_ns[0, 1] / ((STALL_US + LATE_US) * 1e3) < 1.2
+    assert found.ring_bytes[0].tolist() == [0, 4 * 2**20]
+
+
+def test_durations_and_queues_are_counted(run: Analysis) -> None:
+    found = distributions([view.costs for view in run.account.ranks])
+    assert found is not None
+    gemms = found.count[found.families.index("gemm")]
+    assert gemms.sum() == 4
+    assert np.flatnonzero(gemms).tolist() == [9]  # 800 µs: from 512 to 1024
+    assert found.queue_share.sum() == pytest.approx(1)
+    assert found.queue_share[0] > 0.5  # the host is hardly ahead
+
+
+def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
+    found = switches(run.account, run.diagnosis)
+    assert found is not None
+    by_fixes = {s.fixes: s.saving_ns for s in found.states}
+    for k in found.findings:
+        assert by_fixes[(k,)] == run.findings[k].alone_ns
+    for ids, saving in run.diagnosis.combined[1:2]:
+        assert len(ids) == 2
+        assert by_fixes[(0, 1)] == pytest.approx(saving)
+    for state in found.states:
+        assert sum(state.path_ns.values()) == pytest.approx(found.step_ns - state.saving_ns)
+
+
+def test_run_steps_mark_windows_checkpoints_and_outliers() -> None:
+    logs = [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])]
+    found = run_steps(None, logs)
+    assert found is not None
+    assert found.marks == {2: "checkpoint"}
+    assert found.profiled.tolist() == [False, False, False, True]
+    drawing = run_steps_drawing(found, outliers=frozenset({2}))
+    assert ("copy", "checkpoint") in drawing.legend and ("range", "profiled") in drawing.legend
+    assert drawing.rows[2][-1] == "checkpoint, outlier"
+    assert drawing.rows[2][-2] == "rank 1"
+
+
+def test_a_long_run_is_thinned_and_says_so() -> None:
+    dur = np.full((20, 5000), 1e7)
+    dur[3, 4321] = 9e7
+    run = RunSteps("step logs", np.arange(5000), tuple(range(20)), dur, np.zeros(5000, bool), {})
+    drawing = run_steps_drawing(run)
+    assert len(drawing.rows) == 600
+    assert any(row[0] == "4321" for row in drawing.rows)
+    assert "5,000 steps" in " ".join(drawing.notes)
+
+
+def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
+    bars = [[(0.0, 5.0, action("F", 0)), (12.0, 20.0, action("B", 0))], [(5.0, 12.0, action("F", 0))]]
+    drawing = diagram([4, 5], bars, bars)
+    texts = [s["text"] for s in drawing.shapes if s["is"] == "text"]
+    assert "measured, 20.0 ms" in texts and "ideal: the same order, no waiting, 20.0 ms" in texts
+    assert "stage 1 · rank 5" in texts
+
+
+def test_names_in_a_picture_are_escaped() -> None:
+    hostile = '</text><script>alert(1)</script>"'
+    shapes = (words(0, 0, hostile), rect(0, 0, 1, 1, "wait", tip=(hostile,)))
+    text = Drawing(hostile, 10, 10, hostile, shapes, legend=(("wait", hostile),))._repr_svg_()
+    ElementTree.fromstring(text)
+    assert "<script" not in text
+
+
+def test_every_plot_is_svg_or_says_what_is_missing(run: Analysis) -> None:
+    names = [name for name in dir(run) if name.startswith("plot_")]
+    assert len(names) >= 15
+    drawn = set()
+    for name in names:
+        try:
+            ElementTree.fromstring(getattr(run, name)()._repr_svg_())
+            drawn.add(name)
+        except StepscopeError as error:
+            assert str(error).startswith("nothing to plot: ")
+    assert {"plot_timeline", "plot_steps", "plot_budget", "plot_what_if", "plot_queue", "plot_waiting"} <= drawn
+    with pytest.raises(UsageError, match="step 77 was not recorded"):
+        run.plot_timeline(step=77)
+
+
+def test_memory_of_every_rank_is_drawn() -> None:
+    run = Analysis(load(Path(__file__).parents[1] / "data" / "gloo-linear"))
+    pictures = pictures_of(run.account, run.diagnosis)
+    assert {"memory_steps", "memory_run", "memory_peak", "run_steps"} <= pictures.keys()
+    assert [row[0] for row in pictures["memory_steps"]["rows"]] == ["0", "1"]
+    assert pictures["memory_peak"]["notes"][0].startswith("520 B")
+
+
+def action(kind: str, microbatch: int) -> Action:
+    return Action(kind, 0, microbatch, 0, 0, 0, 0)
+
+
+def _log(rank: int, ms: list[int]) -> StepLog:
+    num = len(ms)
+    dur = np.array(ms, np.int64) * 1_000_000
+    start = np.cumsum(dur) - dur
+    return StepLog(
+        rank=rank,
+        header={},
+        step=np.arange(num),
+        start_ns=start,
+        end_ns=start + dur,
+        dur_ns=dur,
+        device_ns=dur,
+        profiled=np.arange(num) == num - 1,
+        phase=("before",) * num,
+        numbers={"regions.checkpoint.ns": np.where(dur > 4e7, 3e7, np.nan)},
+    )
