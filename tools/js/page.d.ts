@@ -63,7 +63,7 @@ interface TableColumn {
   title: string;
   get(row: any): any;
   show?(value: any, row: any): string;
-  tone?(value: any): string | undefined;
+  tone?(value: any, row?: any): string | undefined;
   number?: boolean;
   bar?: boolean;
   name?: boolean;

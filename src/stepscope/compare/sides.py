@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.compare.code_lines import Lines, code_lines, line_changes
 from stepscope.compare.conditions import Gate
 from stepscope.compare.document import compare_json
 from stepscope.compare.gates import judge_changes
@@ -23,6 +24,8 @@ class ComparedRun(ArrayRecord):
 
     samples: RunSamples
     report: dict[str, Any]
+    lines: Lines | None
+    """None where nobody recorded owners"""
     not_read: tuple[str, ...]
     """one line for each thing of the run that could not be read"""
     is_partial: bool
@@ -33,7 +36,7 @@ def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
     """Return what a comparison needs of a run."""
     run = account.run
     report = report_json(account, diagnosis)
-    return ComparedRun(run_samples(account), report, tuple(incomplete(run)), bool(run.unreadable))
+    return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
 
 
 def comparison_document(
@@ -48,5 +51,6 @@ def comparison_document(
         samples[0],
         samples[1],
         verdicts=([r["verdict"] for r in reports[0]], [r["verdict"] for r in reports[1]]),
+        code=line_changes([run.lines for run in a], [run.lines for run in b]),
         gates=judge_changes(gates, whole.metrics, reports[0], reports[1]),
     )

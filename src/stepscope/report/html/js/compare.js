@@ -16,7 +16,7 @@ function compareCards(report) {
   const steps = SIDES.map((side) => report[side].runs.reduce((sum, run) => sum + run.num_steps, 0));
   const list = [
     ["verdict", "Verdict", report.verdict, known(step.p_value) ? `p ${step.p_value < 0.001 ? "< 0.001" : `= ${step.p_value.toFixed(3)}`}` : ""],
-    ["step", "Step", `${timeText(step.a)} → ${timeText(step.b)}`, `${report.basis} steps`],
+    ["step", "Step", `${timeText(step.a)} → ${timeText(step.b)}`, `${report.basis} steps, mean of the middle half`],
     ["overlap", "Change", signedPct(step.change_pct), `${signedTime(step.change)} per step`],
     ["mfu", "95 % interval", known(step.low_pct) ? `${signedPct(step.low_pct)} to ${signedPct(step.high_pct)}` : "none",
       known(step.low) ? `${signedTime(step.low)} to ${signedTime(step.high)}` : "too few steps"],
@@ -48,13 +48,35 @@ function budgetChange(report) {
   if (!report.budget.length) return null;
   const rows = [...report.budget].sort((p, q) => Math.abs(q.change) - Math.abs(p.change));
   const total = rows.reduce((sum, r) => sum + r.change, 0);
-  return panel("budget", "Where the difference went",
-    el("p", { class: "quiet" }, `Per step, mean over ranks. All parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
+  return panel("budget", "Where the difference went", stackedBudgets(report),
+    el("p", { class: "quiet" }, `Per step, mean over ranks, as in each report; all parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
     folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", ""],
       rows.map((r) => [words(r.part), timeText(r.a), timeText(r.b), signedTime(r.change), intervalText(r), r.what]))));
 }
+
+// Lines of the code that differ, where owners were recorded: what took longer first.
+function codeChange(report) {
+  if (!report.code.length) return null;
+  const rows = report.code.map((r) => ({ ...r, place: `${r.file}:${r.line}` }));
+  const slower = rows.filter((r) => r.change > 0).length;
+  return panel("code", "Lines of code that changed",
+    el("p", { class: "quiet" }, `The longer of a line's own time on the host and on the device, per step: ${slower} of ${rows.length} got slower. ${rows.some((r) => r.reason) ? "One run on a side: changes have no interval." : ""}`),
+    sortedTable("code", rows, [
+      { title: "line", get: (r) => r.place },
+      { title: "source", get: (r) => r.source ?? r.function, name: true },
+      timeColumn("A", "a"), timeColumn("B", "b"), changeColumn(),
+      { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
+      { title: "", get: (r) => r.what, tone: (v) => TONE[v], show: (v) => v },
+    ], { filter: (r) => `${r.place} ${r.source ?? ""} ${r.module ?? ""}` }));
+}
+
+// A change by its sign: red where B takes longer, green where it takes less; pale where that may be chance.
+const changeColumn = () => ({
+  title: "change", get: (r) => r.change, show: (_, r) => signedTime(r.change), number: true,
+  tone: (_, r) => `change-${r.change > 0 ? "high" : "low"}${TONE[r.what] ? "" : " unsure"}`,
+});
 
 const intervalText = (r) => (known(r.low) ? `${signedTime(r.low)} to ${signedTime(r.high)}` : "none");
 
@@ -73,7 +95,7 @@ function calledRows(report, id, title) {
     box.append(el("p", {}, "Nothing differs."));
     return box;
   }
-  const change = { title: "change", get: (r) => Math.abs(r.change), show: (_, r) => signedTime(r.change), number: true, bar: true };
+  const change = { ...changeColumn(), get: (r) => Math.abs(r.change), bar: true };
   box.append(
     el("p", { class: "quiet" }, `Per step, mean over ranks; ${report[`${id}_changed`]} differ at all. What is marked differs by more than chance among so many.`),
     sortedTable(id, rows, [
@@ -128,6 +150,10 @@ function noteRows(report) {
   return panel("trust", "How far to trust this", el("ul", {}, report.notes.map((note) => el("li", {}, note))));
 }
 
+const COMPARE_SHORT = {
+  budget: "Step", findings: "Findings", timelines: "Timelines", code: "Code", waterfall: "FLOPs", metrics: "All numbers", trust: "Trust",
+};
+
 async function showComparison() {
   const root = byId("report");
   const { report } = await unpack(byId("data").textContent);
@@ -136,10 +162,11 @@ async function showComparison() {
   const dots = report.basis === "bench" ? null : stepDots(report);
   const parts = report.basis === "bench"
     ? [seriesChart(report), gateRows(report), metricRows(report), noteRows(report)]
-    : [compareCards(report), gateRows(report), budgetChange(report), findingChanges(report), dots && panel("steps", "Step times", dots),
-      waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
+    : [compareCards(report), gateRows(report), budgetChange(report), findingChanges(report), lanesPanel(report), codeChange(report),
+      dots && panel("steps", "Step times", dots), waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
       metricRows(report), noteRows(report)];
   root.append(...parts.filter(Boolean));
+  root.before(contents(root, COMPARE_SHORT));
   root.setAttribute("aria-busy", "false");
   document.documentElement.dataset.readyMs = performance.now().toFixed(0);
 }

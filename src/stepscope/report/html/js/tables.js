@@ -47,7 +47,7 @@ function cell(column, row, most) {
   const width = column.bar && known(value) && most > 0 ? `${(100 * value) / most}%` : null;
   return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && text.length > 60 ? text : null },
     width && el("span", { class: "cellbar", style: { width } }),
-    el("span", { class: column.tone ? column.tone(value) : null }, text));
+    el("span", { class: column.tone ? column.tone(value, row) : null }, text));
 }
 
 /** @type {(title: string, key: string, more?: Partial<TableColumn>) => TableColumn} */
