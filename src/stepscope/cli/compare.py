@@ -13,7 +13,7 @@ from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
 from stepscope.compare.document import compare_bench_json
 from stepscope.compare.gates import judge_changes
-from stepscope.compare.sides import ComparedRun, compared_run, comparison_document
+from stepscope.compare.sides import ComparedRun, compared_light_run, compared_run, comparison_document
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.errors import UsageError
 from stepscope.report.html.compare import render_comparison
@@ -21,8 +21,9 @@ from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.text.compare import print_bench_comparison, print_comparison
 from stepscope.report.text.terminal import console
 from stepscope.results.folder import is_bench_folder, read_bench_results
+from stepscope.run.light import load_light
 from stepscope.run.load import load
-from stepscope.run.sources import runs_in
+from stepscope.run.sources import has_steps_only, runs_in
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
 
@@ -91,6 +92,8 @@ def _compared(
     unprofiled_ms: float | None,
     drawn: list[tuple[Account, Diagnosis]] | None,
 ) -> ComparedRun:
+    if has_steps_only([given]):
+        return compared_light_run(load_light(given))
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
     account = account_of(found, unprofiled_ms=unprofiled_ms)

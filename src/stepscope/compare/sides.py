@@ -11,10 +11,12 @@ from stepscope.compare.document import compare_json
 from stepscope.compare.gates import judge_changes
 from stepscope.compare.reports import compared
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, run_samples
+from stepscope.compare.samples import RunSamples, light_samples, run_samples
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.light import light_json
 from stepscope.document.report import report_json
 from stepscope.records import ArrayRecord
+from stepscope.run.light import LightRun
 from stepscope.run.load import incomplete
 
 
@@ -37,6 +39,11 @@ def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
     run = account.run
     report = report_json(account, diagnosis)
     return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
+
+
+def compared_light_run(run: LightRun) -> ComparedRun:
+    """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
+    return ComparedRun(light_samples(run), light_json(run), None, (), False)
 
 
 def comparison_document(
