@@ -31,9 +31,9 @@ function findingChanges(report) {
   if (!report.findings.length) return panel("findings", "Findings that came and went", el("p", {}, "Neither side has any."));
   const ranks = (f) => (f.ranks.length ? `rank ${f.ranks.join(", ")}` : NONE);
   return panel("findings", "Findings that came and went", sortedTable("findings", report.findings, [
-    { title: "", get: (f) => f.what, tone: (v) => TONE[v] },
+    { title: "became", get: (f) => f.what, tone: (v) => TONE[v] },
     { title: "finding", get: (f) => f.id },
-    nameColumn("what", (f) => f.title),
+    nameColumn("title", (f) => f.title),
     { title: "ranks", get: ranks },
     timeColumn("A: to save", "a_saving_ms"), timeColumn("B: to save", "b_saving_ms"),
     { title: "runs of A, B", get: (f) => `${f.a_runs}, ${f.b_runs}`, number: true },
@@ -52,7 +52,7 @@ function budgetChange(report) {
     el("p", { class: "quiet" }, `Per step, mean over ranks, as in each report; all parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
-    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", ""],
+    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
       rows.map((r) => [words(r.part), timeText(r.a), timeText(r.b), signedTime(r.change), intervalText(r), r.what]))));
 }
 
@@ -68,7 +68,7 @@ function codeChange(report) {
       { title: "source", get: (r) => r.source ?? r.function, name: true },
       timeColumn("A", "a"), timeColumn("B", "b"), changeColumn(),
       { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
-      { title: "", get: (r) => r.what, tone: (v) => TONE[v], show: (v) => v },
+      { title: "verdict", get: (r) => r.what, tone: (v) => TONE[v], show: (v) => v },
     ], { filter: (r) => `${r.place} ${r.source ?? ""} ${r.module ?? ""}` }));
 }
 
@@ -104,7 +104,7 @@ function calledRows(report, id, title) {
       { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
       countColumn("A calls", "a_count"), countColumn("B calls", "b_count"),
       timeColumn("A each", "a_each_ms"), timeColumn("B each", "b_each_ms"),
-      { title: "", get: (r) => r.what, show: (v) => (v === "no difference found" ? "" : v), tone: (v) => TONE[v] },
+      { title: "verdict", get: (r) => r.what, show: (v) => (v === "no difference found" ? "" : v), tone: (v) => TONE[v] },
     ], { filter: (r) => r.name, sort: 3 }));
   return box;
 }
@@ -121,7 +121,7 @@ function metricRows(report) {
       { title: "A", get: (r) => r.a, show: number, number: true }, { title: "B", get: (r) => r.b, show: number, number: true },
       { title: "change", get: (r) => (known(r.change_pct) ? Math.abs(r.change_pct) : null), show: (_, r) => signedPct(r.change_pct), number: true },
       { title: "95 % interval", get: (r) => r.low_pct, show: (_, r) => interval(r), number: true },
-      { title: "", get: (r) => (r.significant ? "differs" : ""), tone: () => "medium" },
+      { title: "verdict", get: (r) => (r.significant ? "differs" : ""), tone: () => "medium" },
     ], { filter: (r) => r.name }));
 }
 
@@ -130,7 +130,7 @@ function seriesChart(report) {
     name: s.name, change: s.step_ms.change_pct, low: s.step_ms.low_pct, high: s.step_ms.high_pct, tone: TONE[s.verdict],
     lines: [`${timeText(s.step_ms.a)} → ${timeText(s.step_ms.b)}`, s.verdict, ...s.config_changes],
   }));
-  const table = plainTable(["series", "A", "B", "change", "95 % interval", "p", "runs", "steps", ""], report.series.map((s) => [
+  const table = plainTable(["series", "A", "B", "change", "95 % interval", "p", "runs", "steps", "verdict"], report.series.map((s) => [
     s.name, timeText(s.step_ms.a), timeText(s.step_ms.b), signedPct(s.step_ms.change_pct),
     known(s.step_ms.low_pct) ? `${signedPct(s.step_ms.low_pct)} to ${signedPct(s.step_ms.high_pct)}` : "none",
     known(s.step_ms.p_value) ? s.step_ms.p_value.toFixed(3) : NONE, s.num_runs.join(", "), s.num_steps.join(", "), s.verdict]));

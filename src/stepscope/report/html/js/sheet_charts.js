@@ -104,6 +104,7 @@ const lineColour = (line, k) => SHEET_COLOURS[(line.colour ?? k) % SHEET_COLOURS
 const lineNames = (chart) => [...new Map(chart.lines.map((l, k) => [lineColour(l, k), l]).reverse())].reverse().map(([name, l]) => [name, l.name]);
 
 // A scale from values to pixels, and its ticks; linear ones begin at 0 unless the values are numbers of steps or runs.
+/** @type {(values: number[], axis: any, from: number, to: number, most: number) => [(value: number) => number, { value: number, text: string }[]]} */
 function lineScale(values, axis, from, to, most) {
   let [low, high] = [Math.min(...values), Math.max(...values)];
   if (axis.log) {
