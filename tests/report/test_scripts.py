@@ -7,12 +7,13 @@ import pytest
 
 from stepscope.report.html import compare, page
 from stepscope.report.html.sheets import sheet
+from stepscope.report.view import shell
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"
 
 
-PAGES = {"report": page._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS}
+PAGES = {"report": page._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS, "view": shell.SCRIPTS}
 
 
 @pytest.mark.parametrize(("project", "scripts"), PAGES.items())
@@ -20,7 +21,8 @@ def test_every_script_of_a_page_is_type_checked_in_its_order(project: str, scrip
     folder = ROOT / "tools" / "js"
     files = json.loads((folder / f"{project}.json").read_text())["files"]
     checked = [(folder / name).resolve() for name in files if name.endswith(".js")]
-    assert checked == [SCRIPTS / f"{name}.js" for name in scripts]
+    own = [Path(shell.__file__).with_name("view.js")] if project == "view" else []
+    assert checked == [*(SCRIPTS / f"{name}.js" for name in scripts), *own]
 
 
 def test_every_script_is_on_a_page() -> None:

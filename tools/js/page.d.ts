@@ -65,6 +65,7 @@ interface TableColumn {
   show?(value: any, row: any): string;
   tone?(value: any, row?: any): string | undefined;
   number?: boolean;
+  link?(row: any): string;
   bar?: boolean;
   name?: boolean;
 }

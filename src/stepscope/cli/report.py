@@ -16,7 +16,7 @@ from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.results.folder import is_bench_folder
-from stepscope.run.sources import RESULTS_JSON, has_steps_only, runs_in
+from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
 _OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         return _report_steps(args)
     if len(args.run) == 1 and is_bench_folder(args.run[0]):
         return _report_bench(args)
-    if runs := _runs_of_folder(args.run):
+    if len(args.run) == 1 and (runs := folder_of_runs(args.run[0])):
         return _report_runs(args, runs)
     place = None if args.no_cache or args.hardware or args.html else _place(args)
     kept = place.found() if place else None
@@ -169,14 +169,6 @@ def _report_bench(args: argparse.Namespace) -> int:
 
         print_bench_results(results, console(sys.stdout))
     return 0
-
-
-def _runs_of_folder(given: list[str]) -> list[Path]:
-    """Return the runs where a single folder was named that holds several and is none itself; else none."""
-    if len(given) != 1 or not Path(given[0]).is_dir():
-        return []
-    runs = runs_in(given[0])
-    return [] if runs == [Path(given[0])] else [run for run in runs if not is_bench_folder(run)]
 
 
 def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:

@@ -101,6 +101,22 @@ def runs_in(given: str) -> list[Path]:
         raise InputError(f"cannot look for runs in {_shown([given])}: {printable(reason)}; check the path") from error
 
 
+def folder_of_runs(given: str) -> list[Path]:
+    """Return the runs of a folder that holds several and is none itself; none where it is anything else."""
+    if not is_folder(given):
+        return []
+    runs = [path for path in runs_in(given) if not (path / RESULTS_JSON).is_file()]
+    return [] if runs == [Path(given)] else runs
+
+
+def is_folder(given: str) -> bool:
+    """Return whether this is a folder; False also where nobody may look."""
+    try:
+        return Path(given).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def has_steps_only(given: Sequence[str | Path]) -> bool:
     """Return whether this is one run folder with step logs and no trace."""
     folder = Path(given[0]) if len(given) == 1 else None

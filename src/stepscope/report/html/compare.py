@@ -12,6 +12,7 @@ _SCRIPTS = (
     "numbers",
     "elements",
     "theme",
+    "state",
     "contents",
     "sized",
     "tables",

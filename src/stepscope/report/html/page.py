@@ -17,7 +17,7 @@ from stepscope.report.html.pack import packed
 from stepscope.units import printable
 
 _SCRIPTS = (
-    "unpack", "numbers", "elements", "theme", "contents", "places", "summary", "charts", "memory", "devices",
+    "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "charts", "memory", "devices",
     "calibration", "heatmap", "tables", "icicle", "code", "strategy_pictures", "strategy", "trust", "timeline_data",
     "timeline_draw", "timeline", "timeline_input", "main",
 )  # fmt: skip

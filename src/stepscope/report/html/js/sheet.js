@@ -15,9 +15,11 @@ function sheetCards(sheet) {
 }
 
 function sheetTable(section) {
-  const { columns, rows } = section.table;
+  const { columns, rows, links } = section.table;
+  const first = columns.findIndex((column) => column.unit === "text");
   return sortedTable(section.title, rows, columns.map((column, i) => ({
     title: column.title, get: (row) => row[i], show: (value) => unitText(value, column.unit), number: column.unit !== "text",
+    link: links.length && i === first ? (row) => links[rows.indexOf(row)] : undefined,
   })), { filter: columns.some((c) => c.unit === "text") ? (row) => row.filter((value) => typeof value === "string").join(" ") : null, most: 40 });
 }
 

@@ -1,14 +1,14 @@
 """The page of a folder of runs: one row per run, the step over time, and what each one's first finding is."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from stepscope.report.html.sheets.sheet import Axis, Card, Line, Lines, Section, Sheet, Value, table_of
+from stepscope.report.html.sheets.sheet import Axis, Card, Line, Lines, Section, Sheet, Table, Value, table_of
 from stepscope.report.runs import RunEntry, run_rows, step_ms
 
 
-def runs_sheet(folder: str, runs: Sequence[RunEntry]) -> Sheet:
-    """Return the page; runs are in the order of their creation where that is known of all, else by name."""
+def runs_sheet(folder: str, runs: Sequence[RunEntry], *, links: Sequence[str] = ()) -> Sheet:
+    """Return the page; `links` are where the runs that were read lead to, in a page that is served."""
     known = [run for run in runs if run.report is not None]
     steps = [step_ms(run) for run in known]
     points = tuple((float(i + 1), step) for i, step in enumerate(steps) if step is not None)
@@ -22,7 +22,7 @@ def runs_sheet(folder: str, runs: Sequence[RunEntry]) -> Sheet:
         title=folder,
         facts=(f"{len(runs)} runs",),
         cards=_cards(known),
-        sections=(Section("runs", "Runs", (), chart, _table(known)),),
+        sections=(Section("runs", "Runs", (), chart, replace(_table(known), links=tuple(links))),),
         notes=tuple(unread),
     )
 
@@ -40,7 +40,7 @@ def _cards(runs: Sequence[RunEntry]) -> tuple[Card, ...]:
     )
 
 
-def _table(runs: Sequence[RunEntry]) -> Any:
+def _table(runs: Sequence[RunEntry]) -> Table:
     titles = (
         ("#", "count"),
         ("run", "text"),

@@ -14,7 +14,7 @@ from stepscope.report.html.pack import packed
 from stepscope.report.html.page import assembled
 from stepscope.units import printable
 
-_SCRIPTS = ("unpack", "numbers", "elements", "theme", "contents", "sized", "tables", "sheet_charts", "sheet")
+_SCRIPTS = ("unpack", "numbers", "elements", "theme", "state", "contents", "sized", "tables", "sheet_charts", "sheet")
 MAX_POINTS = 2000
 """of one line in a chart; longer ones are thinned out"""
 
@@ -47,6 +47,8 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Value, ...], ...]
+    links: tuple[str, ...] = ()
+    """where the first text of each row leads, in a page that is served; none elsewhere"""
 
 
 @dataclass(frozen=True)
