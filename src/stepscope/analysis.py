@@ -16,7 +16,7 @@ Nothing is computed before it is asked for, and nothing twice.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from stepscope.predict.memory_job import memory_of
 from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
+from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
 from stepscope.report.plots import Plots
 from stepscope.report.timeline.filter import Filter
@@ -170,7 +171,8 @@ class Analysis(Plots):
         """Return what differs between this run and another one, with intervals."""
         side = other if isinstance(other, Analysis) else load(other)
         both = [compared_run(one.account, one.diagnosis) for one in (self, side)]
-        return Comparison(comparison_document(both[:1], both[1:]))
+        lanes = partial(side_by_side, (self.account, self.diagnosis), (side.account, side.diagnosis))
+        return Comparison(comparison_document(both[:1], both[1:]), lanes=lanes)
 
     @cached_property
     def document(self) -> dict[str, Any]:
@@ -205,8 +207,9 @@ class Analysis(Plots):
 class Comparison:
     """What differs between two runs: the document of `stepscope compare`, and its page."""
 
-    def __init__(self, document: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], *, lanes: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
         self.document = document
+        self._lanes = lanes
 
     @property
     def change_pct(self) -> float | None:
@@ -220,7 +223,7 @@ class Comparison:
 
     def to_html(self, path: PathLike | None = None, *, force: bool = False) -> str:
         """Return the comparison as one HTML page; also written to `path` where one is given."""
-        return _text_out(render_comparison(self.document), path, force=force)
+        return _text_out(render_comparison(self.document, lanes=self._lanes()), path, force=force)
 
     def __repr__(self) -> str:
         step = self.document["step_ms"]

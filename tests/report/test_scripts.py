@@ -6,18 +6,24 @@ from pathlib import Path
 import pytest
 
 from stepscope.report.html import compare, page
+from stepscope.report.html.sheets import sheet
+from stepscope.report.view import shell
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"
 
 
-@pytest.mark.parametrize(("project", "scripts"), [("report", page._SCRIPTS), ("compare", compare._SCRIPTS)])
+PAGES = {"report": page._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS, "view": shell.SCRIPTS}
+
+
+@pytest.mark.parametrize(("project", "scripts"), PAGES.items())
 def test_every_script_of_a_page_is_type_checked_in_its_order(project: str, scripts: tuple[str, ...]) -> None:
     folder = ROOT / "tools" / "js"
     files = json.loads((folder / f"{project}.json").read_text())["files"]
     checked = [(folder / name).resolve() for name in files if name.endswith(".js")]
-    assert checked == [SCRIPTS / f"{name}.js" for name in scripts]
+    own = [Path(shell.__file__).with_name("view.js")] if project == "view" else []
+    assert checked == [*(SCRIPTS / f"{name}.js" for name in scripts), *own]
 
 
 def test_every_script_is_on_a_page() -> None:
-    assert {path.stem for path in SCRIPTS.glob("*.js")} == {*page._SCRIPTS, *compare._SCRIPTS}
+    assert {path.stem for path in SCRIPTS.glob("*.js")} == {name for scripts in PAGES.values() for name in scripts}

@@ -34,12 +34,25 @@ addEventListener("message", (e) => {
 </script>"""
 
 
-SCHEMA = TableSchema("steps", "", (Column("name", "text", "", "a name"), Column("row", "int64", "", "its place")))
+SCHEMA = TableSchema(
+    "steps",
+    "",
+    (
+        Column("name", "text", "", "a name"),
+        Column("row", "int64", "", "its place"),
+        Column("start_ns", "int64", "ns", "when it began"),
+        Column("dur_ns", "int64", "ns", "how long it took"),
+    ),
+)
+BEGAN_NS = 1_700_000_000_000_000_000
 
 
 class SomeTables:
     def table(self, name: str) -> Table:
-        return table_of_rows(SCHEMA, [(HOSTILE, row) for row in range(450)])
+        return table_of_rows(
+            SCHEMA,
+            [(HOSTILE if row % 2 == 0 else "odd", row, BEGAN_NS + row * 1000, row * 10_000) for row in range(450)],
+        )
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +100,37 @@ def test_tables_are_paged_and_their_cells_are_text(browser: Browser, served: Loc
     assert browser.run("return document.querySelector('#grid td').textContent") == HOSTILE
     assert browser.run("return window.ran === undefined && document.querySelectorAll('img').length === 0")
     assert browser.run("return document.querySelector('#view-report').hidden")
+
+
+def test_tables_are_filtered_and_sorted_in_readable_units(browser: Browser, served: LocalServer) -> None:
+    browser.go("about:blank")
+    browser.go(f"{served.url}#tab=tables&table=steps&sort=-dur_ns&filter=odd+row>100")
+    rows = "document.querySelector('#rows').textContent"
+    assert browser.waited(rows) == "rows 1 to 175 of 175 (of 450 in the table)"
+    cells = "return [...document.querySelectorAll('#grid tbody tr:first-child td')].map((c) => c.textContent)"
+    assert browser.run(cells) == ["odd", "449", "0.449 ms", "4.49 ms"]
+    assert browser.run("return document.querySelector('#grid td:nth-child(4)').title") == "4490000 ns"
+    browser.run("[...document.querySelectorAll('#grid th button')].find((b) => b.textContent === 'row').click()")
+    browser.waited("document.querySelector('#grid th[aria-sort=descending]').textContent === 'row'")
+    assert "sort=-row" in browser.run("return location.hash")
+    assert browser.run("return document.querySelector('#csv').getAttribute('href')").startswith(
+        "tables/steps.csv?sort=row"
+    )
+
+
+def test_keys_lead_to_tables_filter_and_their_own_list(browser: Browser, served: LocalServer) -> None:
+    key = "dispatchEvent(new KeyboardEvent('keydown', {key: '%s', bubbles: true}))"
+    browser.run(key % "2")
+    assert browser.waited("document.querySelector('#rows').textContent").startswith("rows 1 to 200")
+    browser.run(key % "n")
+    browser.waited("document.querySelector('#rows').textContent.startsWith('rows 201')")
+    assert "row=201" in browser.run("return location.hash")
+    browser.run(key % "/")
+    assert browser.run("return document.activeElement.id") == "filter"
+    browser.run(key % "?")
+    assert browser.run("return document.querySelector('#keys').open")
+    browser.run(key % "1")
+    assert not browser.run("return document.querySelector('#view-report').hidden")
 
 
 def test_click_hands_the_timeline_to_the_other_page(browser: Browser, served: LocalServer) -> None:

@@ -250,6 +250,20 @@ def test_tables_come_in_pages(serve: Any) -> None:
     assert [one["name"] for one in listed] == list(TABLES)
 
 
+def test_chosen_rows_come_as_pages_and_as_csv(serve: Any) -> None:
+    server = serve()
+    page = f"/{server.token}/tables/steps"
+    found = json.loads(asked(server, f"{page}.json?filter=what=a+step>100&sort=step&down=1&limit=2")[2])
+    assert [row[0] for row in found["rows"]] == [2498, 2494] and found["chosen"] < found["total"] == 2500
+    status, headers, body = asked(server, f"{page}.csv?filter=step<3")
+    assert (status, headers["Content-Type"]) == (200, "text/csv; charset=utf-8")
+    assert headers["Content-Disposition"] == 'attachment; filename="steps.csv"'
+    assert body.decode().splitlines()[0] == "step,what" and len(body.decode().splitlines()) == 4
+    assert len(asked(server, f"{page}.csv")[2].splitlines()) == 2501
+    for odd in ("?sort=nothing", "?filter=nothing=1", "?filter=step>x", "?filter=" + "a+" * 400):
+        assert asked(server, f"{page}.json{odd}")[0] == 200
+
+
 def test_numbers_are_what_a_page_can_hold() -> None:
     columns = (Column("n", "int64", "", ""), Column("x", "float64", "", "", null=True), Column("yes", "bool", "", ""))
     table = table_of_rows(TableSchema("t", "", columns), [(2**60, 0.5, True), (1, None, False)])

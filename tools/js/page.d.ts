@@ -92,8 +92,9 @@ interface TableColumn {
   title: string;
   get(row: any): any;
   show?(value: any, row: any): string;
-  tone?(value: any): string | undefined;
+  tone?(value: any, row?: any): string | undefined;
   number?: boolean;
+  link?(row: any): string;
   bar?: boolean;
   name?: boolean;
 }

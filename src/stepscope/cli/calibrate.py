@@ -27,7 +27,7 @@ from stepscope.run.load import load
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the calibration is written."""
-    check_outputs(args.out, args.plot, args.json, force=args.force)
+    check_outputs(args.out, args.plot, args.json, args.html, force=args.force)
     points, about = _points(args)
     calibration = calibrate(points, about={**about, "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
     document = calibration_json(calibration)
@@ -36,7 +36,12 @@ def run(args: argparse.Namespace) -> int:
         write_output(args.plot, calibration_svg(calibration), force=args.force)
     if args.json and args.json != args.out:
         write_json(args.json, document, force=args.force)
-    if "-" not in (args.json, args.out):
+    if args.html:
+        from stepscope.report.html.sheets.calibration import calibration_sheet
+        from stepscope.report.html.sheets.sheet import sheet_page
+
+        write_output(args.html, sheet_page(calibration_sheet(calibration)), force=args.force)
+    if "-" not in (args.json, args.out, args.html):
         _show(calibration, args.out)
     return 0
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from stepscope.analyze.account import account_of
+from stepscope.analyze.account import Account, account_of
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json, write_output
@@ -13,15 +13,17 @@ from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
 from stepscope.compare.document import compare_bench_json
 from stepscope.compare.gates import judge_changes
-from stepscope.compare.sides import ComparedRun, compared_run, comparison_document
-from stepscope.diagnose.findings import diagnose
+from stepscope.compare.sides import ComparedRun, compared_light_run, compared_run, comparison_document
+from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.errors import UsageError
 from stepscope.report.html.compare import render_comparison
+from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.text.compare import print_bench_comparison, print_comparison
 from stepscope.report.text.terminal import console
 from stepscope.results.folder import is_bench_folder, read_bench_results
+from stepscope.run.light import load_light
 from stepscope.run.load import load
-from stepscope.run.sources import runs_in
+from stepscope.run.sources import has_steps_only, runs_in
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
 
@@ -34,10 +36,12 @@ def run(args: argparse.Namespace) -> int:
     benches = [is_bench_folder(given) for given in (*a, *b)]
     if any(benches) and not all(benches):
         raise UsageError("cannot compare a run with benchmark results; give two runs or two results")
-    document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates)
+    drawn: list[tuple[Account, Diagnosis]] = []
+    document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates, drawn)
     write_json(args.json, document, force=args.force)
     if args.html:
-        write_output(args.html, render_comparison(document), force=args.force)
+        lanes = side_by_side(*drawn) if len(drawn) == 2 else None
+        write_output(args.html, render_comparison(document, lanes=lanes), force=args.force)
     if "-" not in (args.json, args.html):
         (print_bench_comparison if all(benches) else print_comparison)(document, console(sys.stdout))
     if not all(gate["holds"] for gate in document["gates"]):
@@ -65,10 +69,15 @@ def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple
 
 
 def _runs(
-    args: argparse.Namespace, a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]
+    args: argparse.Namespace,
+    a: Sequence[str],
+    b: Sequence[str],
+    gates: Sequence[Gate],
+    drawn: list[tuple[Account, Diagnosis]],
 ) -> tuple[dict[str, Any], bool]:
+    """Return the comparison and whether a rank is missing; the first run of each side goes to `drawn` for its page."""
     sides = [
-        [_compared(args, given, unprofiled_ms) for given in side]
+        [_compared(args, given, unprofiled_ms, drawn if args.html and not i else None) for i, given in enumerate(side)]
         for side, unprofiled_ms in ((a, args.unprofiled_step_ms_a), (b, args.unprofiled_step_ms_b))
     ]
     for line in (line for side in sides for run in side for line in run.not_read):
@@ -77,8 +86,18 @@ def _runs(
     return document, any(run.is_partial for side in sides for run in side)
 
 
-def _compared(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> ComparedRun:
+def _compared(
+    args: argparse.Namespace,
+    given: str,
+    unprofiled_ms: float | None,
+    drawn: list[tuple[Account, Diagnosis]] | None,
+) -> ComparedRun:
+    if has_steps_only([given]):
+        return compared_light_run(load_light(given))
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
     account = account_of(found, unprofiled_ms=unprofiled_ms)
-    return compared_run(account, diagnose(account))
+    diagnosis = diagnose(account)
+    if drawn is not None:
+        drawn.append((account, diagnosis))
+    return compared_run(account, diagnosis)

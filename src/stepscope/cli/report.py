@@ -1,4 +1,4 @@
-"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces.
+"""`stepscope report`: the account of a run as text, JSON or HTML; step times where there are no traces; benchmarks.
 
 What is heavy is imported where it is needed: a report that was kept needs no analysis, JSON no terminal library, text
 no page.
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
+from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.kept import KeptReport, ReportPlace, report_place
-from stepscope.errors import InputError
+from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
-from stepscope.run.sources import has_steps_only, is_unreadable_report
+from stepscope.results.folder import is_bench_folder
+from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
 _OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-
-_MAX_NAMED = 3
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,6 +27,10 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, args.html, force=args.force)
     if has_steps_only(args.run):
         return _report_steps(args)
+    if len(args.run) == 1 and is_bench_folder(args.run[0]):
+        return _report_bench(args)
+    if len(args.run) == 1 and (runs := folder_of_runs(args.run[0])):
+        return _report_runs(args, runs)
     place = None if args.no_cache or args.hardware or args.html else _place(args)
     kept = place.found() if place else None
     if kept and _has_what_is_asked(kept, args):
@@ -126,25 +130,65 @@ class _Copied:
 
 
 def _report_steps(args: argparse.Namespace) -> int:
-    """Print what the step logs of a run without traces say; its files would be empty, so they are refused."""
-    from stepscope.report.text.steps import print_steps
-    from stepscope.report.text.terminal import console
-    from stepscope.run.step_log import readable_step_logs
+    """Show what the step logs of a run without traces say."""
+    from stepscope.document.light import light_json
+    from stepscope.run.light import load_light
 
-    folder = Path(args.run[0])
-    if args.json or args.html:
-        raise InputError(
-            f"--json and --html need traces, and {folder} has only step logs; stepscope report {folder} shows "
-            "them, stepscope record without --light and with --steps that the job reaches leaves traces"
-        )
-    logs, warnings = readable_step_logs(folder)
-    unread = sorted(p.name for p in folder.iterdir() if is_unreadable_report(p))
-    if unread:
-        warnings = [*warnings, f"{', '.join(unread[:_MAX_NAMED])}: not read, because nsys is not on PATH"]
-    if not logs:
-        raise InputError(f"none of the step logs in {folder} could be read; {'; '.join(warnings)}")
-    print_steps(folder, logs, console(sys.stdout), warnings=warnings)
+    run = load_light(args.run[0])
+    document = light_json(run) if args.json or args.html else None
+    write_json(args.json, document, force=args.force)
+    if args.html and document:
+        from stepscope.analyze.step.steadiness import log_series
+        from stepscope.report.html.sheets.sheet import sheet_page
+        from stepscope.report.html.sheets.steps import steps_sheet
+
+        write_output(args.html, sheet_page(steps_sheet(document, log_series(run.logs))), force=args.force)
+    if _wants_text(args):
+        from stepscope.report.text.steps import print_steps
+        from stepscope.report.text.terminal import console
+
+        print_steps(run.folder, run.logs, console(sys.stdout), warnings=run.warnings)
     return 0
+
+
+def _report_bench(args: argparse.Namespace) -> int:
+    """Show the results of a benchmark; their JSON is the file itself."""
+    from stepscope.results.folder import read_bench_results
+
+    results = read_bench_results(args.run[0])
+    if args.json:
+        raise UsageError(f"the JSON of a benchmark is {Path(args.run[0]) / RESULTS_JSON}; leave --json out")
+    if args.html:
+        from stepscope.report.html.sheets.bench import bench_sheet
+        from stepscope.report.html.sheets.sheet import sheet_page
+
+        write_output(args.html, sheet_page(bench_sheet(results)), force=args.force)
+    if _wants_text(args):
+        from stepscope.report.text.bench import print_bench_results
+        from stepscope.report.text.terminal import console
+
+        print_bench_results(results, console(sys.stdout))
+    return 0
+
+
+def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
+    """Show the runs of a folder beside each other; 3 where one could not be read."""
+    from stepscope.cli.given.folder_of_runs import run_entries
+    from stepscope.report.runs import print_runs, run_rows
+
+    entries = run_entries(args, runs)
+    name = Path(args.run[0]).absolute().name
+    write_json(args.json, {"schema": SCHEMA, "kind": "runs", "runs": run_rows(entries)}, force=args.force)
+    if args.html:
+        from stepscope.report.html.sheets.runs import runs_sheet
+        from stepscope.report.html.sheets.sheet import sheet_page
+
+        write_output(args.html, sheet_page(runs_sheet(name, entries)), force=args.force)
+    if _wants_text(args):
+        from stepscope.report.text.terminal import console
+
+        print_runs(name, entries, console(sys.stdout))
+    return 3 if any(run.report is None for run in entries) else 0
 
 
 def _given(args: argparse.Namespace) -> list[str]:

@@ -1,48 +1,108 @@
-"""`stepscope view`: serve the report, the tables and the timeline on this machine until Ctrl-C."""
+"""`stepscope view`: serve the report, the tables and the timeline on this machine until Ctrl-C.
+
+A run, a run without traces, the results of a benchmark, or a folder of runs.
+"""
 
 import argparse
 import threading
 import webbrowser
 from contextlib import ExitStack
+from functools import partial
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
+from stepscope.analyze.step.steadiness import log_series
+from stepscope.cli.given.folder_of_runs import run_entries
 from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.messages import print_line
 from stepscope.diagnose.findings import diagnose
+from stepscope.document.light import light_json
 from stepscope.report.html import render_html
+from stepscope.report.html.sheets.bench import bench_sheet
+from stepscope.report.html.sheets.runs import runs_sheet
+from stepscope.report.html.sheets.sheet import sheet_page
+from stepscope.report.html.sheets.steps import steps_sheet
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
-from stepscope.report.view.server import LocalServer, local_server
+from stepscope.report.view.runs_site import RunsSite, link_to
+from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
-from stepscope.tables.catalog import RunTables
+from stepscope.results.folder import is_bench_folder, read_bench_results
+from stepscope.run.light import load_light
+from stepscope.run.sources import folder_of_runs, has_steps_only
+from stepscope.tables.catalog import LogTables, RunTables
 from stepscope.units import printable
+
+
+class _Viewed(NamedTuple):
+    name: str
+    site: Site
+    is_partial: bool = False
+    """a rank or a run could not be read"""
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 after Ctrl-C, 3 where a rank could not be read."""
-    account = account_from(args)
-    diagnosis = diagnose(account)
     with ExitStack() as open_servers:
         ui = perfetto_folder()
         offline = _serve(open_servers, local_server(folder_site(ui))) if ui else None
-        site = ViewSite(
-            name=account.run.name,
-            report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
-            tables=RunTables(account.run, account=account),
-            timeline=lambda: b"".join(perfetto_trace(with_owner_tracks(timeline_of(account.shared), account.shared))),
-            perfetto=offline.url + FIRST_PAGE if offline else PERFETTO,
-        )
-        server = _serve(open_servers, local_server(site, port=args.port))
-        print_line(f"{printable(account.run.name)} is at {server.url}")
+        viewed = _viewed(args, args.run, offline.url + FIRST_PAGE if offline else PERFETTO)
+        server = _serve(open_servers, local_server(viewed.site, port=args.port))
+        print_line(f"{printable(viewed.name)} is at {server.url}")
         print_line("Ctrl-C ends it.")
         if not args.no_browser:
             _open_browser(server.url, open_servers)
         _wait_until_stopped()
-    return 3 if account.run.unreadable else 0
+    return 3 if viewed.is_partial else 0
+
+
+def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewed:
+    """Return the pages of whatever was named."""
+    if has_steps_only(given):
+        return _light(given[0])
+    if len(given) == 1 and is_bench_folder(given[0]):
+        results = read_bench_results(given[0])
+        page = sheet_page(bench_sheet(results))
+        return _Viewed(results.name, ViewSite(results.name, page, LogTables(()), None, names=()))
+    runs = folder_of_runs(given[0]) if len(given) == 1 else []
+    return _folder(args, given[0], runs, perfetto) if runs else _traced(args, given, perfetto)
+
+
+def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewed:
+    account = account_from(args, None if given == args.run else given)
+    diagnosis = diagnose(account)
+    site = ViewSite(
+        name=account.run.name,
+        report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
+        tables=RunTables(account.run, account=account),
+        timeline=lambda: b"".join(perfetto_trace(with_owner_tracks(timeline_of(account.shared), account.shared))),
+        perfetto=perfetto,
+    )
+    return _Viewed(account.run.name, site, bool(account.run.unreadable))
+
+
+def _light(folder: str) -> _Viewed:
+    run = load_light(folder)
+    page = sheet_page(steps_sheet(light_json(run), log_series(run.logs)))
+    return _Viewed(run.name, ViewSite(run.name, page, LogTables(run.logs), None, names=LogTables.NAMES))
+
+
+def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _Viewed:
+    """Return a list of the runs in a folder, each of which leads to its own pages."""
+    name = Path(folder).absolute().name
+    entries = run_entries(args, runs)
+    read = [entry for entry in entries if entry.report is not None]
+    page = sheet_page(runs_sheet(name, entries, links=[link_to(i) for i in range(len(read))]))
+    make = tuple(partial(_site_of, args, str(Path(folder) / entry.name), perfetto) for entry in read)
+    return _Viewed(name, RunsSite(page, make), len(read) < len(entries))
+
+
+def _site_of(args: argparse.Namespace, folder: str, perfetto: str) -> Site:
+    return _viewed(args, [folder], perfetto).site
 
 
 def _serve(open_servers: ExitStack, server: LocalServer) -> LocalServer:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.compare.benchmarks import BenchComparison, SeriesChange
+from stepscope.compare.code_lines import LineChange
 from stepscope.compare.conditions import GateResult
 from stepscope.compare.reports import FindingChange, FullComparison, LossChange, Metric
 from stepscope.compare.rows import Row
@@ -28,6 +29,7 @@ def compare_json(
     *,
     verdicts: tuple[Sequence[str | None], Sequence[str | None]],
     gates: Sequence[GateResult],
+    code: Sequence[LineChange] = (),
 ) -> dict[str, Any]:
     """Return the comparison of two sides of runs; `verdicts` are those of their reports, in order."""
     found = compared.found
@@ -43,6 +45,8 @@ def compare_json(
             "kernels_changed": len(found.kernels),
             "operators": [_called(row) for row in found.operators[:_MAX_ROWS]],
             "operators_changed": len(found.operators),
+            "code": [_line(line) for line in _both_ends(code)],
+            "code_changed": len(code),
             "findings": [_finding(f) for f in compared.findings],
             "metrics": [_metric(m) for m in compared.metrics],
             "gates": [_gate(g) for g in gates],
@@ -151,6 +155,30 @@ def _called(row: Row) -> dict[str, Any]:
         "b_count": row.b_count,
         "a_each_ms": each[0],
         "b_each_ms": each[1],
+    }
+
+
+def _both_ends(code: Sequence[LineChange]) -> list[LineChange]:
+    """Return the lines that changed most, slower ones first."""
+    if len(code) <= _MAX_ROWS:
+        return list(code)
+    largest = sorted(code, key=lambda line: -abs(line.difference.change))[:_MAX_ROWS]
+    return sorted(largest, key=lambda line: -line.difference.change)
+
+
+def _line(line: LineChange) -> dict[str, Any]:
+    row = line.row
+    return {
+        "file": row.file,
+        "line": row.line,
+        "function": row.function,
+        "module": row.module,
+        "source": row.source,
+        "what": line.what,
+        **difference_json(line.difference),
+        "reason": line.reason,
+        "a_runs": line.a_runs,
+        "b_runs": line.b_runs,
     }
 
 

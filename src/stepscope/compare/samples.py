@@ -17,7 +17,9 @@ from stepscope.analyze.host.calls import host_calls, sum_by
 from stepscope.analyze.step.parts import PARTS
 from stepscope.analyze.step.periods import NO_STEP
 from stepscope.analyze.step.steadiness import Series, log_series, median_over_ranks, recorded_series
+from stepscope.document.light import step_ns
 from stepscope.records import ArrayRecord
+from stepscope.run.light import LightRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import slow_start
 from stepscope.trace.classify import EventKind
@@ -114,6 +116,25 @@ def run_samples(account: Account) -> RunSamples:
         causes=_budget_columns(ranks, known, [CAUSE_NAMES[c] for c in Cause], lambda b: b.cause_ns),
         kernels=_by_name(ranks, numbers, _kernel_calls),
         operators=_by_name(ranks, numbers, _device_calls if on_device else _host_calls),
+    )
+
+
+def light_samples(run: LightRun) -> RunSamples:
+    """Return what of a run without traces can be compared: its steps."""
+    none = PerStepTimes((), np.empty((0, 0)), np.empty((0, 0)))
+    return RunSamples(
+        name=run.name,
+        logged=_settled(log_series(run.logs)),
+        recorded=None,
+        periods=None,
+        unprofiled_ns=step_ns(run.logs),
+        profiled_ns=None,
+        part_ms=None,
+        profiled_part_ms=None,
+        parts=none,
+        causes=none,
+        kernels=none,
+        operators=none,
     )
 
 

@@ -5,15 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.account import Account
+from stepscope.compare.code_lines import Lines, code_lines, line_changes
 from stepscope.compare.conditions import Gate
 from stepscope.compare.document import compare_json
 from stepscope.compare.gates import judge_changes
 from stepscope.compare.reports import compared
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, run_samples
+from stepscope.compare.samples import RunSamples, light_samples, run_samples
 from stepscope.diagnose.findings import Diagnosis
+from stepscope.document.light import light_json
 from stepscope.document.report import report_json
 from stepscope.records import ArrayRecord
+from stepscope.run.light import LightRun
 from stepscope.run.load import incomplete
 
 
@@ -23,6 +26,8 @@ class ComparedRun(ArrayRecord):
 
     samples: RunSamples
     report: dict[str, Any]
+    lines: Lines | None
+    """None where nobody recorded owners"""
     not_read: tuple[str, ...]
     """one line for each thing of the run that could not be read"""
     is_partial: bool
@@ -33,7 +38,12 @@ def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
     """Return what a comparison needs of a run."""
     run = account.run
     report = report_json(account, diagnosis)
-    return ComparedRun(run_samples(account), report, tuple(incomplete(run)), bool(run.unreadable))
+    return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
+
+
+def compared_light_run(run: LightRun) -> ComparedRun:
+    """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
+    return ComparedRun(light_samples(run), light_json(run), None, (), False)
 
 
 def comparison_document(
@@ -48,5 +58,6 @@ def comparison_document(
         samples[0],
         samples[1],
         verdicts=([r["verdict"] for r in reports[0]], [r["verdict"] for r in reports[1]]),
+        code=line_changes([run.lines for run in a], [run.lines for run in b]),
         gates=judge_changes(gates, whole.metrics, reports[0], reports[1]),
     )

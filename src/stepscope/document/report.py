@@ -53,7 +53,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "stragglers": [_straggler(s) for s in account.stragglers],
         "serving": _serving(account.serving),
         "memory": memory_json(account.memory),
-        "steadiness": _steadiness(account.steadiness),
+        "steadiness": steadiness_json(account.steadiness),
         "by_strategy": by_strategy_json(account),
         "verdict": conclusion.verdict,
         "verdict_reason": conclusion.reason,
@@ -223,7 +223,8 @@ def _rank_memory(rank: RankMemory) -> dict[str, Any]:
 _STEADY_TIMES = ("warm_up", "median", "mean", "std", "p10", "p90", "p99", "min", "max", "over_ranks")
 
 
-def _steadiness(steady: Steadiness | None) -> dict[str, Any] | None:
+def steadiness_json(steady: Steadiness | None) -> dict[str, Any] | None:
+    """Return how steady the steps are, None where too few are known."""
     if steady is None:
         return None
     names = {"spikes_ns_per_step": "spikes_ms_per_step"}

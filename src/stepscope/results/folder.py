@@ -1,6 +1,6 @@
 """What does a benchmark's results folder hold: series of step times by name, each of one or several runs?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,14 @@ class BenchResults:
     name: str
     command: str
     series: dict[str, BenchSeries]
+    environment: dict[str, str | float] = field(default_factory=dict)
+    """where it ran: ranks, backend, device, versions"""
+    question: str = ""
+    """of a sweep"""
+    advice: tuple[str, ...] = ()
+    """what to take, and why"""
+    message: str = ""
+    """why it is not complete"""
 
 
 def is_bench_folder(path: str | Path) -> bool:
@@ -46,7 +54,11 @@ def is_bench_folder(path: str | Path) -> bool:
 def read_bench_results(folder: str | Path) -> BenchResults:
     """Return the results in a folder; an `InputError` where they are damaged or of another schema."""
     path = Path(folder) / RESULTS_JSON
-    document = json_object_in(path)
+    return bench_results_of(json_object_in(path), name=Path(folder).resolve().name, path=path)
+
+
+def bench_results_of(document: dict[str, Any], *, name: str, path: Path) -> BenchResults:
+    """Return what a results document says; whoever wrote it, only what has the right type is taken."""
     if document.get("kind") != KIND or document.get("schema") != SCHEMA:
         raise InputError(f"{path} is not a benchmark result of schema {SCHEMA}")
     rows = document.get("series")
@@ -54,7 +66,31 @@ def read_bench_results(folder: str | Path) -> BenchResults:
     kept = {s.name: s for s in found if s.samples_ns}
     if not kept:
         raise InputError(f"{path} has no series with samples_ms; was the benchmark interrupted?")
-    return BenchResults(Path(folder).resolve().name, str(document.get("command") or ""), kept)
+    where, sweep = (
+        document.get(key) if isinstance(document.get(key), dict) else {} for key in ("environment", "sweep")
+    )
+    return BenchResults(
+        name=name,
+        command=str(document.get("command") or ""),
+        series=kept,
+        environment={k: v for k, v in where.items() if isinstance(v, str) or _is_number(v)},
+        question=_text(sweep.get("question")),
+        advice=tuple(_advice(document, sweep)),
+        message=_text(document.get("message")),
+    )
+
+
+def _advice(document: dict[str, Any], sweep: dict[str, Any]) -> Iterator[str]:
+    verdict = sweep.get("verdict")
+    listed = verdict.get("advice") if isinstance(verdict, dict) else None
+    yield from (line for line in (listed if isinstance(listed, list) else ()) if isinstance(line, str))
+    chosen = document.get("recommendation")
+    if isinstance(chosen, dict) and isinstance(chosen.get("series"), str):
+        yield f"recommended: {chosen['series']} ({_text(chosen.get('reason'))})"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def joined_series(several: Sequence[BenchResults]) -> dict[str, BenchSeries]:

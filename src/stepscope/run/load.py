@@ -121,7 +121,7 @@ def load(
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
     about = _run_folder(folder)
-    description, damaged = _description(about)
+    description, damaged = run_description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about) if about else ((), [])
@@ -313,7 +313,7 @@ def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
     return Path(first).name
 
 
-def _description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
+def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
     """Return `run.json` of a run folder, empty where there is none, and a line where it cannot be used."""
     if folder is None:
         return {}, []

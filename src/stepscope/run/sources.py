@@ -82,18 +82,39 @@ def find_sources(given: str | Path | Sequence[str | Path]) -> Sources:
 def runs_in(given: str) -> list[Path]:
     """Return the runs that a name stands for: itself, or the folders in a folder that holds no trace of its own.
 
-    Such a folder is a set of runs: each folder in it with traces, or with the results of a benchmark, is one.
+    Such a folder is a set of runs: each folder in it with traces, step logs or the results of a benchmark is one.
     """
     folder = Path(given)
     try:
-        if not folder.is_dir() or _in_folder(folder) or (folder / RESULTS_JSON).is_file():
+        own = folder.is_dir() and (
+            _in_folder(folder) or (folder / RESULTS_JSON).is_file() or any(folder.glob(_STEP_LOGS))
+        )
+        if own or not folder.is_dir():
             return [folder]
         below = sorted(p for p in folder.iterdir() if p.is_dir() and p.name != CACHE_FOLDER)
-        return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file()] or [folder]
+        return [p for p in below if _in_folder(p) or (p / RESULTS_JSON).is_file() or any(p.glob(_STEP_LOGS))] or [
+            folder
+        ]
     except (OSError, ValueError) as error:
         # A run that cannot be looked into would be missing from its set without a word.
         reason = f"{error.strerror}: {error.filename}" if isinstance(error, OSError) else str(error)
         raise InputError(f"cannot look for runs in {_shown([given])}: {printable(reason)}; check the path") from error
+
+
+def folder_of_runs(given: str) -> list[Path]:
+    """Return the runs of a folder that holds several and is none itself; none where it is anything else."""
+    if not is_folder(given):
+        return []
+    runs = [path for path in runs_in(given) if not (path / RESULTS_JSON).is_file()]
+    return [] if runs == [Path(given)] else runs
+
+
+def is_folder(given: str) -> bool:
+    """Return whether this is a folder; False also where nobody may look."""
+    try:
+        return Path(given).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def has_steps_only(given: Sequence[str | Path]) -> bool:

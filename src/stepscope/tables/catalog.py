@@ -4,13 +4,14 @@ stepscope.load("run/").table("collectives")["wait_ns"]      a NumPy array
 stepscope.load("run/").table("events").arrow()              a pyarrow.Table
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
 from stepscope.run.aligned import Aligned, aligned
 from stepscope.run.load import Run
+from stepscope.run.step_log import StepLog
 from stepscope.tables.recorded import collectives, device_work, events, step_log, step_values, steps
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
@@ -21,6 +22,21 @@ if TYPE_CHECKING:
 
 _OF_TRACES = {"events": events, "device_work": device_work, "collectives": collectives, "steps": steps}
 _OF_LOGS = {"step_log": step_log, "step_values": step_values}
+
+
+class LogTables:
+    """The tables of step logs alone, of a run without traces."""
+
+    NAMES = tuple(_OF_LOGS)
+
+    def __init__(self, logs: Sequence[StepLog]) -> None:
+        self._logs = logs
+
+    def table(self, name: str) -> Table:
+        """Return one table; a `UsageError` where there is none of that name."""
+        if name not in _OF_LOGS:
+            raise UsageError(f"a run without traces has no table {name!r}; use one of {', '.join(_OF_LOGS)}")
+        return _OF_LOGS[name](self._logs)
 
 
 class RunTables:

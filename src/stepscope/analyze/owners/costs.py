@@ -3,7 +3,7 @@
 Everything a rank did is summed by owner once (`sums`); lines and modules are sums over owners. A line's `own` cost is
 where it is the innermost line of the user's; `inclusive` counts it wherever it is in the stack, so callers contain what
 they call and lines do not add up. `backward` is the part of `inclusive` that ran in backward passes. Formulas:
-`docs/metrics.md`.
+`docs/metrics/findings.md`.
 """
 
 from collections.abc import Iterable, Sequence

@@ -2,7 +2,7 @@
 
 The window's figures describe the file: device work is clipped to the window whichever step launched it. On a rank
 without a device the host's operators are the compute and the collective's execution spans are the communication
-(`docs/metrics.md`, "The account of a CPU rank").
+(`docs/metrics/step.md`, "The account of a CPU rank").
 """
 
 from dataclasses import dataclass

@@ -34,7 +34,7 @@ def results_folder(args: argparse.Namespace) -> Path:
     """Return the folder for the results, after making sure that measuring is possible and nothing is overwritten."""
     if find_spec("torch") is None:
         raise UsageError("measuring needs torch, which is not installed here; install it")
-    for path in (args.json, getattr(args, "plot", None)):
+    for path in (args.json, getattr(args, "plot", None), getattr(args, "html", None)):
         if path and path != "-":
             refuse_existing(Path(path), force=args.force)
     folder = Path(args.out)

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         return code
     whole = recommended(document(result.records, result.message))
     code = finish_bench(args, whole, folder=folder, interrupted=result.interrupted)
-    if args.json != "-":
+    if "-" not in (args.json, args.html):
         _print_search(whole)
     return code
 

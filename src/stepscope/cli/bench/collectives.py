@@ -7,7 +7,7 @@ from typing import Any
 
 from stepscope.bench.session.results import results, write_results
 from stepscope.cli.bench.arguments import results_folder
-from stepscope.cli.bench.session import Document, command_line
+from stepscope.cli.bench.session import Document, command_line, write_page
 from stepscope.cli.calibrate import measure_points
 from stepscope.cli.output import write_json
 from stepscope.contract.collectives import bus_factor
@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     document = results([_row(point) for point in points], command=command_line(), environment=about)
     write_results(document, folder)
     write_json(args.json, document, force=args.force)
-    if args.json != "-":
+    write_page(args, document, folder)
+    if "-" not in (args.json, args.html):
         _print(document, folder)
     return 0
 

@@ -23,6 +23,8 @@ from stepscope.errors import InputError
 from stepscope.report.svg.bench import bench_svg
 from stepscope.report.text.bench import print_bench
 from stepscope.report.text.terminal import console
+from stepscope.results.folder import bench_results_of
+from stepscope.run.sources import RESULTS_JSON
 
 Document = dict[str, Any]
 
@@ -99,6 +101,16 @@ def command_line() -> str:
     return shlex.join(["stepscope", *sys.argv[1:]])
 
 
+def write_page(args: argparse.Namespace, document: Document, folder: Path) -> None:
+    """Write the results as a page where that was asked for."""
+    if getattr(args, "html", None):
+        from stepscope.report.html.sheets.bench import bench_sheet
+        from stepscope.report.html.sheets.sheet import sheet_page
+
+        found = bench_results_of(document, name=folder.resolve().name, path=folder / RESULTS_JSON)
+        write_output(args.html, sheet_page(bench_sheet(found)), force=args.force)
+
+
 def finish_bench(
     args: argparse.Namespace,
     document: Document,
@@ -114,7 +126,8 @@ def finish_bench(
     write_results(document, folder)
     write_output(args.plot or str(folder / PLOT), picture(document), force=args.force or not args.plot)
     write_json(args.json, document, force=args.force)
-    if args.json != "-":
+    write_page(args, document, folder)
+    if "-" not in (args.json, getattr(args, "html", None)):
         out = console(sys.stdout)
         show(document, out)
         out.print(f"results in {folder}; compare with another folder: stepscope compare {folder} OTHER", markup=False)

@@ -11,6 +11,6 @@ from stepscope.cli.output import check_outputs
 
 def run(args: argparse.Namespace) -> int:
     """Return the exit code of the prediction that was asked for."""
-    check_outputs(args.json, force=args.force)
+    check_outputs(args.json, args.html, force=args.force)
     code: int = import_module(f"stepscope.cli.predict.{args.what}").run(args)
     return code

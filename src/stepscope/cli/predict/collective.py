@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from stepscope.cli.output import write_json
+from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.errors import UsageError
@@ -15,8 +15,7 @@ from stepscope.units import readable_bytes, us
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the prediction."""
     rows = [_prediction(args, size) for size in args.bytes]
-    write_json(args.json, rows if len(rows) > 1 else rows[0], force=args.force)
-    if args.json != "-":
+    if is_for_terminal(args, rows if len(rows) > 1 else rows[0]):
         _print(rows)
     return 0
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from stepscope.cli.arguments.predict.model import RECOMPUTE
-from stepscope.cli.output import write_json
+from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.model import model_of
 from stepscope.cost.models.flops import forward_flops_per_token, training_flops_per_token
 from stepscope.cost.models.parameters import parameters
@@ -15,8 +15,7 @@ from stepscope.report.text.terminal import console, plain_table
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the FLOPs."""
     found = _flops(args)
-    write_json(args.json, found, force=args.force)
-    if args.json != "-":
+    if is_for_terminal(args, found):
         _print(found)
     return 0
 

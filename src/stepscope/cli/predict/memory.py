@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.cli.arguments.predict.memory import STRATEGIES
 from stepscope.cli.arguments.predict.model import RECOMPUTE
-from stepscope.cli.output import write_json
+from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.model import (
     chip_of,
     device_bytes,
@@ -26,8 +26,7 @@ _PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 def run(args: argparse.Namespace) -> int:
     """Return 0 after showing the memory."""
     found = _memory(args)
-    write_json(args.json, found, force=args.force)
-    if args.json != "-":
+    if is_for_terminal(args, found):
         _print(found)
     return 0
 

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from stepscope.cli.given.run_arguments import account_from, warn_incomplete
-from stepscope.cli.output import write_json
+from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.collective import fabric
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.calibration_file import load_calibration
@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
         compute_factor=args.compute_factor,
     )
     document = _json(account.run.name, found, asked)
-    write_json(args.json, document, force=args.force)
-    if args.json != "-":
+    if is_for_terminal(args, document):
         _print(document, asked)
     warn_incomplete(account.run)
     return 3 if account.run.unreadable else 0

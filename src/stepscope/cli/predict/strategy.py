@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from stepscope.cli.output import write_json
+from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cli.predict.collective import fabric
 from stepscope.cli.predict.model import chip_of, device_bytes, model_of
 from stepscope.cost.chips.hardware import mfu_peak
@@ -17,6 +17,7 @@ from stepscope.cost.strategies.time import CollectiveTimes, times_of
 from stepscope.errors import UsageError
 from stepscope.predict.strategy import TYPICAL_RANGE, Advice, Candidate, Question, advise, time_band
 from stepscope.predict.strategy_time import Speed
+from stepscope.report.html.sheets.predict import layout_name
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms, readable_bytes
 
@@ -32,8 +33,7 @@ def run(args: argparse.Namespace) -> int:
     shares = (0.9 * given, min(1.0, 1.1 * given)) if given else TYPICAL_RANGE
     advice = advise(question, times=times, shares=shares)
     found = _json(question, advice, times, shares, assumed)
-    write_json(args.json, found, force=args.force)
-    if args.json != "-":
+    if is_for_terminal(args, found):
         _print(found)
     return 0
 
@@ -129,10 +129,10 @@ def _print(found: dict[str, Any]) -> None:
         table.add_row(*_cells(row))
     out.print(table)
     best, rule = found["recommended"], found["simple_rule"]
-    out.print(f"recommended: {_name(best)}, {best['step_ms']:.0f} ms per step ({found['reason']})")
-    out.print(f"simple rule (DDP if it fits, else ZeRO-3): {_name(rule)}, {rule['step_ms']:.0f} ms per step")
+    out.print(f"recommended: {layout_name(best)}, {best['step_ms']:.0f} ms per step ({found['reason']})")
+    out.print(f"simple rule (DDP if it fits, else ZeRO-3): {layout_name(rule)}, {rule['step_ms']:.0f} ms per step")
     if found["test_also"]:
-        out.print(f"too close to call, measure both: {', '.join(_name(r) for r in found['test_also'])}")
+        out.print(f"too close to call, measure both: {', '.join(layout_name(r) for r in found['test_also'])}")
     for line in found["assumed"]:
         out.print(f"assumed: {line}")
 
@@ -140,7 +140,7 @@ def _print(found: dict[str, Any]) -> None:
 def _cells(row: dict[str, Any]) -> list[str]:
     mfu = "?" if row["mfu"] is None else f"{100 * row['mfu']:.1f} %"
     return [
-        _name(row),
+        layout_name(row),
         f"{row['micro_batch']} x {row['micro_batches']}",
         readable_bytes(row["memory_bytes"]),
         f"{row['step_ms']:.0f}",
@@ -148,9 +148,3 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['exposed_comm_ms']:.0f} ms",
         mfu,
     ]
-
-
-def _name(row: dict[str, Any]) -> str:
-    parts = [row["strategy"], *(f"{k} {row[n]}" for k, n in (("dp", "data"), ("tp", "tensor"), ("pp", "pipeline")))]
-    name = " ".join(p for p in parts if not p.endswith(" 1"))
-    return name + (" checkpointed" if row["recompute"] != "none" else "")

@@ -7,12 +7,24 @@ from stepscope.report.html.pack import packed
 from stepscope.report.html.page import assembled
 from stepscope.units import printable
 
-_SCRIPTS = ("unpack", "numbers", "elements", "theme", "tables", "compare_charts", "compare")
+_SCRIPTS = (
+    "unpack",
+    "numbers",
+    "elements",
+    "theme",
+    "state",
+    "contents",
+    "sized",
+    "tables",
+    "compare_charts",
+    "compare_lanes",
+    "compare",
+)
 
 
-def render_comparison(document: dict[str, Any]) -> str:
-    """Return the page of a comparison, from its JSON."""
-    data = ReportData(report=document, grid=None, slices=None)
+def render_comparison(document: dict[str, Any], *, lanes: dict[str, Any] | None = None) -> str:
+    """Return the page of a comparison, from its JSON and the lanes of a step of each side (`side_by_side`)."""
+    data = ReportData(report={**document, "lanes": lanes}, grid=None, slices=None)
     title = f"{document['a']['name']} against {document['b']['name']}"
     return assembled(packed(data), scripts=_SCRIPTS, title=title, in_words=_in_words(document))
 

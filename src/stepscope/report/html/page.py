@@ -17,8 +17,8 @@ from stepscope.report.html.pack import packed
 from stepscope.units import printable
 
 _SCRIPTS = (
-    "unpack", "numbers", "elements", "theme", "places", "summary", "switches", "charts", "memory", "devices",
-    "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy", "trust",
+    "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "switches", "charts", "memory",
+    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy", "trust",
     "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input", "main",
 )  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""The results of a benchmark on the terminal: a table of times, one of communication and memory, and every doubt."""
+"""The results of a benchmark on the terminal: a table of times, one of communication and memory, and every doubt.
+
+A folder of results that was kept shows its medians and its advice.
+"""
 
 from typing import Any
 
@@ -7,10 +10,12 @@ from rich.table import Table
 
 from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.results.folder import BenchResults
 from stepscope.results.times import BenchTimes, bench_times, ratio
-from stepscope.units import ms
+from stepscope.units import NS_PER_MS, ms
 
 Row = dict[str, Any]
+_MAX_ROWS = 40
 
 
 def print_bench(document: dict[str, Any], out: Console) -> None:
@@ -24,6 +29,32 @@ def print_bench(document: dict[str, Any], out: Console) -> None:
     _print_figures(rows, out)
     _print_agreement(rows, out)
     print_doubts(rows, out)
+
+
+def print_bench_results(results: BenchResults, out: Console) -> None:
+    """Print one row per series, the advice, and why the results are not complete."""
+    out.print(name_text(results.command or results.name, width=200, style="bold"))
+    table = plain_table(out, "", "median ms", "95 % interval", "time", "steps")
+    table.columns[0].no_wrap = True
+    first = None
+    for series in list(results.series.values())[:_MAX_ROWS]:
+        samples = [[time / NS_PER_MS for time in run] for run in series.samples_ns]
+        times = bench_times(samples)
+        if times is None:
+            continue
+        over = "1" if first is None else "{:.2f} x [{:.2f}, {:.2f}]".format(*ratio(samples, first))
+        first = first or samples
+        interval = f"{ms(times.low_ns):.2f} - {ms(times.high_ns):.2f}"
+        table.add_row(
+            name_text(series.name, width=48), f"{ms(times.median_ns):.2f}", interval, over, str(times.num_steps)
+        )
+    print_fitting(table, out, least_needed=("steps", "95 % interval"), elsewhere="a wider terminal or --html shows all")
+    if len(results.series) > _MAX_ROWS:
+        out.print(f"and {len(results.series) - _MAX_ROWS} more series; --html shows all")
+    for line in results.advice:
+        out.print(name_text(f"-> {line}", width=300))
+    if results.message:
+        out.print(name_text(f"not complete: {results.message}", width=300))
 
 
 def times_of(row: Row) -> BenchTimes | None:

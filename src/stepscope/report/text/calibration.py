@@ -8,9 +8,6 @@ from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import plain_table
 from stepscope.units import NS_PER_US, readable_bytes
 
-_MIN_R2 = 0.8
-_MAX_ERROR = 1.0
-"""a prediction off by its own size says little"""
 _LEFT_OUT_FIRST = ("pieces", "R2", "max err", "left-out err", "sizes")
 
 
@@ -34,16 +31,8 @@ def print_calibration(calibration: Calibration, out: Console) -> None:
     print_fitting(table, out, least_needed=_LEFT_OUT_FIRST)
     out.print("errors are relative; left-out: each size predicted from the others. R2 of log time.")
     for curve in calibration.curves:
-        if doubt := _doubt(curve):
-            out.print(f"poor fit: {curve.op} on {curve.world_size} ranks, {doubt}; measure again on a quiet machine")
-
-
-def _doubt(curve: Curve) -> str | None:
-    """Return why a curve should not be believed, None where it may be."""
-    error = max(curve.max_error, curve.left_out_error or 0.0)
-    if error > _MAX_ERROR:
-        return f"off by up to {100 * error:.0f} %"
-    return f"R2 is {curve.r2:.2f}" if curve.r2 < _MIN_R2 else None
+        if curve.doubt:
+            out.print(curve.doubt)
 
 
 def _cells(curve: Curve) -> list[str]:

@@ -9,10 +9,16 @@ from string import Template
 from stepscope.units import printable
 
 
-def shell_page(name: str, *, perfetto: str) -> str:
+def shell_page(name: str, *, perfetto: str, has_tables: bool = True, has_timeline: bool = True) -> str:
     """Return the page's text. `perfetto` is the address that the timeline opens in."""
+    shown = {True: "", False: "hidden"}
     return Template(_source("template.html")).substitute(
-        name=html.escape(printable(name)), perfetto=html.escape(perfetto), style=_STYLE, script=_SCRIPT
+        name=html.escape(printable(name)),
+        perfetto=html.escape(perfetto),
+        tables=shown[has_tables],
+        timeline=shown[has_timeline],
+        style=_STYLE,
+        script=_SCRIPT,
     )
 
 
@@ -24,7 +30,16 @@ def _hash(text: str) -> str:
     return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
 
 
-_STYLE, _SCRIPT = _source("view.css"), _source("view.js")
+SCRIPTS = ("numbers", "theme", "elements", "state")
+"""what the page shares with the report's: files of `report/html/js`"""
+
+
+def _shared(name: str) -> str:
+    return files("stepscope.report.html").joinpath(f"js/{name}.js").read_text(encoding="utf-8").strip() + "\n"
+
+
+_STYLE = _source("view.css")
+_SCRIPT = '"use strict";\n(() => {\n' + "".join(map(_shared, SCRIPTS)) + _source("view.js") + "})();\n"
 POLICY = (
     f"default-src 'none'; script-src {_hash(_SCRIPT)}; style-src {_hash(_STYLE)}; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

@@ -25,4 +25,5 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.add_argument("--max-bytes", type=size_bytes, default=2**30, metavar="N", help="largest size (1GiB)")
     parser.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
     parser.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
+    parser.add_argument("--html", metavar="PATH", help="write them as one HTML file that needs no network")
     parser.add_argument("--force", action="store_true", help="overwrite results that exist")

@@ -66,5 +66,6 @@ def _add_output(parser: argparse.ArgumentParser, *, what: str) -> None:
     group = parser.add_argument_group("results")
     group.add_argument("--out", metavar="DIR", default=f"stepscope-bench-{what}", help=f"stepscope-bench-{what}")
     group.add_argument("--json", metavar="PATH", help="write the results there as well; - for standard output")
+    group.add_argument("--html", metavar="PATH", help="write them as one HTML file that needs no network")
     group.add_argument("--plot", metavar="PATH", help="where to draw them (results.svg in the folder)")
     group.add_argument("--force", action="store_true", help="overwrite results that exist")

@@ -41,4 +41,5 @@ def _add(parser: argparse.ArgumentParser, *, what: str) -> None:
     parser.description = module.__doc__
     module.add_arguments(parser)
     parser.add_argument("--json", metavar="PATH", help="write the prediction as JSON; - for standard output")
+    parser.add_argument("--html", metavar="PATH", help="write it as one HTML file that needs no network")
     parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")

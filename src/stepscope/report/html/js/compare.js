@@ -16,7 +16,7 @@ function compareCards(report) {
   const steps = SIDES.map((side) => report[side].runs.reduce((sum, run) => sum + run.num_steps, 0));
   const list = [
     ["verdict", "Verdict", report.verdict, known(step.p_value) ? `p ${step.p_value < 0.001 ? "< 0.001" : `= ${step.p_value.toFixed(3)}`}` : ""],
-    ["step", "Step", `${timeText(step.a)} → ${timeText(step.b)}`, `${report.basis} steps`],
+    ["step", "Step", `${timeText(step.a)} → ${timeText(step.b)}`, `${report.basis} steps, mean of the middle half`],
     ["overlap", "Change", signedPct(step.change_pct), `${signedTime(step.change)} per step`],
     ["mfu", "95 % interval", known(step.low_pct) ? `${signedPct(step.low_pct)} to ${signedPct(step.high_pct)}` : "none",
       known(step.low) ? `${signedTime(step.low)} to ${signedTime(step.high)}` : "too few steps"],
@@ -31,9 +31,9 @@ function findingChanges(report) {
   if (!report.findings.length) return panel("findings", "Findings that came and went", el("p", {}, "Neither side has any."));
   const ranks = (f) => (f.ranks.length ? `rank ${f.ranks.join(", ")}` : NONE);
   return panel("findings", "Findings that came and went", sortedTable("findings", report.findings, [
-    { title: "", get: (f) => f.what, tone: (v) => TONE[v] },
+    { title: "became", get: (f) => f.what, tone: (v) => TONE[v] },
     { title: "finding", get: (f) => f.id },
-    nameColumn("what", (f) => f.title),
+    nameColumn("title", (f) => f.title),
     { title: "ranks", get: ranks },
     timeColumn("A: to save", "a_saving_ms"), timeColumn("B: to save", "b_saving_ms"),
     { title: "runs of A, B", get: (f) => `${f.a_runs}, ${f.b_runs}`, number: true },
@@ -48,13 +48,35 @@ function budgetChange(report) {
   if (!report.budget.length) return null;
   const rows = [...report.budget].sort((p, q) => Math.abs(q.change) - Math.abs(p.change));
   const total = rows.reduce((sum, r) => sum + r.change, 0);
-  return panel("budget", "Where the difference went",
-    el("p", { class: "quiet" }, `Per step, mean over ranks. All parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
+  return panel("budget", "Where the difference went", stackedBudgets(report),
+    el("p", { class: "quiet" }, `Per step, mean over ranks, as in each report; all parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
-    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", ""],
+    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
       rows.map((r) => [words(r.part), timeText(r.a), timeText(r.b), signedTime(r.change), intervalText(r), r.what]))));
 }
+
+// Lines of the code that differ, where owners were recorded: what took longer first.
+function codeChange(report) {
+  if (!report.code.length) return null;
+  const rows = report.code.map((r) => ({ ...r, place: `${r.file}:${r.line}` }));
+  const slower = rows.filter((r) => r.change > 0).length;
+  return panel("code", "Lines of code that changed",
+    el("p", { class: "quiet" }, `The longer of a line's own time on the host and on the device, per step: ${slower} of ${rows.length} got slower. ${rows.some((r) => r.reason) ? "One run on a side: changes have no interval." : ""}`),
+    sortedTable("code", rows, [
+      { title: "line", get: (r) => r.place },
+      { title: "source", get: (r) => r.source ?? r.function, name: true },
+      timeColumn("A", "a"), timeColumn("B", "b"), changeColumn(),
+      { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
+      { title: "verdict", get: (r) => r.what, tone: (v) => TONE[v], show: (v) => v },
+    ], { filter: (r) => `${r.place} ${r.source ?? ""} ${r.module ?? ""}` }));
+}
+
+// A change by its sign: red where B takes longer, green where it takes less; pale where that may be chance.
+const changeColumn = () => ({
+  title: "change", get: (r) => r.change, show: (_, r) => signedTime(r.change), number: true,
+  tone: (_, r) => `change-${r.change > 0 ? "high" : "low"}${TONE[r.what] ? "" : " unsure"}`,
+});
 
 const intervalText = (r) => (known(r.low) ? `${signedTime(r.low)} to ${signedTime(r.high)}` : "none");
 
@@ -73,7 +95,7 @@ function calledRows(report, id, title) {
     box.append(el("p", {}, "Nothing differs."));
     return box;
   }
-  const change = { title: "change", get: (r) => Math.abs(r.change), show: (_, r) => signedTime(r.change), number: true, bar: true };
+  const change = { ...changeColumn(), get: (r) => Math.abs(r.change), bar: true };
   box.append(
     el("p", { class: "quiet" }, `Per step, mean over ranks; ${report[`${id}_changed`]} differ at all. What is marked differs by more than chance among so many.`),
     sortedTable(id, rows, [
@@ -82,7 +104,7 @@ function calledRows(report, id, title) {
       { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
       countColumn("A calls", "a_count"), countColumn("B calls", "b_count"),
       timeColumn("A each", "a_each_ms"), timeColumn("B each", "b_each_ms"),
-      { title: "", get: (r) => r.what, show: (v) => (v === "no difference found" ? "" : v), tone: (v) => TONE[v] },
+      { title: "verdict", get: (r) => r.what, show: (v) => (v === "no difference found" ? "" : v), tone: (v) => TONE[v] },
     ], { filter: (r) => r.name, sort: 3 }));
   return box;
 }
@@ -99,7 +121,7 @@ function metricRows(report) {
       { title: "A", get: (r) => r.a, show: number, number: true }, { title: "B", get: (r) => r.b, show: number, number: true },
       { title: "change", get: (r) => (known(r.change_pct) ? Math.abs(r.change_pct) : null), show: (_, r) => signedPct(r.change_pct), number: true },
       { title: "95 % interval", get: (r) => r.low_pct, show: (_, r) => interval(r), number: true },
-      { title: "", get: (r) => (r.significant ? "differs" : ""), tone: () => "medium" },
+      { title: "verdict", get: (r) => (r.significant ? "differs" : ""), tone: () => "medium" },
     ], { filter: (r) => r.name }));
 }
 
@@ -108,7 +130,7 @@ function seriesChart(report) {
     name: s.name, change: s.step_ms.change_pct, low: s.step_ms.low_pct, high: s.step_ms.high_pct, tone: TONE[s.verdict],
     lines: [`${timeText(s.step_ms.a)} → ${timeText(s.step_ms.b)}`, s.verdict, ...s.config_changes],
   }));
-  const table = plainTable(["series", "A", "B", "change", "95 % interval", "p", "runs", "steps", ""], report.series.map((s) => [
+  const table = plainTable(["series", "A", "B", "change", "95 % interval", "p", "runs", "steps", "verdict"], report.series.map((s) => [
     s.name, timeText(s.step_ms.a), timeText(s.step_ms.b), signedPct(s.step_ms.change_pct),
     known(s.step_ms.low_pct) ? `${signedPct(s.step_ms.low_pct)} to ${signedPct(s.step_ms.high_pct)}` : "none",
     known(s.step_ms.p_value) ? s.step_ms.p_value.toFixed(3) : NONE, s.num_runs.join(", "), s.num_steps.join(", "), s.verdict]));
@@ -128,6 +150,10 @@ function noteRows(report) {
   return panel("trust", "How far to trust this", el("ul", {}, report.notes.map((note) => el("li", {}, note))));
 }
 
+const COMPARE_SHORT = {
+  budget: "Step", findings: "Findings", timelines: "Timelines", code: "Code", waterfall: "FLOPs", metrics: "All numbers", trust: "Trust",
+};
+
 async function showComparison() {
   const root = byId("report");
   const { report } = await unpack(byId("data").textContent);
@@ -136,10 +162,11 @@ async function showComparison() {
   const dots = report.basis === "bench" ? null : stepDots(report);
   const parts = report.basis === "bench"
     ? [seriesChart(report), gateRows(report), metricRows(report), noteRows(report)]
-    : [compareCards(report), gateRows(report), budgetChange(report), findingChanges(report), dots && panel("steps", "Step times", dots),
-      waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
+    : [compareCards(report), gateRows(report), budgetChange(report), findingChanges(report), lanesPanel(report), codeChange(report),
+      dots && panel("steps", "Step times", dots), waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
       metricRows(report), noteRows(report)];
   root.append(...parts.filter(Boolean));
+  root.before(contents(root, COMPARE_SHORT));
   root.setAttribute("aria-busy", "false");
   document.documentElement.dataset.readyMs = performance.now().toFixed(0);
 }

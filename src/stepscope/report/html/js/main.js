@@ -17,23 +17,6 @@ const SHORT = {
   calibration: "Calibration", strategy: "Strategy", idle: "Idle", "critical-path": "Critical path", trust: "Trust",
 };
 
-// Links to the sections, the one in view marked.
-function contents(root) {
-  const links = new Map([...root.querySelectorAll("section.panel")].map((section) =>
-    [section, el("a", { href: `#${section.id}` }, SHORT[section.id] ?? section.querySelector("h2")?.textContent)]));
-  const seen = new Set();
-  const mark = () => {
-    const first = [...links.keys()].find((section) => seen.has(section));
-    for (const [section, link] of links) section === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
-  };
-  const watch = new IntersectionObserver((entries) => {
-    for (const e of entries) e.isIntersecting ? seen.add(e.target) : seen.delete(e.target);
-    mark();
-  }, { rootMargin: "-60px 0px -40% 0px" });
-  for (const section of links.keys()) watch.observe(section);
-  return el("nav", { class: "contents", "aria-label": "Sections" }, ...links.values());
-}
-
 async function main() {
   const root = byId("report");
   const data = await unpack(byId("data").textContent);
@@ -51,7 +34,7 @@ async function main() {
     pair(idle(report), criticalPath(report)), checks(report), trust(data),
   ];
   root.append(...parts.filter(Boolean));
-  root.before(contents(root));
+  root.before(contents(root, SHORT));
   for (const link of /** @type {NodeListOf<HTMLAnchorElement>} */ (root.querySelectorAll("a.card"))) if (!document.getElementById(link.hash.slice(1))) link.removeAttribute("href");
   redraws.forEach((draw) => draw());
   let width = root.clientWidth;

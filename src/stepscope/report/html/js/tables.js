@@ -10,35 +10,47 @@ function plainTable(titles, rows) {
 
 /** @type {(name: string, rows: any[], columns: TableColumn[], options?: TableOptions) => HTMLElement} */
 function sortedTable(name, rows, columns, { filter = null, sort = null, most = SHOWN_ROWS } = {}) {
-  const state = { column: sort, down: true, text: "", all: false };
+  const own = { column: sort, down: true, text: "", all: false, ...keptTable(name, columns.length) };
   const body = el("tbody");
-  const more = el("button", { type: "button", class: "more", on: { click: () => { state.all = !state.all; draw(); } } });
+  const more = el("button", { type: "button", class: "more", on: { click: () => { own.all = !own.all; draw(); } } });
   const heads = columns.map((column, i) => el("th", { scope: "col", class: column.number ? "number" : null },
-    el("button", { type: "button", on: { click: () => { state.down = state.column === i ? !state.down : true; state.column = i; draw(); } } }, column.title)));
+    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep(); draw(); } } }, column.title)));
   const largest = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
   function chosen() {
-    const text = state.text.toLowerCase();
+    const text = own.text.toLowerCase();
     const list = text && filter ? rows.filter((r) => filter(r).toLowerCase().includes(text)) : [...rows];
-    if (state.column === null) return list;
-    const { get } = columns[state.column];
+    if (own.column === null) return list;
+    const { get } = columns[own.column];
     const order = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a ?? "").localeCompare(String(b ?? "")));
-    return list.sort((a, b) => (known(get(a)) ? (known(get(b)) ? order(get(a), get(b)) * (state.down ? -1 : 1) : -1) : 1));
+    return list.sort((a, b) => (known(get(a)) ? (known(get(b)) ? order(get(a), get(b)) * (own.down ? -1 : 1) : -1) : 1));
   }
   function draw() {
     const list = chosen();
-    const shown = state.all ? list : list.slice(0, most);
+    const shown = own.all ? list : list.slice(0, most);
     body.replaceChildren(...shown.map((row) => el("tr", {}, columns.map((c, i) => cell(c, row, largest[i])))));
     more.hidden = list.length <= most;
-    more.textContent = state.all ? "show fewer" : `show all ${list.length}`;
-    heads.forEach((head, i) => head.setAttribute("aria-sort", state.column !== i ? "none" : state.down ? "descending" : "ascending"));
+    more.textContent = own.all ? "show fewer" : `show all ${list.length}`;
+    heads.forEach((head, i) => head.setAttribute("aria-sort", own.column !== i ? "none" : own.down ? "descending" : "ascending"));
   }
-  const typed = (e) => { state.text = e.target.value; draw(); };
-  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", on: { input: typed } }));
+  const typed = (e) => { own.text = e.target.value; keep(); draw(); };
+  const keep = () => keepTable(name, own, sort);
+  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", value: own.text, on: { input: typed } }));
   draw();
   return el("div", {}, rows.length > 6 ? input : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
+
+// The order and the filter of a table in the address: `kernels=-3 nccl` is by its fourth column, largest first.
+function keptTable(name, columns) {
+  const found = state.get(tableKey(name))?.match(/^([-+])(\d*) ?(.*)$/);
+  return found ? { ...(found[2] && Number(found[2]) < columns ? { column: Number(found[2]), down: found[1] === "-" } : {}), text: found[3] } : {};
+}
+function keepTable(name, own, usual) {
+  const changed = own.text || own.column !== usual || !own.down;
+  state.set({ [tableKey(name)]: changed ? `${own.down ? "-" : "+"}${own.column ?? ""} ${own.text}`.trim() : null });
+}
+const tableKey = (name) => name.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
 
 /** @type {(column: TableColumn, row: any, most: number) => HTMLElement} */
 function cell(column, row, most) {
@@ -47,7 +59,7 @@ function cell(column, row, most) {
   const width = column.bar && known(value) && most > 0 ? `${(100 * value) / most}%` : null;
   return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && text.length > 60 ? text : null },
     width && el("span", { class: "cellbar", style: { width } }),
-    el("span", { class: column.tone ? column.tone(value) : null }, text));
+    column.link ? el("a", { href: column.link(row) }, text) : el("span", { class: column.tone ? column.tone(value, row) : null }, text));
 }
 
 /** @type {(title: string, key: string, more?: Partial<TableColumn>) => TableColumn} */

@@ -1,0 +1,143 @@
+"""A run without traces as the JSON of the contract: what its step logs say, and null for what only a trace can.
+
+Whoever reads the report of a traced run reads this one with the same names.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
+from stepscope.analyze.step.logged_regions import is_rare, median_ns, region_names, region_ns
+from stepscope.analyze.step.steadiness import log_series, steadiness_of
+from stepscope.contract.run_folder import SCHEMA
+from stepscope.diagnose.finding_ids import FINDING_IDS
+from stepscope.document.plain_values import ms_or_none
+from stepscope.document.report import steadiness_json
+from stepscope.json_text import finite_document
+from stepscope.run.light import LightRun
+from stepscope.run.step_log import StepLog, unprofiled_step
+from stepscope.side_file import is_number
+from stepscope.units import NS_PER_S, ms
+
+NO_TRACE = "no trace was recorded: what happens inside the steps is unknown; record without --light"
+_OF_TRACES = ("window", "compute", "comm", "memory", "exposed_comm", "idle", "wait", "transfer")
+
+
+def light_json(run: LightRun) -> dict[str, Any]:
+    """Return the report of a run without traces."""
+    logs = run.logs
+    late = late_ranks(logs)
+    series = log_series(logs)
+    steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
+    document = {
+        "schema": SCHEMA,
+        "run": _run(run),
+        "ranks": [_rank(logs, log) for log in logs],
+        "step": _step(run),
+        "efficiency": dict.fromkeys(
+            ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
+        ),
+        **{
+            name: [] for name in ("waterfall", "collectives", "operators", "kernels", "idle", "critical_path", "checks")
+        },
+        "stragglers": [_straggler(one) for one in late],
+        "memory": None,
+        "steadiness": steadiness_json(steady),
+        "by_strategy": {},
+        "verdict": "straggler-bound" if late else "unclear",
+        "verdict_reason": _reason(late),
+        "code": [],
+        "modules": [],
+        "not_examined": [{"rule": rule, "needs": "a trace"} for rule in FINDING_IDS],
+        "findings": [],
+        "findings_combined": [],
+        "warnings": [NO_TRACE, *run.warnings],
+    }
+    return finite_document(document)[0]
+
+
+def step_ns(logs: Sequence[StepLog]) -> int | None:
+    """Return the step: the median, or the mean where long steps recur; None where no step ran without the profiler."""
+    found = unprofiled_step(logs)
+    return None if found is None else found.mean_ns if found.uneven else found.median_ns
+
+
+def _run(run: LightRun) -> dict[str, Any]:
+    said = run.description
+    versions, device = said.get("versions"), said.get("device")
+    world = said.get("world_size")
+    return {
+        "name": run.name,
+        "world_size": world if isinstance(world, int) and not isinstance(world, bool) else len(run.logs),
+        "num_ranks": len(run.logs),
+        "num_steps": max(map(len, run.logs)),
+        "device": _text(device.get("name")) if isinstance(device, dict) else None,
+        "backend": _text(said.get("backend")),
+        "strategy": None,
+        "torch": _text(versions.get("torch")) if isinstance(versions, dict) else None,
+        "sources": [],
+    }
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _rank(logs: Sequence[StepLog], log: StepLog) -> dict[str, Any]:
+    counted = [name for name in region_names(logs) if not is_rare(logs, name)]
+    regions = {name: median_ns(log, region_ns(log, name)) for name in counted}
+    return {
+        "rank": log.rank,
+        "host": _text(log.header.get("host")),
+        "num_events": None,
+        "num_steps": len(log),
+        "step_ms": [ms(d) for d in log.dur_ns.tolist()],
+        **{f"{name}_ms": None for name in _OF_TRACES},
+        "overlap_pct": None,
+        "clock_offset_us": None,
+        "clock_uncertainty_us": None,
+        "median_step_ms": ms_or_none(median_ns(log, log.dur_ns.astype(np.float64))),
+        "regions_ms": {name: ms_or_none(ns) for name, ns in regions.items()},
+    }
+
+
+def _step(run: LightRun) -> dict[str, Any]:
+    took_ns = step_ns(run.logs)
+
+    def per_s(name: str) -> float | None:
+        amount = run.description.get(name)
+        return (
+            amount * NS_PER_S / took_ns if took_ns and is_number(amount) and isinstance(amount, int | float) else None
+        )
+
+    return {
+        "profiled_ms": None,
+        "unprofiled_ms": ms_or_none(took_ns),
+        "profiler_overhead_pct": None,
+        "samples_per_s": per_s("samples_per_step"),
+        "tokens_per_s": per_s("tokens_per_step"),
+        "overlap_efficiency": None,
+        "late_rank": None,
+        "budget": [],
+    }
+
+
+def _straggler(late: LateRank) -> dict[str, Any]:
+    return {
+        "rank": late.rank,
+        "cause": None,
+        "late_ms_per_step": ms(late.late_ns),
+        "steps_late": late.steps_late,
+        "num_steps": late.num_steps,
+        "score": late.score,
+        "slowdown": round(late.slowdown, 4),
+        "persistent": late.lasts,
+    }
+
+
+def _reason(late: Sequence[LateRank]) -> str:
+    if not late:
+        return "step logs alone say no rank is late, and nothing of what a step is made of"
+    return f"rank {late[0].rank} is {ms(late[0].late_ns):.2f} ms late per step by the step logs; a trace says why"

@@ -1,0 +1,38 @@
+"""A run without traces, as light mode leaves it: its step logs, and what the run folder says of the job."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import InputError
+from stepscope.records import ArrayRecord
+from stepscope.run.load import run_description
+from stepscope.run.sources import is_unreadable_report
+from stepscope.run.step_log import StepLog, readable_step_logs
+
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LightRun(ArrayRecord):
+    """The step logs of a run folder."""
+
+    name: str
+    folder: Path
+    logs: tuple[StepLog, ...]
+    description: dict[str, Any]
+    """`run.json`, empty where there is none"""
+    warnings: tuple[str, ...]
+
+
+def load_light(folder: str | Path) -> LightRun:
+    """Return the step logs of a run folder; an `InputError` where none can be read."""
+    path = Path(folder)
+    logs, warnings = readable_step_logs(path)
+    unread = sorted(p.name for p in path.iterdir() if is_unreadable_report(p))
+    if unread:
+        warnings = [*warnings, f"{', '.join(unread[:_MAX_NAMED])}: not read, because nsys is not on PATH"]
+    if not logs:
+        raise InputError(f"none of the step logs in {path} could be read; {'; '.join(warnings)}")
+    description, damaged = run_description(path)
+    return LightRun(path.absolute().name, path, logs, description, (*warnings, *damaged))

@@ -1,0 +1,83 @@
+"""Every kind of page against the rules of WCAG level A and AA, in light and dark, by axe-core where npm brought it.
+
+`tools/js/check.sh` installs it, which `make test` runs before the tests.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.report.browser import Browser, why_no_browser
+from tests.report.pages import all_pages, light_run, light_sheet
+
+from stepscope.report.html.sheets.sheet import sheet_page
+from stepscope.report.view.server import local_server
+from stepscope.report.view.site import ViewSite
+from stepscope.tables.catalog import LogTables
+
+AXE = Path(__file__).parents[2] / "tools" / "js" / "node_modules" / "axe-core" / "axe.min.js"
+RULES = {
+    "light": '{runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}',
+    "dark": '{runOnly: {type: "rule", values: ["color-contrast"]}}',
+}
+"""in the dark only the colours differ"""
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
+    pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed; tools/js/check.sh installs it"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    found = {}
+    for name, text in all_pages(folder).items():
+        found[name] = folder / f"{name}.html"
+        found[name].write_text(text)
+    return found
+
+
+def violations(browser: Browser, scheme: str) -> list[str]:
+    browser.run(AXE.read_text())
+    found = browser.run(f"return axe.run(document, {RULES[scheme]}).then((r) => r.violations)")
+    return [f"{v['id']}: {n['target']} {n['failureSummary'][:300]}" for v in found for n in v["nodes"]]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path], scheme: str) -> None:
+    browser.prefer(scheme)
+    browser.console()
+    found = {}
+    for name, path in pages.items():
+        browser.open(path)
+        browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
+        found[name] = violations(browser, scheme)
+    assert {name: lines for name, lines in found.items() if lines} == {}
+    assert browser.console() == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_view_and_its_keys_break_no_rule(browser: Browser, scheme: str) -> None:
+    run = light_run()
+    site = ViewSite(run.name, sheet_page(light_sheet()), LogTables(run.logs), lambda: b"", names=LogTables.NAMES)
+    server = local_server(site)
+    server.start()
+    browser.prefer(scheme)
+    try:
+        browser.go(f"{server.url}#tab=tables&table=step_log&sort=-dur_ns")
+        browser.waited("document.querySelector('#grid td')")
+        found = violations(browser, scheme)
+        browser.run("document.querySelector('#show-keys').click()")
+        assert [*found, *violations(browser, scheme)] == []
+    finally:
+        server.shutdown()
+        server.server_close()

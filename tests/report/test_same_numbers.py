@@ -1,0 +1,160 @@
+"""What a page says twice it says equally: cards, lists, tables, labels of charts and the data behind them."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.report.browser import Browser, why_no_browser
+from tests.report.pages import all_pages
+
+from stepscope.analysis import load
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(why_no_browser() is not None, reason=str(why_no_browser())),
+]
+
+DATA = Path(__file__).parents[1] / "data"
+UNITS = {"s": 1e3, "ms": 1.0, "µs": 1e-3, "ns": 1e-6, "B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+UNITS |= {"%": 1.0, "\u00d7": 1.0, "GB/s": 1.0, "": 1.0}
+MINUS = "\u2212"
+_NUMBER = re.compile(rf"^[{MINUS}+-]?[\d,]+(?:\.\d+)?")
+# Every named number on the page: where it stands, what it is called, how it is written.
+COLLECT = """
+for (const d of document.querySelectorAll('details')) d.open = true;
+for (const b of document.querySelectorAll('button.more')) if (!b.hidden) b.click();
+const text = (node) => (node?.textContent ?? '').trim();
+const found = [];
+for (const card of document.querySelectorAll('.card')) {
+  found.push(['cards', text(card.children[0]), text(card.querySelector('.value'))]);
+}
+for (const part of document.querySelectorAll('.parts li')) {
+  const [, name, time, share] = part.children;
+  found.push(['parts', text(name) + ' / per step', text(time)], ['parts', text(name) + ' / share', text(share)]);
+}
+document.querySelectorAll('section.panel table').forEach((table, i) => {
+  const titles = [...table.querySelectorAll('thead th')].map(text);
+  const where = table.closest('section').id + ' table ' + i;
+  for (const row of table.querySelectorAll('tbody tr')) {
+    const cells = [...row.children].map(text);
+    const named = titles.findIndex((_, k) => cells[k] && Number.isNaN(Number(cells[k].replaceAll(',', ''))));
+    const name = cells.filter((cell, k) => k <= Math.max(0, named)).join(' ');
+    cells.forEach((cell, k) => { if (titles[k] && k !== named) found.push([where, name + ' / ' + titles[k], cell]); });
+  }
+});
+for (const chart of document.querySelectorAll('svg[role=img]')) {
+  found.push(['charts', 'label', chart.getAttribute('aria-label')]);
+}
+return found;
+"""
+
+Said = list[tuple[str, str, str]]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    texts = all_pages(tmp_path_factory.mktemp("pages"))
+    texts["report"] = load(
+        DATA / "gloo-linear"
+    ).to_html()  # its numbers hang together, those of a constructed one do not
+    return texts
+
+
+def value_of(text: str) -> tuple[float, float] | None:
+    """Return a number as written, in the smallest form of its unit, and half of its last digit; None where it is none.
+
+    >>> value_of("1.50 ms")
+    (1.5, 0.005)
+    """
+    found = _NUMBER.match(text)
+    unit = text[found.end() :].strip() if found else None
+    if found is None or unit not in UNITS:
+        return None
+    digits = found.group().replace(",", "").replace(MINUS, "-").replace("+", "")
+    places = len(digits.partition(".")[2])
+    return float(digits) * UNITS[unit], 0.5 * 10**-places * UNITS[unit]
+
+
+def differing(said: Said) -> dict[str, list[tuple[str, str]]]:
+    """Return the names that stand for two different numbers, with where and how each is written.
+
+    A name that one table has twice (an operation at two sizes) names no single thing, and is left out.
+    """
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for where, name, text in said:
+        if value_of(text) is not None:
+            by_name.setdefault(name.lower(), []).append((where, text))
+    single = {name: places for name, places in by_name.items() if len({where for where, _ in places}) == len(places)}
+    return {name: places for name, places in single.items() if not equal([text for _, text in places])}
+
+
+def equal(texts: list[str]) -> bool:
+    """Return whether numbers are one, as far as they are written out."""
+    values = [value_of(text) for text in texts]
+    known = [v for v in values if v is not None]
+    return all(abs(v - known[0][0]) <= half + known[0][1] + 1e-9 for v, half in known)
+
+
+def test_numbers_are_told_apart() -> None:
+    assert equal(["30.0 ms", "30.04 ms", "30,000 µs"]) and not equal(["30.0 ms", "30.2 ms"])
+    assert differing([("cards", "Step", "1.0 ms"), ("parts", "step", "1.2 ms"), ("x", "other", "none")]) != {}
+
+
+def test_every_number_that_stands_twice_is_equal(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
+    found = {}
+    for name, text in pages.items():
+        said = collected(browser, tmp_path / f"{name}.html", text)
+        assert said, name
+        found[name] = differing(said)
+    assert not any(found.values()), json.dumps({name: names for name, names in found.items() if names}, indent=1)
+
+
+def test_step_is_the_sum_of_its_parts_and_the_same_everywhere(
+    browser: Browser, pages: dict[str, str], tmp_path: Path
+) -> None:
+    document = load(DATA / "gloo-linear").document
+    said = collected(browser, tmp_path / "report.html", pages["report"])
+    step_ms = document["step"]["unprofiled_ms"] or document["step"]["profiled_ms"]
+    (card,) = [text for where, name, text in said if (where, name) == ("cards", "Step")]
+    assert matches(card, step_ms)
+    parts = [value_of(text) for where, name, text in said if where == "parts" and name.endswith("/ per step")]
+    assert abs(sum(p[0] for p in parts if p) - step_ms) <= sum(p[1] for p in parts if p) + 1e-6
+    assert f"{step_ms:.2f} ms" in noscript(pages["report"])
+
+
+def test_comparison_says_one_step(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
+    said = collected(browser, tmp_path / "compare.html", pages["compare"])
+    (label,) = [text for where, _, text in said if where == "charts" and text.startswith("Budgets of both sides")]
+    for side in "AB":
+        (total,) = re.findall(rf"\b{side} ([\d.,]+ \S+?)[,;]", label)
+        rows = [
+            value_of(text) for where, name, text in said if where.startswith("budget") and name.endswith(f"/ {side}")
+        ]
+        known = value_of(total)
+        assert known and abs(sum(r[0] for r in rows if r) - known[0]) <= sum(r[1] for r in rows if r) + known[1]
+
+
+def collected(browser: Browser, path: Path, text: str) -> Said:
+    path.write_text(text)
+    browser.open(path)
+    found: Any = browser.run(COLLECT)
+    return [(where, name, value) for where, name, value in json.loads(json.dumps(found))]
+
+
+def matches(text: str, value: float) -> bool:
+    found = value_of(text)
+    return found is not None and abs(found[0] - value) <= found[1] + 1e-9
+
+
+def noscript(page: str) -> str:
+    return page.partition("<noscript>")[2].partition("</noscript>")[0]
