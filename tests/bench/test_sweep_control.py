@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.sweeps import control
+from stepscope.bench.sweeps import sessions
 from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
 from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
@@ -43,7 +43,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[LaunchResult]:
                 on_record(record)
         return result
 
-    monkeypatch.setattr(control, "launch", play)
+    monkeypatch.setattr(sessions, "launch", play)
     return results
 
 

@@ -17,9 +17,10 @@ SWEEPS = {
     "allocator": "allocator",
     "accumulation": "accumulation",
     "offload": "offload",
+    "strategy": "strategy",
 }
 
-ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9}
+_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9}
 """relative error of rounding once"""
 
 
@@ -44,6 +45,8 @@ class Variant:
     """variables of a process of its own"""
     only_on: Literal["cuda", "cpu"] | None = None
     why_only: str = ""
+    why_not: str = ""
+    """why it cannot run on these ranks; empty where it can"""
     tolerance: Tolerance | None = None
     """where it differs from the sweep's"""
     graph_memory: bool = False
@@ -90,7 +93,16 @@ def rounding(precision: str) -> Tolerance:
     Rounding errors of a step's long sums and of its layers add up to some tens of roundings in the gradient; the mean
     over a batch makes the loss more exact than any of its terms.
     """
-    once = ROUNDOFF[precision]
+    once = _ROUNDOFF[precision]
     return Tolerance(
         gradient=max(64 * once, 1e-5), loss=max(8 * once, 1e-5), why=f"the same sums in another order, in {precision}"
     )
+
+
+def narrower(precision: str) -> Tolerance:
+    """Return the tolerance where inputs of products are rounded.
+
+    Some tens of roundings meet in a gradient, about independently.
+    """
+    once = _ROUNDOFF[precision]
+    return Tolerance(gradient=32 * once, loss=4 * once, why=f"inputs of products rounded to {precision}")
