@@ -16,7 +16,7 @@ from stepscope.bench.workloads.workload import Workload
 class RankStep:
     """Called once per step, by all ranks; returns the mean loss of this rank's micro-batches.
 
-    Only the last micro-batch of a step exchanges gradients.
+    Only the last micro-batch of a step exchanges gradients, unless the settings say each.
     """
 
     def __init__(self, work: Workload, settings: Mapping[str, Any], *, rank: int, world_size: int) -> None:
@@ -66,7 +66,7 @@ class RankStep:
             batch = next(self._batches)
         except StopIteration as end:
             raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
-        self._parallel.exchange = last
+        self._parallel.exchange = last or self._set.exchange_each
         loss = self._work.loss(self._parallel.model, batch) / self._set.accumulation
         self._parallel.backward(self._scaler.scale(loss))
         return loss.detach()

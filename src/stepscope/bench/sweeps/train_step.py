@@ -29,6 +29,8 @@ class StepSettings:
     """activations, optimizer or parameters"""
     strategy: str = "pytorch_ddp"
     """how several ranks train together; nothing on one"""
+    exchange_each: bool = False
+    """whether ranks exchange gradients in every micro-batch, not in the last of a step only"""
     learning_rate: float = 1e-4
 
 

@@ -118,7 +118,7 @@ def _sweep_options(args: argparse.Namespace) -> dict[str, Any]:
         return {"workers": args.workers}
     if args.what == "allocator":
         return {"settings": tuple(args.setting)}
-    return {"world_size": args.world_size} if args.what == "strategy" else {}
+    return {"world_size": args.world_size} if args.what in ("strategy", "accumulation") else {}
 
 
 def _memory_limit(args: argparse.Namespace) -> int | None:

@@ -9,6 +9,7 @@ from stepscope.results.sweeps.agreement import Agreement, Check, agreement
 from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.units import ns_of_ms
 
+OTHER_SAMPLES = "its steps take other samples"
 _STATUS = {"not_measured": "not measured", "out_of_memory": "out of memory", "failed": "failed"}
 
 
@@ -76,6 +77,8 @@ def _mfu(flops: float | None, step_ms: float, peak_flops_per_s: float | None) ->
 
 
 def _agreement(variant: Mapping[str, Any], row: Row, first: Row, sweep: Mapping[str, Any]) -> Agreement:
+    if variant.get("other_samples"):
+        return Agreement(None, None, None, OTHER_SAMPLES)
     in_halves = sweep["reference"] == "halves"
     unchanged = row if in_halves else first
     return agreement(

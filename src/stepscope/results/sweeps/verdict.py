@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.cost.chips.hardware import look_up, mfu_peak
-from stepscope.results.sweeps.advice import held_memory, memory_advice, size_advice, time_advice
+from stepscope.results.sweeps.advice import communication_saved, held_memory, memory_advice, size_advice, time_advice
 from stepscope.results.sweeps.judgement import VariantResult, variant_result
 from stepscope.results.sweeps.strategy import Recommendation, recommendation, strategy_sentences
 
@@ -47,6 +47,9 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
         chosen, advice = memory_advice(reference, rest)
     else:
         chosen, advice = time_advice(reference, rest, rows)
+    if sweep["name"] == "accumulation":
+        once_of = {v["name"]: v["once"] for v in sweep["variants"] if v.get("once")}
+        advice += communication_saved(reference, rest, rows, once_of=once_of)
     if sweep["name"] == "allocator":
         advice += held_memory(reference, rest)
     return Verdict(every, chosen, tuple(advice), mfu_reason)

@@ -49,6 +49,10 @@ class Variant:
     """why it cannot run on these ranks; empty where it can"""
     tolerance: Tolerance | None = None
     """where it differs from the sweep's"""
+    once: str = ""
+    """the variant that exchanges gradients once in a step, where this one does in each micro-batch"""
+    other_samples: bool = False
+    """its steps take other samples than the first one's: there is nothing to compare"""
     graph_memory: bool = False
     """its activations lie in the pool of a CUDA graph, which the allocator does not count"""
 
