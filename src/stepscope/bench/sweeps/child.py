@@ -13,7 +13,6 @@ import gc
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from time import perf_counter
@@ -35,8 +34,6 @@ from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 
 CHECKED_STEPS = 3
 _HUNG = 3
-_KEPT_S = 0.2
-_ASKED_BYTES = 4 << 20
 _REFUSALS = (RuntimeError, ValueError, TypeError, ImportError, AssertionError)
 _NO_MEMORY = (
     "out of memory",
@@ -145,16 +142,6 @@ def free(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    else:
-        _return_freed()
-
-
-def _return_freed() -> None:
-    """Let torch's allocator on aarch64 give back what was freed: it keeps it for a while, and looks when next asked."""
-    time.sleep(_KEPT_S)
-    for _ in range(2):
-        torch.empty(_ASKED_BYTES, dtype=torch.uint8)
-        time.sleep(_KEPT_S / 10)
 
 
 def spec_of(given: Mapping[str, Any], variant: Mapping[str, Any]) -> WorkloadSpec:

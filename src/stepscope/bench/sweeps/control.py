@@ -16,7 +16,7 @@ from typing import Any
 from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.sweeps.choices.batch_size import next_probe
 from stepscope.bench.sweeps.choices.sweep import Sweep, Variant
-from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE
+from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE, NOTHING_KEPT
 from stepscope.bench.sweeps.sessions import FITTING, MEASURING, REFUSED, Method, Sessions, cut_off, last_words
 from stepscope.errors import UsageError
 
@@ -162,8 +162,11 @@ def _launch_items(
         "items": [{"variant": asdict(variant), "run": run} for variant, run in items],
         **{name: getattr(method, name) for name in _OF_THE_METHOD},
     }
+    environ = NOTHING_KEPT if sweep.goal != "time" and method.backend == "gloo" else None
     with _variables(items[0][0].env if sweep.fresh else {}):
-        return sessions.start(MEASURING, settings, method=method, out=out, limit_s=limit_s, on_record=on_record)
+        return sessions.start(
+            MEASURING, settings, method=method, out=out, limit_s=limit_s, on_record=on_record, environ=environ
+        )
 
 
 class _Listener:

@@ -36,6 +36,7 @@ def sweep(spec: Mapping[str, Any], *, world_size: int) -> Sweep:
             for precision in precisions
         ),
         tolerance=rounding(given),
+        goal="both",
     )
 
 

@@ -65,8 +65,8 @@ class Sweep:
     question: str
     variants: tuple[Variant, ...]
     tolerance: Tolerance
-    goal: Literal["time", "memory"] = "time"
-    """memory: variants that cost time to save memory"""
+    goal: Literal["time", "memory", "both"] = "time"
+    """memory: variants that cost time to save memory; both: judged by either"""
     reference: Literal["first", "halves"] = "first"
     """what results are compared with: the first variant, or the same batch as two halves whose gradients add up"""
     fresh: bool = False
