@@ -79,7 +79,12 @@ def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys
     folder = tmp_path / "traces"
     chosen = ["--profile", "--profile-implementation", "ddp_bucketed", "--profile-output-dir", str(folder)]
     method = ["--num-epochs", "4", "--warmup-epochs", "3", "--profile-epochs", "4"]
-    assert main(["bench", "ddp", *TINY, *chosen, *method]) == 0
+    as_json = tmp_path / "profile.json"
+    assert main(["bench", "ddp", *TINY, *chosen, *method, "--json", str(as_json)]) == 0
+    said = json.loads(as_json.read_text())
+    assert said["complete"] and len(said["traces"]) == 2 and len(said["epochs"]) == 7
+    assert said["tokens_per_sec"] == pytest.approx(32 * said["throughput_samples_per_sec"])
+    assert said["throughput_samples_per_sec"] == pytest.approx(1000 * 8 / said["step_ms"])
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert len(lines) == 7
     assert "warm-up" in lines[0] and "lr 0.000000" in lines[0] and "training" in lines[3] and "lr 0.001000" in lines[3]
@@ -98,7 +103,7 @@ def test_profile_mode_leaves_traces_that_the_report_reads(tmp_path: Path, capsys
     names = {event.get("name") for event in trace}
     assert {"data_loading", "forward_pass", "backward_pass", "gradient_sync", "optimizer_step"} <= names
     assert {"lr_scheduling", "gradient_clipping_warmup", "epoch_2_warmup_lr_0.000667"} <= names
-    assert "epoch_3_training_lr_0.001000" in names
+    assert "epoch_3_training_lr_0.001000" in names and "[memory]" in names
     clipped = [event for event in trace if event.get("name") == "gradient_clipping_warmup"]
     assert len(clipped) == 2  # of the four recorded epochs, 1 and 2 are warm-up
     assert main(["report", str(folder), "--json", str(tmp_path / "report.json")]) == 0

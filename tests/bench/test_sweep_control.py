@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.sweeps import control
+from stepscope.bench.session.launcher import Launched
+from stepscope.bench.sweeps import sessions
 from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
 from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
@@ -43,7 +44,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[LaunchResult]:
                 on_record(record)
         return result
 
-    monkeypatch.setattr(control, "launch", play)
+    monkeypatch.setattr(sessions, "launch", play)
     return results
 
 
@@ -121,3 +122,69 @@ def test_memory_in_the_pool_of_a_graph_is_unknown_with_a_reason() -> None:
     assert eager["peak_memory_allocated_gb"] == 2.9 and "memory_reason" not in eager
     assert graph["peak_memory_allocated_gb"] is None and graph["avg_memory_allocated_gb"] is None
     assert "pool" in graph["memory_reason"] and graph["peak_memory_reserved_gb"] == 14.2
+
+
+@pytest.mark.parametrize(
+    ("goal", "backend", "kept"), [("time", "gloo", True), ("both", "gloo", False), ("memory", "nccl", True)]
+)
+def test_memory_of_a_cpu_is_measured_where_nothing_freed_is_kept(
+    goal: Any, backend: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+
+    def play(plan: dict[str, Any], *, environ: Any, on_record: Any, **_: Any) -> LaunchResult:
+        given.append(environ)
+        for record in (begun("a"), sample("a")):
+            on_record(record)
+        return ended(begun("a"), sample("a"))
+
+    monkeypatch.setattr(sessions, "launch", play)
+    run_sweep(
+        Sweep("trial", "?", (Variant("a"),), Tolerance(0, 0, ""), goal=goal), spec=SPEC,
+        method=Method(runs=1, backend=backend), out=tmp_path,
+    )  # fmt: skip
+    assert given == [None if kept else {"MIMALLOC_PURGE_DELAY": "0"}]
+
+
+def test_other_ranks_lost_the_one_that_ran_out_of_memory(played: list, tmp_path: Path) -> None:
+    lost = {"what": "failed", "variant": "b", "run": 0, "reason": "RuntimeError: Connection closed by peer"}
+    full = {"what": "out_of_memory", "variant": "b", "run": 0, "reason": "OutOfMemoryError: no more"}
+    first = [begun("a"), sample("a"), begun("b"), lost]
+    played += [
+        LaunchResult((3, 3), (first, [begun("b"), full]), "rank 0 ended with exit code 3", False, 1.0),
+        LaunchResult((0, 0), ([begun("c"), sample("c")], []), None, False, 1.0),
+    ]
+    found = run_sweep(
+        sweep(Variant("a"), Variant("b"), Variant("c"), fresh=False), spec=SPEC, method=Method(runs=1, world_size=2),
+        out=tmp_path,
+    )  # fmt: skip
+    assert list(found.runs) == ["a", "c"] and found.message is None
+    assert found.refusals["b"]["what"] == "out_of_memory" and "no more" in found.refusals["b"]["reason"]
+
+
+def test_ranks_of_a_launcher_are_told_the_end_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[tuple[int, Any]] = []
+
+    def play(plan: dict[str, Any], *, session: int, on_record: Any, **_: Any) -> LaunchResult:
+        plans.append((session, plan["settings"]["items"]))
+        if on_record:
+            on_record(begun("a"))
+        return ended(begun("a"), code=1 if session == 0 else 0, message="gone" if session == 0 else None)
+
+    monkeypatch.setattr(sessions, "launch", play)
+    launched = Launched("torchrun", 0, 2, {})
+    found = run_sweep(
+        sweep(Variant("a"), fresh=False), spec=SPEC, method=Method(runs=1, world_size=2), out=tmp_path,
+        sessions=sessions.Sessions(launched),
+    )  # fmt: skip
+    assert found.refusals["a"]["reason"] == "gone"
+    assert [number for number, _ in plans] == [0, 1] and plans[1][1] == []
+
+
+def test_a_rank_of_a_launcher_follows_until_a_session_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [ended(begun("a"), code=3, message="gave up"), ended(begun("b"))]
+    monkeypatch.setattr(sessions, "launch", lambda *_, **__: results.pop(0))
+    last = sessions.Sessions(Launched("torchrun", 1, 2, {})).follow(sessions.MEASURING, method=Method(), out=tmp_path)
+    assert last.complete and not results

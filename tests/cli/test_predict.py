@@ -51,6 +51,17 @@ def test_links_stand_in_for_a_calibration(capsys):
     assert asked(capsys, *base)[0] == 2
 
 
+def test_text_has_the_time_of_every_algorithm(capsys):
+    words = ["predict", "collective", "--op", "all_reduce", "--bytes", "1KB", "--bytes", "64MB"]
+    assert main([*words, "--world-size", "8", "--link", "25:5"]) == 0
+    text = capsys.readouterr().out
+    assert "ring us" in text and "tree us" in text
+    assert [line.split()[:4] for line in text.splitlines()[-2:]] == [
+        ["1.0", "kB", "70.1", "30.1"],
+        ["64.0", "MB", "4550.0", "5595.2"],
+    ]
+
+
 def test_flops_of_a_gpt(capsys):
     found = asked(capsys, "flops", *MODEL, "--tokens-per-step", 8192, "--recompute", "full")
     assert found["parameters"] == 219_203_584

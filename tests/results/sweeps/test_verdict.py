@@ -238,3 +238,23 @@ def test_unknown_chip_has_no_mfu_but_a_reason() -> None:
 def test_nothing_measured_is_said() -> None:
     found = verdict(extra=("a",), refusals={"a": {"what": "failed", "reason": "no"}})
     assert found.chosen is None and found.advice == ("nothing was measured",)
+
+
+def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
+    variants = [{"name": "1 x 4"}, {"name": "4 x 1"}, {"name": "4 x 1 each", "once": "4 x 1"}]
+    found = verdict(
+        row("1 x 4", 40, samples=4), row("4 x 1", 60, samples=4), row("4 x 1 each", 90, samples=4),
+        row("2 x 4", 60, samples=8, off=0.5), name="accumulation", goal="memory",
+        variants=[*variants, {"name": "2 x 4", "other_samples": True}],
+    )  # fmt: skip
+    advice = "\n".join(found.advice)
+    assert "exchanging gradients once in 4 x 1 is 1.5" in advice
+    assert "2 x 4, more samples to a step, is 1.3" in advice
+    assert "2 x 4 is out" not in advice and "agree is not known" not in advice  # there is nothing to compare
+
+
+def test_results_are_held_against_the_exact_ones_where_the_first_is_not() -> None:
+    rounded = {"gradient": 0.1, "loss": 0.1, "why": "bf16"}
+    variants = [{"name": "ddp-bf16", "tolerance": rounded}, {"name": "zero1"}, {"name": "zero2"}]
+    found = verdict(row("ddp-bf16", 10, off=0.05), row("zero1", 20), row("zero2", 20), variants=variants)
+    assert [v.agreement and v.agreement.agrees for v in found.variants] == [True, True, True]

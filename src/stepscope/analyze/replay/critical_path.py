@@ -4,6 +4,7 @@ Found on the replay: from the end of the last step back through whatever each th
 on it has slack: so much later it could end without the run ending later.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np

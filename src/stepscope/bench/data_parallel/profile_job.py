@@ -4,7 +4,7 @@ The learning rate warms up linearly from 0 to 0.001 and stays; gradients are cli
 The window lies around the end of the warm-up, so that a trace shows both; all other epochs are timed without the
 profiler. An epoch is one optimizer step on synthetic data.
 
-    NAME_rank_R_trace.json    every rank's window, with regions and epochs by name
+    NAME_rank_R_trace.json    every rank's window, with regions, epochs by name, and memory
     NAME_summary.txt          rank 0: configuration, times, throughput, top operators
 """
 
@@ -16,10 +16,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.profiler import profile, record_function, schedule
 
 from stepscope.bench.data_parallel.contender import Contender
-from stepscope.bench.data_parallel.profile_summary import Epoch, summary_text
+from stepscope.bench.data_parallel.profile_summary import Epoch, summary_text, throughput
 from stepscope.bench.data_parallel.training import Training
 from stepscope.bench.session.rank import Bench
 from stepscope.bench.session.trace import activities, export_trace, wait_for_device
@@ -66,16 +67,28 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
 
     before = min(first, 1)
     steps = schedule(wait=first - before, warmup=before, active=last - first, repeat=1)
-    what = {"activities": activities(bench.device), "record_shapes": True}  # shapes: FLOPs and bytes in the report
+    # Shapes: FLOPs and bytes in the report; memory: its timeline there.
+    what = {"activities": activities(bench.device), "record_shapes": True, "profile_memory": True}
     with profile(**what, schedule=steps, on_trace_ready=on_trace_ready) as profiler:
         epochs = []
         for times.epoch in range(total):
             epochs.append(_epoch(bench, training, profiler, total, recorded=first <= times.epoch < last))
     bench.emit(what="epochs", epochs=[vars(epoch) for epoch in epochs])
+    samples, tokens = _of_the_job(bench, training, slice(warmup, None))
+    rates = throughput(epochs, samples=samples, tokens=tokens)
+    bench.emit(what="throughput", **rates._asdict())
     if bench.rank == 0:
-        text = summary_text(settings, epochs, regions_ms=times.mean_ms(), operators=operators[0], bench=vars_of(bench))
+        about = {"regions_ms": times.mean_ms(), "operators": operators[0], "bench": vars_of(bench)}
+        text = summary_text(settings, epochs, rates=rates, **about)
         with atomic_write(folder / f"{name}_summary.txt") as f:
             f.write(text.encode())
+
+
+def _of_the_job(bench: Bench, training: Training, steps: slice) -> list[float | None]:
+    """Return samples and tokens of all ranks in one step, counted from the batches; None where one does not tell."""
+    ranks: list[Any] = [None] * bench.world_size
+    dist.all_gather_object(ranks, tuple(training.fed.per_step(steps)))
+    return [None if None in counts else sum(counts) for counts in zip(*ranks, strict=True)]
 
 
 def window(warmup: int, total: int, *, epochs: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,33 @@ class Epoch:
     """while the profiler was on"""
 
 
+class Throughput(NamedTuple):
+    """What the whole job took in, and how long a training step took; None where the batches do not tell."""
+
+    step_ms: float
+    source: str
+    samples_per_s: float | None
+    tokens_per_s: float | None
+
+
+def throughput(epochs: Sequence[Epoch], *, samples: float | None, tokens: float | None) -> Throughput:
+    """Return the throughput of the training epochs, given samples and tokens of the whole job in one of them.
+
+    The warm-up never counts: its first epoch sets things up. Epochs under the profiler count where there are no others.
+    """
+    training = [e for e in epochs if e.kind == "training"]
+    quiet = [e.step_ms for e in training if not e.recorded]
+    source = "without the profiler" if quiet else "while profiled: no training epoch lay outside the window"
+    step_ms = statistics.median(quiet or [e.step_ms for e in training])
+    rates = (None if count is None else 1000 * count / step_ms for count in (samples, tokens))
+    return Throughput(step_ms, source, *rates)
+
+
 def summary_text(
     settings: dict[str, Any],
     epochs: Sequence[Epoch],
     *,
+    rates: Throughput,
     regions_ms: dict[str, float],
     operators: str,
     bench: dict[str, Any],
@@ -33,7 +56,7 @@ def summary_text(
         f"Profile of {settings['implementation']}",
         _titled("Configuration", _configuration(settings, bench)),
         _titled("Step time per phase (ms)", [*_phases(epochs), *_regions(regions_ms)]),
-        _titled("Throughput", _throughput(settings, epochs, bench)),
+        _titled("Throughput", _throughput(rates, epochs)),
         _titled("Top operators of the recorded epochs", operators.splitlines()),
     ]
     return "\n\n".join(parts) + "\n"
@@ -73,17 +96,14 @@ def _regions(regions_ms: dict[str, float]) -> list[str]:
     return lines + [f"{name:<26} {mean:>9.2f}" for name, mean in regions_ms.items()]
 
 
-def _throughput(settings: dict[str, Any], epochs: Sequence[Epoch], bench: dict[str, Any]) -> list[str]:
-    training = [e.step_ms for e in epochs if e.kind == "training" and not e.recorded]
-    source = "without the profiler"
-    if not training:
-        training, source = [e.step_ms for e in epochs], "while profiled: no training epoch lay outside the window"
-    step_s = statistics.median(training) / 1000
-    samples = settings["workload"]["batch_size"] * settings.get("grad_accum", 1) * bench["world_size"]
-    tokens = samples * settings["workload"]["seq_len"]
+def _throughput(rates: Throughput, epochs: Sequence[Epoch]) -> list[str]:
     return [
-        f"step               {1000 * step_s:.2f} ms ({source})",
-        f"samples/s          {samples / step_s:.1f}",
-        f"tokens/s           {tokens / step_s:.1f}",
+        f"step               {rates.step_ms:.2f} ms ({rates.source})",
+        f"samples/s          {_rate(rates.samples_per_s)}",
+        f"tokens/s           {_rate(rates.tokens_per_s)}",
         f"final loss         {epochs[-1].loss:.4f}",
     ]
+
+
+def _rate(value: float | None) -> str:
+    return "unknown: the batches do not tell" if value is None else f"{value:.1f}"

@@ -16,12 +16,16 @@ _CLASSES = {
     "zero1": "zero1:Zero1",
     "fsdp2_zero2": "fsdp2:Fsdp2Zero2",
     "fsdp2_zero3": "fsdp2:Fsdp2Zero3",
+    "fsdp2_hybrid": "fsdp2:Fsdp2Hybrid",
     "deepspeed_zero1": "deepspeed_zero:DeepspeedZero1",
     "deepspeed_zero2": "deepspeed_zero:DeepspeedZero2",
     "deepspeed_zero3": "deepspeed_zero:DeepspeedZero3",
 }
-NAMES = tuple(_CLASSES)
-SHARDED = ("fsdp2_zero2", "fsdp2_zero3", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
+HYBRID_RANKS = 4
+"""the fewest that hybrid sharding divides: two groups of two"""
+NAMES = tuple(name for name in _CLASSES if name != "fsdp2_hybrid")
+"""those that run on any number of ranks"""
+SHARDED = ("fsdp2_zero2", "fsdp2_zero3", "fsdp2_hybrid", "deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3")
 """a rank holds only a part of the gradients"""
 
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from stepscope.bench.session.failure import Listener, first_told, tell
 from stepscope.bench.session.machine import machine
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError, UsageError
@@ -34,6 +35,8 @@ LAUNCHER_VARIABLE = "STEPSCOPE_BENCH_LAUNCHER"
 SESSION_VARIABLE = "STEPSCOPE_BENCH_SESSION"
 REFUSED = 2
 """exit code of a rank that says in one line what is wrong with the plan"""
+GAVE_UP = 3
+"""exit code of a rank whose last record says why it could not go on"""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,11 +49,20 @@ class Bench:
     device: torch.device
     out: Path
     stream: IO[str]
+    store: Any = None
+    """where ranks of a launcher hear of each other's end"""
 
     def emit(self, **record: Any) -> None:
         """Write one record to this rank's stream, at once."""
         self.stream.write(json.dumps(record) + "\n")
         self.stream.flush()
+
+    def give_up(self, **record: Any) -> None:
+        """End this process with a last record, which reaches the other ranks: none waits for it in a collective."""
+        known = first_told(self.store, record)
+        self.emit(**known)
+        tell(self.store, known)
+        os._exit(GAVE_UP)
 
 
 def main(arguments: list[str]) -> int:
@@ -73,20 +85,42 @@ def run_plan(plan: dict[str, Any]) -> None:
     job = _job(plan["job"])
     torch.set_num_threads(int(plan.get("threads", 1)))
     timeout = timedelta(seconds=float(plan.get("collective_timeout_s", 120)))
-    dist.init_process_group(
-        plan["backend"], store=_store(rank, world_size, timeout), rank=rank, world_size=world_size, timeout=timeout
-    )
+    by_launcher = SESSION_VARIABLE in os.environ
+    store = _store(rank, world_size, timeout)
+    dist.init_process_group(plan["backend"], store=store, rank=rank, world_size=world_size, timeout=timeout)
     try:
         with (out / rank_file(rank, SAMPLES)).open("a") as stream:
-            bench = Bench(rank, world_size, device, out, stream)
+            bench = Bench(rank, world_size, device, out, stream, store if by_launcher else None)
             bench.emit(what="machine", **machine(device))
-            job(bench, plan["settings"])
+            _run_job(job, bench, plan["settings"])
             dist.barrier()  # a rank that closes its connections while another still works aborts that one
             bench.emit(what="done")
-        if SESSION_VARIABLE in os.environ:
+        if by_launcher:
             _gather_streams(out, rank, world_size, device)
     finally:
         dist.destroy_process_group()
+
+
+def _run_job(job: Callable[[Bench, dict[str, Any]], None], bench: Bench, settings: dict[str, Any]) -> None:
+    """Run the job; where a launcher started the ranks, one that fails ends the others, as ours are ended by us."""
+    if bench.store is None:
+        job(bench, settings)
+        return
+    with Listener(bench.store, on_failure=lambda record: _end_with(bench, record)):
+        try:
+            job(bench, settings)
+        except StepscopeError:
+            raise  # the same on all ranks
+        except Exception as error:
+            tell(bench.store, {"what": "failed", "reason": f"{type(error).__name__}: {error}"[:300]})
+            raise
+
+
+def _end_with(bench: Bench, record: dict[str, Any]) -> None:
+    """End this process because another rank did, keeping what that one said."""
+    bench.emit(**record)
+    print(f"another rank ended: {record['reason']}", file=sys.stderr, flush=True)  # noqa: T201 - the launcher reads it
+    os._exit(GAVE_UP)
 
 
 def _store(rank: int, world_size: int, timeout: timedelta) -> Any:

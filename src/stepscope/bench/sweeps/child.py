@@ -1,10 +1,11 @@
-"""In the process of its own: build each variant, compare its results, measure it, and say so line by line.
+"""In processes of their own: build each variant, compare its results, measure it, and say so line by line.
 
     settings    {"spec", "reference", "items": [{"variant": {...}, "run": 0}], "accumulation", "warmup_steps",
-                 "steps", "item_limit_s"}
+                 "steps", "item_limit_s", "memory_limit_bytes"}
     records     begin, then one of: samples, out_of_memory, failed; all with `variant` and `run`
 
-An item that takes longer than its limit ends the process: who started it goes on without that variant.
+An item that takes longer than its limit ends the process: who started it goes on without that variant. Of several ranks
+one that cannot go on ends as well, for the others wait for it.
 """
 
 import dataclasses
@@ -18,15 +19,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from stepscope.bench.session.measure import measure
 from stepscope.bench.session.rank import Bench
 from stepscope.bench.sweeps import host_memory
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches
+from stepscope.bench.sweeps.rank_samples import job_samples
+from stepscope.bench.sweeps.rank_step import RankStep
 from stepscope.bench.sweeps.sketch import gradient_sketch
 from stepscope.bench.sweeps.train_step import TrainStep
 from stepscope.bench.workloads.build import workload
-from stepscope.bench.workloads.workload import WorkloadSpec
+from stepscope.bench.workloads.workload import Workload, WorkloadSpec
 
 CHECKED_STEPS = 3
 _HUNG = 3
@@ -44,7 +48,10 @@ _NO_MEMORY = (
 def job(bench: Bench, settings: dict[str, Any]) -> None:
     """Measure all items; a variant that failed once is not tried again."""
     refused: set[str] = set()
-    _first_use(settings["spec"], bench.device)
+    settings = as_on_rank_0(bench, settings)
+    if settings["items"] and (bench.world_size == 1 or bench.device.type == "cpu"):
+        _first_use(settings["spec"], bench.device)  # of the whole model, which may not fit where its shards do
+    _limit_memory(bench.device, settings.get("memory_limit_bytes"))
     with closing(CompilerCaches(bench.out / "compiled")) as caches:
         for item in settings["items"]:
             name = item["variant"]["name"]
@@ -64,9 +71,42 @@ def _run_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> s
     who = {"variant": item["variant"]["name"], "run": item["run"]}
     bench.emit(what="begin", **who)
     with at_most(settings["item_limit_s"], bench, **who):
-        outcome = _outcome(bench.device, settings, item)
+        outcome = _outcome(bench, settings, item)
+        if bench.world_size > 1:
+            outcome = _of_all_ranks(bench, outcome, who)
     bench.emit(**who, **outcome)
     return str(outcome["what"])
+
+
+def as_on_rank_0(bench: Bench, value: Any) -> Any:
+    """Return what rank 0 was given: ranks on other machines have only their own command line."""
+    given = [value]
+    if bench.world_size > 1:
+        dist.broadcast_object_list(given, src=0)
+    return given[0]
+
+
+def _of_all_ranks(bench: Bench, outcome: dict[str, Any], who: dict[str, Any]) -> dict[str, Any]:
+    """Return the outcome of the job; a rank that has none ends here."""
+    if outcome["what"] != "samples":
+        bench.give_up(**who, **outcome)
+    ranks: list[Any] = [None] * bench.world_size
+    dist.all_gather_object(ranks, outcome)
+    return job_samples(ranks)
+
+
+def _limit_memory(device: torch.device, limit_bytes: int | None) -> None:
+    """Let the allocator of a CUDA device take so much; on the CPU whoever judges the peaks does."""
+    if limit_bytes and device.type == "cuda":
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit_bytes / whole, 1.0), device)
+
+
+def step_on(bench: Bench, work: Workload, settings: Mapping[str, Any]) -> TrainStep | RankStep:
+    """Return the step of a workload that this rank takes, alone or with the others."""
+    if bench.world_size == 1:
+        return TrainStep(work, settings)
+    return RankStep(work, settings, rank=bench.rank, world_size=bench.world_size)
 
 
 @contextmanager
@@ -120,22 +160,24 @@ def _first_use(spec: Mapping[str, Any], device: torch.device) -> None:
     free(device)
 
 
-def _outcome(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+def _outcome(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     try:
-        return _measure_item(device, settings, item)
+        return _measure_item(bench, settings, item)
     except (*_REFUSALS, MemoryError) as error:
         return refusal(error)  # the frames that hold tensors are left before anything is freed
 
 
-def _measure_item(device: torch.device, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+def _measure_item(bench: Bench, settings: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
+    device = bench.device
     spec = spec_of(settings["spec"], item["variant"])
     step_settings = {"accumulation": settings["accumulation"], **item["variant"].get("step", {})}
     micro = step_settings["accumulation"]
-    halves = _halves(spec, device, 2 * micro) if settings["reference"] == "halves" and item["run"] == 0 else None
+    halves = _halves(bench, spec, 2 * micro) if settings["reference"] == "halves" and item["run"] == 0 else None
     base_bytes = host_memory.reset_peak() if device.type == "cpu" else None
     work = workload(spec, device)
-    flops = work.flops_per_step()
-    with closing(TrainStep(work, step_settings)) as step:
+    # To count them takes a step of the whole model, which may not fit where its shards do.
+    flops = work.flops_per_step() if bench.world_size == 1 else work.model_flops
+    with closing(step_on(bench, work, step_settings)) as step:
         check = check_first_steps(step)
         samples = measure(
             step, warmup_steps=settings["warmup_steps"], steps=settings["steps"], device=device, fed=step.fed
@@ -146,13 +188,13 @@ def _measure_item(device: torch.device, settings: dict[str, Any], item: dict[str
         **samples.as_dict(),
         "check": check,
         "reference": halves,
-        "flops_per_step": flops * micro,
+        "flops_per_step": None if flops is None else flops * micro,
         "precision": spec.precision,
         "peak_host_bytes": None if None in (base_bytes, peak_bytes) else peak_bytes - base_bytes,  # type: ignore[operator]
     }
 
 
-def check_first_steps(step: TrainStep) -> dict[str, Any]:
+def check_first_steps(step: TrainStep | RankStep) -> dict[str, Any]:
     """Return losses of the first steps, a sketch of the first one's gradient, and how long that first step took."""
     begin_s = perf_counter()
     losses = [float(step())]
@@ -162,13 +204,13 @@ def check_first_steps(step: TrainStep) -> dict[str, Any]:
     return {"losses": losses, "sketch": sketch, "first_step_ms": first_step_ms}
 
 
-def _halves(spec: WorkloadSpec, device: torch.device, parts: int) -> dict[str, Any] | None:
+def _halves(bench: Bench, spec: WorkloadSpec, parts: int) -> dict[str, Any] | None:
     """Return the same steps with each batch taken in two halves, None where it cannot be halved."""
     if spec.batch_size % 2:
         return None
     half = dataclasses.replace(spec, batch_size=spec.batch_size // 2)
-    with closing(TrainStep(workload(half, device), {"accumulation": parts})) as step:
+    with closing(step_on(bench, workload(half, bench.device), {"accumulation": parts})) as step:
         found = check_first_steps(step)
     del step  # the whole batch may need all of the memory
-    free(device)
+    free(bench.device)
     return found

@@ -1,7 +1,7 @@
 """Run a sweep: start processes that measure its variants in turn, and go on without those that crash or hang.
 
-One process measures everything where it can; sweeps of process settings start one per measurement. Standard library
-only: torch is needed by those processes, not here.
+One process, or one on each of several ranks, measures everything where it can; sweeps of process settings start one per
+measurement. Standard library only: torch is needed by those processes, not here.
 """
 
 import os
@@ -13,31 +13,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.bench.session.launch import LaunchResult, launch
+from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.sweeps.choices.batch_size import next_probe
 from stepscope.bench.sweeps.choices.sweep import Sweep, Variant
-from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE
+from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE, NOTHING_KEPT
+from stepscope.bench.sweeps.sessions import FITTING, MEASURING, REFUSED, Method, Sessions, cut_off, last_words
 from stepscope.errors import UsageError
 
-_REFUSED = 2
 _OUTCOMES = ("samples", "not_measured", "out_of_memory", "failed")
 
+_OF_THE_METHOD = ("accumulation", "warmup_steps", "steps", "item_limit_s", "memory_limit_bytes")
+
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Method:
-    """How, where and for how long to measure."""
-
-    backend: str = "gloo"
-    runs: int = 3
-    warmup_steps: int = 10
-    steps: int = 50
-    accumulation: int = 1
-    """micro-batches of variants that say nothing else"""
-    threads: int = 1
-    item_limit_s: float = 300.0
-    limit_s: float = 3600.0
 
 
 @dataclass
@@ -56,30 +43,34 @@ class SweepMeasurements:
 
 def run_sweep(
     sweep: Sweep, *, spec: Mapping[str, Any], method: Method, out: Path, progress: Progress | None = None,
-    keep: Callable[[SweepMeasurements], None] | None = None,
+    keep: Callable[[SweepMeasurements], None] | None = None, sessions: Sessions | None = None,
 ) -> SweepMeasurements:  # fmt: skip
     """Return everything measured, whatever happened to single variants; Ctrl-C keeps what there is.
 
     `keep` gets what has been found so far after every measurement.
     """
+    sessions = sessions or Sessions()
     found = SweepMeasurements(refusals=not_here(sweep.variants, backend=method.backend))
     pending = interleaved([v for v in sweep.variants if v.name not in found.refusals], runs=method.runs)
     listen = _Listener(found, pending=pending, progress=progress, keep=keep)
     deadline_s = time.monotonic() + method.limit_s
+    result: LaunchResult | None = None
     for number in range(2 * len(pending)):
         left_s = deadline_s - time.monotonic()
         if not pending or found.interrupted or found.message or left_s <= 0:
             break
         items = pending[:1] if sweep.fresh else pending
         result = _launch_items(
-            sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s, on_record=listen
-        )
+            sweep, items, spec=spec, method=method, out=out / f"process{number:03d}", limit_s=left_s, on_record=listen,
+            sessions=sessions,
+        )  # fmt: skip
         _note_end(found, result, begun=listen.begun, first=items[0][0].name, limit_s=method.limit_s)
         listen.begun = None
         done = {(record["variant"], record["run"]) for runs in found.runs.values() for record in runs}
         pending = [i for i in pending if i[0].name not in found.refusals and (i[0].name, i[1]) not in done]
     if pending and not found.message:
         found.message = _out_of_time(method.limit_s)
+    sessions.end(result, method=method, out=out / "end")
     return found
 
 
@@ -91,9 +82,9 @@ def not_here(variants: Sequence[Variant], *, backend: str) -> dict[str, dict[str
     """
     device = "cuda" if backend == "nccl" else "cpu"
     return {
-        v.name: {"what": "not_measured", "reason": f"{v.why_only}; this is {device}"}
+        v.name: {"what": "not_measured", "reason": v.why_not or f"{v.why_only}; this is {device}"}
         for v in variants
-        if v.only_on not in (None, device)
+        if v.why_not or v.only_on not in (None, device)
     }
 
 
@@ -113,24 +104,26 @@ def interleaved(variants: Sequence[Variant], *, runs: int) -> list[tuple[Variant
 
 def fitting_sizes(
     spec: Mapping[str, Any], *, start: int, most: int, memory_limit_bytes: int | None, method: Method, out: Path,
-    progress: Progress | None = None,
+    progress: Progress | None = None, sessions: Sessions | None = None,
 ) -> tuple[dict[int, bool], dict[int, str]]:  # fmt: skip
     """Return which batch sizes fit, and why the others do not."""
+    sessions = sessions or Sessions()
     known: dict[int, bool] = {}
     reasons: dict[int, str] = {}
     deadline_s = time.monotonic() + method.limit_s
+    result: LaunchResult | None = None
     for number in range(64):
-        if next_probe(known, start=start, limit=most) is None:
+        known_all = next_probe(known, start=start, limit=most) is None
+        if known_all and (sessions.launched is None or (result and result.complete)):
             break
         settings = {"spec": dict(spec), "start": start, "most": most, "known": known,
                     "memory_limit_bytes": memory_limit_bytes, "item_limit_s": method.item_limit_s}  # fmt: skip
-        result = launch(
-            {"job": "stepscope.bench.sweeps.fitting:job", "settings": settings, "threads": method.threads},
-            world_size=1, backend=method.backend, out=out / f"fitting{number:03d}",
-            limit_s=max(deadline_s - time.monotonic(), 1.0), on_record=_probed(progress), environ=NOTHING_IN_RESERVE,
+        result = sessions.start(
+            FITTING, settings, method=method, out=out / f"fitting{number:03d}", on_record=_probed(progress),
+            limit_s=max(deadline_s - time.monotonic(), 1.0), environ=NOTHING_IN_RESERVE,
         )  # fmt: skip
         _take_probes(result, known, reasons)
-        if result.exit_codes[0] is None and not result.complete:
+        if cut_off(result):
             raise UsageError(f"cannot find the largest batch: {_out_of_time(method.limit_s)}{_fitted(known)}")
     return known, reasons
 
@@ -142,7 +135,7 @@ def _fitted(known: Mapping[int, bool]) -> str:
 
 def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int, str]) -> None:
     """Add what a process found out; the size it died of, or did not finish in its own time, did not fit."""
-    begun, reason = None, None
+    begun, said = None, last_words(result)
     for record in result.records[0]:
         if record["what"] == "begin":
             begun = record["batch_size"]
@@ -150,35 +143,30 @@ def _take_probes(result: LaunchResult, known: dict[int, bool], reasons: dict[int
             known[record["batch_size"]], begun = record["fits"], None
             if record["reason"]:
                 reasons[record["batch_size"]] = record["reason"]
-        elif record["what"] == "failed":
-            reason = record["reason"]
     if result.interrupted:
         raise KeyboardInterrupt
-    if result.complete or result.exit_codes[0] is None:
+    if result.complete or cut_off(result):
         return
     if begun is None:
         raise UsageError(f"cannot find the largest batch: {result.message}")
-    known[begun], reasons[begun] = False, reason or result.message or "the process ended"
+    known[begun], reasons[begun] = False, said.get("reason") or result.message or "the process ended"
 
 
 def _launch_items(
     sweep: Sweep, items: Sequence[tuple[Variant, int]], *, spec: Mapping[str, Any], method: Method, out: Path,
-    limit_s: float, on_record: Callable[[dict[str, Any]], None] | None,
+    limit_s: float, on_record: Callable[[dict[str, Any]], None] | None, sessions: Sessions,
 ) -> LaunchResult:  # fmt: skip
     settings = {
         "spec": dict(spec),
         "reference": sweep.reference,
         "items": [{"variant": asdict(variant), "run": run} for variant, run in items],
-        "accumulation": method.accumulation,
-        "warmup_steps": method.warmup_steps,
-        "steps": method.steps,
-        "item_limit_s": method.item_limit_s,
+        **{name: getattr(method, name) for name in _OF_THE_METHOD},
     }
+    environ = NOTHING_KEPT if sweep.goal != "time" and method.backend == "gloo" else None
     with _variables(items[0][0].env if sweep.fresh else {}):
-        return launch(
-            {"job": "stepscope.bench.sweeps.child:job", "settings": settings, "threads": method.threads},
-            world_size=1, backend=method.backend, out=out, limit_s=limit_s, on_record=on_record,
-        )  # fmt: skip
+        return sessions.start(
+            MEASURING, settings, method=method, out=out, limit_s=limit_s, on_record=on_record, environ=environ
+        )
 
 
 class _Listener:
@@ -224,10 +212,12 @@ def _note_end(
     """Note how a process ended; the variant it ended in, or the `first` it did not come to, gets the reason."""
     if result.interrupted:
         found.interrupted, found.message = True, result.message
-    elif result.exit_codes[0] == _REFUSED:
+    elif REFUSED in result.exit_codes:
         raise UsageError(result.message)
-    elif result.exit_codes[0] is None:  # the sweep's time was up, not only what was left of it for this process
-        found.message = None if result.complete else _out_of_time(limit_s)
+    elif cut_off(result):  # the sweep's time was up, not only what was left of it for this process
+        found.message = _out_of_time(limit_s)
+    elif len(result.records) > 1 and (said := last_words(result)).get("variant"):  # the other ranks only lost it
+        found.refusals[said["variant"]] = said
     elif begun is None and any(record["what"] == "begin" for record in result.records[0]):
         return  # it did what it was asked, or said itself why not
     elif begun is None and not found.runs:

@@ -3,7 +3,8 @@
     settings    {"spec", "start", "most", "known": {"32": true}, "memory_limit_bytes", "item_limit_s"}
     records     begin and probe, with `batch_size`, `fits`, `reason`
 
-A size that ends the process did not fit: who started it says so in `known` and starts again.
+A size that ends the process did not fit: who started it says so in `known` and starts again. On several ranks each has
+a batch of that size, and a rank that runs out of memory ends: the others wait for it.
 """
 
 import dataclasses
@@ -13,10 +14,9 @@ from typing import Any
 import torch
 
 from stepscope.bench.session.rank import Bench
-from stepscope.bench.sweeps.child import at_most, free, refusal, spec_of
+from stepscope.bench.sweeps.child import as_on_rank_0, at_most, free, refusal, spec_of, step_on
 from stepscope.bench.sweeps.choices.batch_size import next_probe
 from stepscope.bench.sweeps.host_memory import limit_growth
-from stepscope.bench.sweeps.train_step import TrainStep
 from stepscope.bench.workloads.build import workload
 from stepscope.bench.workloads.workload import WorkloadSpec
 
@@ -26,33 +26,36 @@ _STEPS = 2
 
 def job(bench: Bench, settings: dict[str, Any]) -> None:
     """Try sizes until the largest that fits is known."""
+    settings = as_on_rank_0(bench, settings)
     spec = spec_of(settings["spec"], {})
     known = {int(size): fits for size, fits in settings["known"].items()}
     if settings.get("memory_limit_bytes"):
-        _two_steps(dataclasses.replace(spec, batch_size=1), bench.device)  # threads and buffers that all sizes need
+        _two_steps(bench, dataclasses.replace(spec, batch_size=1))  # threads and buffers that all sizes need
         limit_growth(settings["memory_limit_bytes"])
     while (size := next_probe(known, start=settings["start"], limit=settings["most"])) is not None:
         bench.emit(what="begin", batch_size=size)
         with at_most(settings["item_limit_s"], bench, batch_size=size):
-            outcome = _try(dataclasses.replace(spec, batch_size=size), bench.device)
+            outcome = _try(bench, dataclasses.replace(spec, batch_size=size))
         free(bench.device)
         known[size] = outcome["fits"]
         bench.emit(what="probe", batch_size=size, **outcome)
 
 
-def _try(spec: WorkloadSpec, device: torch.device) -> dict[str, Any]:
+def _try(bench: Bench, spec: WorkloadSpec) -> dict[str, Any]:
     try:
-        _two_steps(spec, device)
+        _two_steps(bench, spec)
     except (RuntimeError, MemoryError) as error:
         found = refusal(error)
         if found["what"] != "out_of_memory":
             raise
+        if bench.world_size > 1:
+            bench.give_up(**found, batch_size=spec.batch_size)
         return {"fits": False, "reason": found["reason"]}
-    return {"fits": True, "reason": None, "peak_gb": _peak_gb(device)}
+    return {"fits": True, "reason": None, "peak_gb": _peak_gb(bench.device)}
 
 
-def _two_steps(spec: WorkloadSpec, device: torch.device) -> None:
-    with closing(TrainStep(workload(spec, device), {})) as step:
+def _two_steps(bench: Bench, spec: WorkloadSpec) -> None:
+    with closing(step_on(bench, workload(spec, bench.device), {})) as step:
         for _ in range(_STEPS):
             float(step())
 

@@ -28,7 +28,7 @@ def sweep_document(
     }
     rows = [_row(asdict(variant), found.runs[variant.name], spec=spec, method=method)
             for variant in sweep.variants if variant.name in found.runs]  # fmt: skip
-    environment = {"backend": method.backend, "world_size": 1, **found.environment}
+    environment = {"backend": method.backend, "world_size": method.world_size, **found.environment}
     return results(rows, command=command, environment=environment, message=found.message, sweep=about)
 
 

@@ -17,7 +17,7 @@ def gradient_sketch(parameters: Iterable[torch.Tensor], *, device: torch.device,
     total = torch.zeros(SUMS, dtype=torch.float64)
     for index, parameter in enumerate(parameters):
         if parameter.grad is not None:
-            total += _sketched(_local(parameter.grad).to(device), seed=seed + index).cpu()
+            total += _sketched(_whole(parameter.grad).to(device), seed=seed + index).cpu()
     return [float(value) for value in total]
 
 
@@ -29,6 +29,8 @@ def _sketched(gradient: torch.Tensor, *, seed: int) -> torch.Tensor:
     return padded.view(-1, SUMS).sum(0)
 
 
-def _local(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the whole gradient of a tensor sharded over one rank."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    """Return all of a gradient; where several ranks hold a shard each, every one of them has to ask."""
+    if not hasattr(gradient, "to_local"):
+        return gradient
+    return gradient.full_tensor() if gradient.device_mesh.size() > 1 else gradient.to_local()

@@ -13,7 +13,7 @@ from stepscope.bench.sweeps.host_offload import HostOptimizer, shard_on_host
 from stepscope.bench.workloads.fed import Fed
 from stepscope.bench.workloads.workload import Workload
 
-_FIRST_SCALE = 2.0**12
+FIRST_SCALE = 2.0**12
 """of fp16 losses: the usual 2^16 overflows in the first step, which is then skipped and has no result to compare"""
 
 
@@ -27,6 +27,10 @@ class StepSettings:
     cuda_graph: bool = False
     offload: str | None = None
     """activations, optimizer or parameters"""
+    strategy: str = "pytorch_ddp"
+    """how several ranks train together; nothing on one"""
+    exchange_each: bool = False
+    """whether ranks exchange gradients in every micro-batch, not in the last of a step only"""
     learning_rate: float = 1e-4
 
 
@@ -43,7 +47,7 @@ class TrainStep:
         self._batches: Any = work.batches(fed=self.fed)
         self.optimizer = self._optimizer()
         self._scaler = torch.amp.GradScaler(
-            work.device.type, init_scale=_FIRST_SCALE, enabled=work.spec.precision == "fp16"
+            work.device.type, init_scale=FIRST_SCALE, enabled=work.spec.precision == "fp16"
         )
         self._take = self._checked_graph() if self._set.cuda_graph else self._plain_step
 

@@ -12,7 +12,7 @@ from stepscope.cli.arguments.bench.shared import WORLD_SIZE
 from stepscope.cli.messages import print_stderr
 from stepscope.errors import UsageError
 
-_ON_RANKS = ("ddp", "fsdp", "buckets", "scaling", "straggler")
+_ON_RANKS = ("ddp", "fsdp", "strategy", "buckets", "scaling", "straggler", "accumulation", "batch-size")
 """what can run on the ranks of a launcher"""
 
 

@@ -12,11 +12,12 @@ from rich.console import Console
 from stepscope.bench.session.results import write_results
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
 from stepscope.bench.sweeps.choices.sweep import Sweep, only, sweep_named
-from stepscope.bench.sweeps.control import Method, Progress, SweepMeasurements, fitting_sizes, run_sweep
-from stepscope.bench.sweeps.host_memory import available_bytes
+from stepscope.bench.sweeps.control import Progress, SweepMeasurements, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.host_memory import NOTHING_IN_RESERVE, available_bytes
 from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sessions import FITTING, MEASURING, Method, Sessions
 from stepscope.cli.bench.arguments import results_folder, workload_settings
-from stepscope.cli.bench.session import command_line, finish_bench
+from stepscope.cli.bench.session import command_line, elsewhere, finish_bench
 from stepscope.cli.given.progress import work_progress
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import InputError, UsageError
@@ -30,13 +31,17 @@ _HALF_PRECISION = ("attention", "checkpointing", "compile", "accumulation", "all
 
 def run(args: argparse.Namespace) -> int:
     """Return the exit code: 0, 3 where the sweep is not complete, 130 after Ctrl-C."""
-    folder, spec = results_folder(args), _spec(args)
+    folder, spec, sessions = results_folder(args), _spec(args), Sessions(args.launched)
     method = Method(
         backend=args.backend, runs=args.runs, warmup_steps=args.warmup_steps, steps=args.steps, threads=args.threads,
         accumulation=args.grad_accum, item_limit_s=args.variant_limit_s, limit_s=args.limit_s,
+        world_size=getattr(args, "world_size", 1), share_devices=args.share_devices,
+        memory_limit_bytes=args.memory_limit if args.what == "strategy" else None,
     )  # fmt: skip
+    if args.launched and not args.launched.writes:
+        return _follow(args, method, folder, sessions)
     with _progress() as progress:
-        sweep, notes = _prepare_sweep(args, spec, method, folder, progress)
+        sweep, notes = _prepare_sweep(args, spec, method, folder, sessions, progress)
 
         def document_of(so_far: SweepMeasurements) -> dict[str, Any]:
             return _with_advice(
@@ -45,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
         found = run_sweep(
             sweep, spec=spec, method=method, out=folder / "processes", progress=progress,
-            keep=lambda so_far: _keep(document_of(so_far), folder),
+            keep=lambda so_far: _keep(document_of(so_far), folder), sessions=sessions,
         )  # fmt: skip
     document = document_of(found)
     if not document["series"]:
@@ -53,12 +58,24 @@ def run(args: argparse.Namespace) -> int:
     return finish_bench(args, document, folder=folder, interrupted=found.interrupted, show=_show)
 
 
+def _follow(args: argparse.Namespace, method: Method, folder: Path, sessions: Sessions) -> int:
+    """Return the exit code of a launcher's rank that takes part and writes nothing."""
+    place = folder / "processes"
+    if args.what == "batch-size":
+        result = sessions.follow(FITTING, method=method, out=place, environ=NOTHING_IN_RESERVE)
+        if not result.complete:
+            return elsewhere(args, result) or 0
+    return elsewhere(args, sessions.follow(MEASURING, method=method, out=place)) or 0
+
+
 def _with_advice(document: dict[str, Any]) -> dict[str, Any]:
     """Return the results with the verdict in them."""
     verdict = sweep_verdict(document)
+    found = asdict(verdict)
+    recommendation = found.pop("recommendation")
     variants = [in_ms(asdict(v), ("step", "first_step")) for v in verdict.variants]
-    document["sweep"]["verdict"] = {**asdict(verdict), "variants": variants}
-    return document
+    document["sweep"]["verdict"] = {**found, "variants": variants}
+    return document if recommendation is None else {**document, "recommendation": recommendation}
 
 
 def _keep(document: dict[str, Any], folder: Path) -> None:
@@ -72,17 +89,17 @@ def _show(document: dict[str, Any], out: Console) -> None:
 
 
 def _prepare_sweep(
-    args: argparse.Namespace, spec: dict[str, Any], method: Method, folder: Path, progress: Progress | None
-) -> tuple[Sweep, dict[str, Any]]:
+    args: argparse.Namespace, spec: dict[str, Any], method: Method, folder: Path, sessions: Sessions,
+    progress: Progress | None,
+) -> tuple[Sweep, dict[str, Any]]:  # fmt: skip
     """Return the sweep to measure; for batch sizes, after finding those that fit."""
     if args.what != "batch-size":
-        options = {"workers": args.workers} if args.what == "dataloader" else {}
-        sweep = sweep_named(args.what, spec, options)
+        sweep = sweep_named(args.what, spec, _sweep_options(args))
         return (only(sweep, args.only.split(",")) if args.only else sweep), {}
     limit = _memory_limit(args)
     known, reasons = fitting_sizes(
         spec, start=args.start, most=args.most, memory_limit_bytes=limit, method=method, out=folder / "processes",
-        progress=progress,
+        progress=progress, sessions=sessions,
     )  # fmt: skip
     sizes = measured_sizes(known)
     if not sizes:
@@ -93,6 +110,15 @@ def _prepare_sweep(
         "memory_limit_bytes": limit,
     }
     return sweep_named("batch-size", spec, {"sizes": sizes}), {"fitting": notes}
+
+
+def _sweep_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what only some sweeps take."""
+    if args.what == "dataloader":
+        return {"workers": args.workers}
+    if args.what == "allocator":
+        return {"settings": tuple(args.setting)}
+    return {"world_size": args.world_size} if args.what in ("strategy", "accumulation") else {}
 
 
 def _memory_limit(args: argparse.Namespace) -> int | None:
@@ -106,7 +132,7 @@ def _memory_limit(args: argparse.Namespace) -> int | None:
     free = available_bytes()
     if free is None:
         raise UsageError("the system does not say how much memory is free; give --memory-limit")
-    return free // 2
+    return free // 2 // args.world_size
 
 
 def _spec(args: argparse.Namespace) -> dict[str, Any]:

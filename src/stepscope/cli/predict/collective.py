@@ -4,6 +4,8 @@ import argparse
 import sys
 from typing import Any
 
+from rich.console import Console
+
 from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric, fastest
@@ -58,4 +60,18 @@ def _print(rows: list[dict[str, Any]]) -> None:
         how = row.get("how") or f"{row['algorithm']} wins"
         cells = (readable_bytes(row["bytes"]), str(row["world_size"]), f"{row['time_us']:.1f}", between, how)
         table.add_row(row["op"], *cells)
+    out.print(table)
+    _print_algorithms(rows, out)
+
+
+def _print_algorithms(rows: list[dict[str, Any]], out: Console) -> None:
+    """Print what every algorithm would take, where links alone are known and there are several."""
+    every = [row["algorithms_us"] for row in rows if len(row.get("algorithms_us", ())) > 1]
+    names = list(dict.fromkeys(name for times in every for name in times))
+    if not names:
+        return
+    table = plain_table(out, "bytes", *(f"{name} us" for name in names))
+    for row in rows:
+        times = row.get("algorithms_us", {})
+        table.add_row(readable_bytes(row["bytes"]), *(f"{times[n]:.1f}" if n in times else "-" for n in names))
     out.print(table)

@@ -18,8 +18,9 @@ from stepscope.units import printable
 
 _SCRIPTS = (
     "unpack", "numbers", "elements", "theme", "state", "contents", "places", "summary", "switches", "charts", "memory",
-    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy", "trust",
-    "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input", "main",
+    "devices", "calibration", "heatmap", "tables", "drawing", "icicle", "code", "strategy_pictures", "strategy",
+    "trust", "timeline_data", "timeline_draw", "timeline_minimap", "timeline_detail", "timeline", "timeline_input",
+    "main",
 )  # fmt: skip
 
 

@@ -85,12 +85,11 @@ def _method(sweep: Mapping[str, Any]) -> str:
     tolerance = sweep["tolerance"]
     other = "the same batch in two halves" if sweep["reference"] == "halves" else "the first variant"
     bounds = f"gradient {tolerance['gradient']:.1e}, loss {tolerance['loss']:.1e}: {tolerance['why']}"
-    own = [
-        f"{v['name']} {v['tolerance']['gradient']:.1e} and {v['tolerance']['loss']:.1e}"
-        for v in sweep["variants"]
-        if v.get("tolerance")
-    ]
-    more = f"; {', '.join(own)}" if own else ""
+    own: dict[str, list[str]] = {}
+    for v in sweep["variants"]:
+        if found := v.get("tolerance"):
+            own.setdefault(f"{found['gradient']:.1e} and {found['loss']:.1e}", []).append(v["name"])
+    more = "".join(f"; {', '.join(names)} {bound}" for bound, names in own.items())
     return f"speed is per sample; results agree with {other} within ({bounds}{more}), relative"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stepscope.results.sweeps.gain import Gain, Row, gain
-from stepscope.results.sweeps.judgement import VariantResult
+from stepscope.results.sweeps.judgement import OTHER_SAMPLES, VariantResult
 from stepscope.units import NS_PER_S, readable_bytes
 
 _WORTH_PCT = 2.0
@@ -29,7 +29,7 @@ def time_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: M
 
 def memory_advice(reference: VariantResult, rest: Sequence[VariantResult]) -> Advice:
     """Return one that saves memory and costs no measurable time, or what each saves for what."""
-    savers = [v for v in rest if not v.out and _saved_pct(reference, v) > _WORTH_PCT]
+    savers = [v for v in rest if not v.out and not _other(v) and _saved_pct(reference, v) > _WORTH_PCT]
     free = [v for v in savers if v.gain and not v.gain.slower and not v.gain.undecided]
     caveats = _caveats(reference, rest, savers)
     if not savers:
@@ -56,6 +56,29 @@ def size_advice(reference: VariantResult, rest: Sequence[VariantResult], rows: M
     larger = "" if chosen is sizes[-1] else f"; larger ones are not {_WORTH_PCT:.0f} % faster beyond the noise"
     won = f"per sample {gain_text(chosen.gain)} {reference.name}"
     return chosen.name, [f"use a batch of {chosen.name}: {won}{larger}", *caveats]
+
+
+def communication_saved(
+    reference: VariantResult, rest: Sequence[VariantResult], rows: Mapping[str, Row], *, once_of: Mapping[str, str]
+) -> list[str]:
+    """Return what exchanging gradients less often saves: once in a step, and once for more samples.
+
+    `once_of` has, for variants that exchange in each micro-batch, the name of the same that exchanges once.
+    """
+    lines = []
+    for v in rest:
+        once = once_of.get(v.name)
+        if once and once in rows:
+            won = _gained(gain(rows[once], rows[v.name]))
+            lines.append(f"exchanging gradients once in {once} is {won} exchanging in each micro-batch")
+        elif _other(v) and v.gain:
+            lines.append(f"{v.name}, more samples to a step, is {_gained(v.gain)} {reference.name} per sample")
+    return lines
+
+
+def _gained(found: Gain) -> str:
+    noise = "no faster or slower beyond the noise: " if found.equal else ""
+    return f"{noise}{gain_text(found)}"
 
 
 def held_memory(reference: VariantResult, rest: Sequence[VariantResult]) -> list[str]:
@@ -192,6 +215,10 @@ def _exchange(reference: VariantResult, variant: VariantResult) -> str:
     if variant.gain.faster:
         return f"{saved} and is {gain_text(variant.gain)} {reference.name}"
     return f"{saved} for {_cost_pct(variant):+.0f} % of time [{low:+.0f}, {high:+.0f}]"
+
+
+def _other(variant: VariantResult) -> bool:
+    return variant.agreement is not None and variant.agreement.why == OTHER_SAMPLES
 
 
 def _errors(variant: VariantResult) -> str:

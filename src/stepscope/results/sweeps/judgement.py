@@ -9,6 +9,7 @@ from stepscope.results.sweeps.agreement import Agreement, Check, agreement
 from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.units import ns_of_ms
 
+OTHER_SAMPLES = "its steps take other samples"
 _STATUS = {"not_measured": "not measured", "out_of_memory": "out of memory", "failed": "failed"}
 
 
@@ -43,8 +44,12 @@ def variant_result(
     *,
     sweep: Mapping[str, Any],
     peak_flops_per_s: float | None,
+    agree_with: Row | None = None,
 ) -> VariantResult:
-    """Return how a variant did against the first measured one; `row` is None where it has no measurement."""
+    """Return how a variant did against the first measured one; `row` is None where it has no measurement.
+
+    Results are compared with those of `agree_with`, where that is not the first; the peak is that of all devices.
+    """
     refused = sweep["refusals"].get(variant["name"])
     status = "measured" if row and not refused else _STATUS[refused["what"]] if refused else "not measured"
     reason = refused["reason"] if refused else None if row else "the sweep ended before"
@@ -59,15 +64,21 @@ def variant_result(
         reason=reason,
         step_ns=ns_of_ms(step_ms),
         gain=gain(row, first),
-        agreement=_agreement(variant, row, first, sweep),
-        mfu=summary["flops_per_step"] / (step_ms / 1e3) / peak_flops_per_s if peak_flops_per_s else None,
+        agreement=_agreement(variant, row, agree_with or first, sweep),
+        mfu=_mfu(summary["flops_per_step"], step_ms, peak_flops_per_s),
         peak_memory_gb=on_device or summary.get("peak_host_memory_gb"),
         reserved_memory_gb=summary.get("peak_memory_reserved_gb"),
         first_step_ns=ns_of_ms(_checks(row)[0]["first_step_ms"]),
     )
 
 
+def _mfu(flops: float | None, step_ms: float, peak_flops_per_s: float | None) -> float | None:
+    return flops / (step_ms / 1e3) / peak_flops_per_s if flops and peak_flops_per_s else None
+
+
 def _agreement(variant: Mapping[str, Any], row: Row, first: Row, sweep: Mapping[str, Any]) -> Agreement:
+    if variant.get("other_samples"):
+        return Agreement(None, None, None, OTHER_SAMPLES)
     in_halves = sweep["reference"] == "halves"
     unchanged = row if in_halves else first
     return agreement(

@@ -1,18 +1,27 @@
 """FSDP2 (`fully_shard`): parameters, gradients and optimizer state in shards, gathered layer by layer when needed.
 
 ZeRO-3 frees a layer's parameters after forward and gathers them again for backward: 1.5 times the traffic of DDP, least
-memory. ZeRO-2 keeps them from forward to backward: the traffic of DDP, parameters whole in between. In 16-bit training
-parameters are gathered and gradients reduced in 16 bit, which halves both; shards and optimizer state stay in fp32.
+memory. ZeRO-2 keeps them from forward to backward: the traffic of DDP, parameters whole in between. Hybrid is ZeRO-3
+inside groups of ranks, such as those of a machine, and averages gradients over the groups: gathers stay inside.
+
+In 16-bit training parameters are gathered and gradients reduced in 16 bit, which halves both; shards and optimizer
+state stay in fp32.
 """
+
+import os
+from functools import cache
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from stepscope.bench.data_parallel.implementations.averaging import share_weights
 from stepscope.bench.data_parallel.implementations.parallel import Options, Parallel, trainable
+from stepscope.bench.data_parallel.strategies import HYBRID_RANKS
+from stepscope.errors import UsageError
 
 
 class Fsdp2Zero3(Parallel):
@@ -23,7 +32,7 @@ class Fsdp2Zero3(Parallel):
 
     def __init__(self, model: nn.Module, options: Options) -> None:
         share_weights(model)
-        mesh = init_device_mesh(trainable(model)[0].device.type, (dist.get_world_size(),))
+        mesh = self._mesh(trainable(model)[0].device.type)
         for unit in (*blocks_of(model), model):
             fully_shard(
                 unit,
@@ -34,6 +43,9 @@ class Fsdp2Zero3(Parallel):
         self.model = model
         self.exchange = True
         self.optimizer = self._optimizer(model, options)
+
+    def _mesh(self, device_type: str) -> DeviceMesh:
+        return init_device_mesh(device_type, (dist.get_world_size(),))
 
     @property
     def exchange(self) -> bool:
@@ -50,6 +62,34 @@ class Fsdp2Zero2(Fsdp2Zero3):
     """The same, parameters kept until backward is over."""
 
     reshard_after_forward = False
+
+
+class Fsdp2Hybrid(Fsdp2Zero3):
+    """ZeRO-3 inside each group of ranks, gradients averaged over the groups."""
+
+    def _mesh(self, device_type: str) -> DeviceMesh:
+        world = dist.get_world_size()
+        shards = hybrid_shards(world, on_this_machine=int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+        return _hybrid_mesh(device_type, (world // shards, shards), dist.group.WORLD)
+
+
+def hybrid_shards(world_size: int, *, on_this_machine: int) -> int:
+    """Return over how many ranks parameters are sharded: those of a machine, or half of them on a single machine.
+
+    >>> hybrid_shards(16, on_this_machine=8), hybrid_shards(4, on_this_machine=4)
+    (8, 2)
+    """
+    if 1 < on_this_machine < world_size and not world_size % on_this_machine:
+        return on_this_machine
+    if world_size < HYBRID_RANKS or world_size % 2:
+        raise UsageError(f"hybrid sharding needs an even number of ranks, {HYBRID_RANKS} or more, not {world_size}")
+    return world_size // 2
+
+
+@cache
+def _hybrid_mesh(device_type: str, shape: tuple[int, int], world: Any) -> DeviceMesh:
+    """Return the mesh of one process group, made once: each one has communicators of its own, in device memory."""
+    return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def mixed_precision(precision: str) -> MixedPrecisionPolicy:

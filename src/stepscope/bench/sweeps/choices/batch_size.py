@@ -48,6 +48,7 @@ def sweep(spec: Mapping[str, Any], *, sizes: Sequence[int]) -> Sweep:
         question="how large may a batch be, and which size is best per sample?",
         variants=tuple(Variant(str(size), spec={"batch_size": size}) for size in sizes),
         tolerance=rounding(spec["precision"]),
+        goal="both",
         reference="halves",
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.bench.sweeps.choices.sweep import ROUNDOFF, Sweep, Tolerance, Variant, rounding
+from stepscope.bench.sweeps.choices.sweep import Sweep, Variant, narrower, rounding
 
 
 def sweep(spec: Mapping[str, Any]) -> Sweep:
@@ -18,16 +18,10 @@ def sweep(spec: Mapping[str, Any]) -> Sweep:
                 spec={"precision": "tf32"},
                 only_on="cuda",
                 why_only="tf32 is a mode of NVIDIA's tensor cores",
-                tolerance=_against_fp32("tf32"),
+                tolerance=narrower("tf32"),
             ),
-            Variant("fp16", spec={"precision": "fp16"}, tolerance=_against_fp32("fp16")),
-            Variant("bf16", spec={"precision": "bf16"}, tolerance=_against_fp32("bf16")),
+            Variant("fp16", spec={"precision": "fp16"}, tolerance=narrower("fp16")),
+            Variant("bf16", spec={"precision": "bf16"}, tolerance=narrower("bf16")),
         ),
         tolerance=rounding("fp32"),
     )
-
-
-def _against_fp32(precision: str) -> Tolerance:
-    """Inputs of every product are rounded: some tens of roundings meet in a gradient, about independently."""
-    once = ROUNDOFF[precision]
-    return Tolerance(gradient=32 * once, loss=4 * once, why=f"inputs of products rounded to {precision}")

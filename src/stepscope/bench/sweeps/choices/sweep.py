@@ -17,9 +17,10 @@ SWEEPS = {
     "allocator": "allocator",
     "accumulation": "accumulation",
     "offload": "offload",
+    "strategy": "strategy",
 }
 
-ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9}
+_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "fp16": 2.0**-11, "bf16": 2.0**-9}
 """relative error of rounding once"""
 
 
@@ -44,8 +45,14 @@ class Variant:
     """variables of a process of its own"""
     only_on: Literal["cuda", "cpu"] | None = None
     why_only: str = ""
+    why_not: str = ""
+    """why it cannot run on these ranks; empty where it can"""
     tolerance: Tolerance | None = None
     """where it differs from the sweep's"""
+    once: str = ""
+    """the variant that exchanges gradients once in a step, where this one does in each micro-batch"""
+    other_samples: bool = False
+    """its steps take other samples than the first one's: there is nothing to compare"""
     graph_memory: bool = False
     """its activations lie in the pool of a CUDA graph, which the allocator does not count"""
 
@@ -58,8 +65,8 @@ class Sweep:
     question: str
     variants: tuple[Variant, ...]
     tolerance: Tolerance
-    goal: Literal["time", "memory"] = "time"
-    """memory: variants that cost time to save memory"""
+    goal: Literal["time", "memory", "both"] = "time"
+    """memory: variants that cost time to save memory; both: judged by either"""
     reference: Literal["first", "halves"] = "first"
     """what results are compared with: the first variant, or the same batch as two halves whose gradients add up"""
     fresh: bool = False
@@ -90,7 +97,16 @@ def rounding(precision: str) -> Tolerance:
     Rounding errors of a step's long sums and of its layers add up to some tens of roundings in the gradient; the mean
     over a batch makes the loss more exact than any of its terms.
     """
-    once = ROUNDOFF[precision]
+    once = _ROUNDOFF[precision]
     return Tolerance(
         gradient=max(64 * once, 1e-5), loss=max(8 * once, 1e-5), why=f"the same sums in another order, in {precision}"
     )
+
+
+def narrower(precision: str) -> Tolerance:
+    """Return the tolerance where inputs of products are rounded.
+
+    Some tens of roundings meet in a gradient, about independently.
+    """
+    once = _ROUNDOFF[precision]
+    return Tolerance(gradient=32 * once, loss=4 * once, why=f"inputs of products rounded to {precision}")

@@ -3,6 +3,7 @@
 examples:
   stepscope bench ddp --world-size 2
   stepscope bench ddp --profile --profile-implementation ddp_bucketed
+  stepscope bench strategy --world-size 2 --workload mymodule:make
   stepscope bench buckets --backend nccl --world-size 4
   stepscope bench scaling --world-size 1,2,4 --mode weak
   stepscope bench precision --d-model 1024
@@ -22,6 +23,7 @@ from stepscope.cli.arguments.lazy_parser import LazyParser
 WHAT = {
     "ddp": ("ddp", "all data-parallel implementations side by side; --profile records one"),
     "fsdp": ("ddp", "sharded data parallelism against DDP: time, memory, traffic"),
+    "strategy": ("sweeps", "DDP or ZeRO-1, -2, -3: what fits and what is fastest, with one recommendation"),
     "buckets": ("buckets", "best bucket size and options of DDP"),
     "batch-size": ("sweeps", "largest batch that fits, and the fastest"),
     "precision": ("sweeps", "fp32, tf32, fp16, bf16"),
