@@ -93,6 +93,9 @@ class RankStatus:
     answered: str | None
     """the id of the request that this answers"""
     stall: Stall | None
+    metrics_url: str | None = None
+    trouble: str | None = None
+    """why the metrics are not to be had"""
 
 
 def status_file(rank: int) -> str:
@@ -142,6 +145,8 @@ def read_status(folder: Path, rank: int) -> RankStatus | None:
         step_s=seconds(found.get("step_s")),
         answered=text(found.get("answered")),
         stall=_stall(stall) if isinstance(stall, dict) else None,
+        metrics_url=text(found.get("metrics_url")),
+        trouble=text(found.get("trouble")),
     )
 
 

@@ -158,6 +158,7 @@ class Writer:
             self.jobs.put({"do": do, **message})
         elif do == "facts":
             self.facts.update(message)
+            self.live.facts(message)
             if message.pop("window_complete", False):
                 self.jobs.put({"do": "report"})
         elif do == "where":

@@ -7,6 +7,7 @@ profile, and the question where its training thread is.
 
 import contextlib
 import json
+import socket
 import statistics
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.live.asked_window import Rules, plan_for
+from stepscope.record.live.export import Export
 from stepscope.record.live.process_state import process_state
 from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
 from stepscope.record.window.trace_file import place_whole
@@ -59,21 +61,32 @@ class Live:
         self._next_number: int = settings.get("first_number", 0)
         self._last_over_s: float | None = None
         self._parent: int = settings.get("pid", 0)
+        self._export = _export(settings, rank=rank, world_size=world_size, stall_s=self._stalled_s)
+        self._export_state: dict[str, Any] = {}
 
     def opens(self, folder: Path) -> None:
         """Begin to look into the run's folder."""
         self._folder = folder
+        if self._export is not None:
+            self._export.run = folder.name
 
     def step(self, line: dict[str, Any]) -> None:
         """Take in one line of the step log."""
         step, dur_ns = line.get("step"), line.get("dur_ns")
         if not isinstance(step, int) or not isinstance(dur_ns, int):
             return
+        if self._export is not None:
+            self._export.line(line)
         if not line.get("profiled"):
             self._durations_s.append(dur_ns / 1e9)
         if self._stalls.step_arrived(step, dur_ns / 1e9, time.monotonic()) and self._stall is not None:
             self._stall = None
             self._say()
+
+    def facts(self, facts: dict[str, Any]) -> None:
+        """Take in what the rank knows of its job."""
+        if self._export is not None:
+            self._export.facts(facts)
 
     def where(self, answer: dict[str, Any]) -> None:
         """Take in where the training thread is."""
@@ -90,9 +103,14 @@ class Live:
         with contextlib.suppress(OSError):
             self._look_for_stall(now_s)
             self._look_for_request(self._folder, now_s)
+            if self._export is not None and self._export.state() != self._export_state:
+                self._export_state = self._export.state()
+                self._say()
 
     def ends(self, *, closed: bool) -> None:
         """Tidy up after a job that ended by itself; what a killed one said last stays."""
+        if self._export is not None:
+            self._export.end()
         folder = self._folder
         if folder is None or not (folder / LIVE_FOLDER).is_dir():
             return
@@ -182,8 +200,12 @@ class Live:
             "step_s": typical_s,
             "answered": self._answered,
             "stall": self._stall,
+            **self._export_state,
         }
         self._put(status_file(self._rank), status)
+
+    def _stalled_s(self) -> float:
+        return self._stalls.for_s(time.monotonic()) if self._stalls.asked_s is not None else 0.0
 
     def _put(self, name: str, content: dict[str, Any]) -> None:
         if self._folder is None:
@@ -191,6 +213,13 @@ class Live:
         with contextlib.suppress(OSError):
             (self._folder / LIVE_FOLDER).mkdir(exist_ok=True)
             place_whole(json.dumps(content).encode() + b"\n", self._folder / LIVE_FOLDER / name)
+
+
+def _export(settings: dict[str, Any], **about: Any) -> "Export | None":
+    """Return what tells the metrics to others, None where nobody asked for them."""
+    if not settings.get("metrics") and not settings.get("otlp"):
+        return None
+    return Export({**settings, "host": socket.gethostname()}, **about)
 
 
 def window_outcome(folder: Path, rank: int, window: int) -> dict[str, Any] | None:
