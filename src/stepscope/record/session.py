@@ -120,6 +120,8 @@ class Recorder:
         self._begun = True
         self.samplers.tell("on_begin")
         self._step_start_ns = perf_counter_ns()
+        if self.regions.interruptions:
+            self.regions.interruptions.taken(before_ns=self._step_start_ns)  # of the time before the first step
         if phase_of(0, self.config)[0] != BEFORE:
             self._try(self._before_first_step)
 

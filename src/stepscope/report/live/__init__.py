@@ -1,0 +1,4 @@
+"""A running job for people: one screen that is drawn again and again, or one plain line per look where nobody watches.
+
+screen    both of them, from the same picture
+"""
