@@ -18,9 +18,7 @@ def explained(stalls: Mapping[int, Stall], num_ranks: int) -> list[str]:
         return []
     longest = max(stalls.values(), key=lambda stall: stall.for_s)
     many = "no rank has" if len(stalls) == num_ranks else f"{len(stalls)} of {num_ranks} ranks have not"
-    lines = [
-        f"{many} taken a step for {longest.for_s:.1f} s, where the longest one before took {longest.usual_s:.2f} s"
-    ]
+    lines = [f"{many} taken a step for {longest.for_s:.1f} s; the longest one before took {longest.usual_s:.2f} s"]
     lines += _not_arrived(stalls)
     shown = sorted(stalls)[:_MAX_RANKS]
     lines += [f"rank {rank}: {_whereabouts(stalls[rank])}" for rank in shown]

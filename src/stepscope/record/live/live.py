@@ -123,11 +123,11 @@ class Live:
 
     def _look_for_stall(self, now_s: float) -> None:
         asked_s = self._stalls.asked_s
-        if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
-            self._tell({"where": True})
-        elif asked_s is not None and self._stall is None and now_s - asked_s > ANSWER_S:
+        if asked_s is not None and self._stall is None and now_s - asked_s > ANSWER_S:
             self._stall = stall_status(self._stalls, {"silent": process_state(self._parent)}, now_s)
             self._say()
+        if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
+            self._tell({"where": True})
 
     def _look_for_request(self, folder: Path, now_s: float) -> None:
         request = read_request(folder)
