@@ -8,6 +8,7 @@ from tests.analyze.live.runs import claim, line, write_facts, write_log
 
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
+from stepscope.cli.watch.site import LiveSite
 from stepscope.contract.live import LIVE_FOLDER, REQUEST
 
 
@@ -91,3 +92,17 @@ def test_what_is_no_running_job_is_refused(
     (tmp_path / "empty").mkdir()
     assert main([word.format(none=tmp_path / "none", empty=tmp_path / "empty") for word in words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
+    hostile = line(40, 10.0, regions={"<script>alert(1)</script>": {"ns": 10**7, "n": 1}})
+    write_log(claim(tmp_path / "run", "a"), 0, [*(line(step, 10.0) for step in range(40)), hostile])
+    site = LiveSite(str(tmp_path / "run"))
+    page = site("", {})
+    assert page is not None and site("report.html", {}) is None
+    text = page.body.decode()
+    assert "10.0 ms per step" in text and 'http-equiv="refresh"' in text and "<script" not in text
+    assert "&lt;script&gt;" in text and "default-src 'none'" in page.headers["Content-Security-Policy"]
+    write_facts(tmp_path / "run", 0, "closed")
+    ended = LiveSite(str(tmp_path / "run"))("", {})
+    assert ended is not None and b"has ended" in ended.body and b"refresh" not in ended.body

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.messages import print_line
 from stepscope.diagnose.findings import diagnose
+from stepscope.errors import UsageError
 from stepscope.report.html import render_html
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
@@ -24,6 +25,8 @@ from stepscope.units import printable
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 after Ctrl-C, 3 where a rank could not be read."""
+    if args.live:
+        return _view_live(args)
     account = account_from(args)
     diagnosis = diagnose(account)
     with ExitStack() as open_servers:
@@ -43,6 +46,23 @@ def run(args: argparse.Namespace) -> int:
             _open_browser(server.url, open_servers)
         _wait_until_stopped()
     return 3 if account.run.unreadable else 0
+
+
+def _view_live(args: argparse.Namespace) -> int:
+    """Serve how a job goes that still runs."""
+    from stepscope.cli.watch.site import LiveSite  # only where it is asked for
+
+    if len(args.run) != 1:
+        raise UsageError("--live shows one run; give its folder alone")
+    site = LiveSite(args.run[0], flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops)
+    with ExitStack() as open_servers:
+        server = _serve(open_servers, local_server(site, port=args.port))
+        print_line(f"{printable(site.name)} as it goes is at {server.url}")
+        print_line("Ctrl-C ends it.")
+        if not args.no_browser:
+            _open_browser(server.url, open_servers)
+        _wait_until_stopped()
+    return 0
 
 
 def _serve(open_servers: ExitStack, server: LocalServer) -> LocalServer:
