@@ -45,11 +45,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with (where / "job.log").open("wb") as log:
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:
-        for rank in (0, 1):
-            path = where / "run" / f"rank{rank:05}.steps.jsonl"
-            until(
-                lambda path=path: process.poll() is not None or (path.exists() and path.read_bytes().count(b"\n") > 9)
-            )
+        logs = [where / "run" / f"rank{rank:05}.steps.jsonl" for rank in (0, 1)]
+        until(lambda: process.poll() is not None or all(p.exists() and p.read_bytes().count(b"\n") > 9 for p in logs))
         assert process.poll() is None, (where / "job.log").read_text()
         yield where
         (where / "end").touch()

@@ -6,6 +6,7 @@ late        `ranks/log_stragglers.py` over the steps that all ranks have
 MFU         FLOPs per step / (peak of all devices x time per step), pauses included
 """
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -169,7 +170,8 @@ def _mfu(running: Running, pace: float | None, given: Given) -> tuple[float | No
     peak, reason = _peak_flops_per_s(running, given)
     if peak is None or pace is None:
         return None, reason
-    return float(flops) * pace / (peak * len(running.ranks)), None
+    mfu = float(flops) * pace / (peak * len(running.ranks))
+    return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
 
 
 def _peak_flops_per_s(running: Running, given: Given) -> tuple[float | None, str | None]:

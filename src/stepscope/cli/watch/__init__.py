@@ -17,6 +17,8 @@ from stepscope.report.live.screen import plain_line, screen
 from stepscope.report.text.terminal import console
 from stepscope.units import printable
 
+_MAX_PAUSE_S = 3600.0
+
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the job has ended, or after Ctrl-C."""
@@ -28,13 +30,17 @@ def run(args: argparse.Namespace) -> int:
                 show()
                 if over or args.once:
                     break
-                time.sleep(args.every)
+                _pause(args.every)
     except KeyboardInterrupt:
         print_line()
         return 0
     if watched.is_over:
         print_line(f"the job has ended; next: stepscope report {printable(str(watched.folder))}")
     return 0
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(min(seconds, _MAX_PAUSE_S))
 
 
 @contextmanager
