@@ -157,7 +157,7 @@ class AfterWindow:
     def _end_census(self, census: StepCensus, step: int) -> None:
         found = census.counts()
         if found is not None:
-            self._run.outbox.put({"do": "facts", "flops": found})
+            self._run.outbox.put({"do": "facts", "flops": found, "window_complete": self._config.light})
             self._known.no_longer(_FLOPS)
             return
         self._known.because(_FLOPS, str(census.why_not))

@@ -45,6 +45,14 @@ def test_mfu_is_flops_over_peak_and_time(tmp_path: Path) -> None:
     assert picture.mfu == pytest.approx(4e12 * 10 / (20e12 * 4), rel=0.02)
 
 
+def test_mfu_takes_the_flops_that_the_ranks_counted(tmp_path: Path) -> None:
+    balanced(tmp_path)
+    for rank in range(4):
+        write_facts(tmp_path, rank, "running", flops={"total": 5e12, "forward": 1e12, "by_operator": {}})
+    picture = picture_of(RunningJob(tmp_path).look(), Given(peak_tflops=60.0))
+    assert picture.mfu == pytest.approx(4 * 3e12 * 10 / (60e12 * 4), rel=0.02)  # a backward is twice its forward
+
+
 def test_late_rank_is_the_one_with_the_longest_own_time(tmp_path: Path) -> None:
     picture = picture_of(RunningJob(balanced(tmp_path, late=2, by_ms=8.0)).look())
     late = {rank.rank for rank in picture.ranks if rank.late is not None and rank.late.is_late()}

@@ -205,6 +205,7 @@ def test_push_reaches_a_collector_and_a_refusal_is_said() -> None:
         push = OtlpPush(url, metrics_of(log(3)).samples, resource=lambda: LABELS, period_s=0.01)
         wait_for(got)
         push.end()
+        push._thread.join(HANG_S)
         server.shutdown()
     assert bodies[0][0] == "/v1/metrics" and "resourceMetrics" in bodies[0][1]
     assert len(bodies) > 1 and push.trouble == "the collector answered 503"
@@ -216,6 +217,7 @@ def test_collector_that_is_gone_is_said() -> None:
         port = free.getsockname()[1]
     push = OtlpPush(f"http://127.0.0.1:{port}", list, resource=tuple, period_s=1000)
     push.end()
+    push._thread.join(HANG_S)
     assert push.trouble is not None and "did not take the metrics" in push.trouble
 
 

@@ -164,7 +164,7 @@ def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
 
 
 def _mfu(running: Running, pace: float | None, given: Given) -> tuple[float | None, str | None]:
-    flops = given.flops_per_step or running.description.get("flops_per_step")
+    flops = given.flops_per_step or running.description.get("flops_per_step") or _counted(running)
     if not is_number(flops):
         return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
     peak, reason = _peak_flops_per_s(running, given)
@@ -172,6 +172,12 @@ def _mfu(running: Running, pace: float | None, given: Given) -> tuple[float | No
         return None, reason
     mfu = float(flops) * pace / (peak * len(running.ranks))
     return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
+
+
+def _counted(running: Running) -> float | None:
+    """Return the FLOPs of a step as the ranks counted them, None where one did not."""
+    known = [rank.flops for rank in running.ranks if rank.flops is not None]
+    return sum(known) if len(known) == len(running.ranks) else None
 
 
 def _peak_flops_per_s(running: Running, given: Given) -> tuple[float | None, str | None]:

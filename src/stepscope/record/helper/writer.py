@@ -27,6 +27,7 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ class Writer:
         """Take in lines until the pipe ends or the training process is gone."""
         rest = b""
         while True:
-            self.live.look()
+            self._watch(self.live.look)
             if not select.select([pipe], [], [], min(_WATCH_S, self.live.look_s))[0]:
                 if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
                     return
@@ -126,7 +127,7 @@ class Writer:
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
         self.ending = True
-        self.live.ends(closed=self.closed)
+        self._watch(partial(self.live.ends, closed=self.closed))
         self.retries.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
@@ -141,6 +142,15 @@ class Writer:
             found = self._facts_of_all(over=True)
             self.retries.end_within(_LAST_TRIES_S)
             self.retries.until_done(partial(self._write_run_json, found, over=True))
+
+    def _watch(self, act: Callable[[], None]) -> None:
+        """Do what is beside the writing; where it fails it is noted, and the writing goes on."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - the run comes first
+            noted = self.facts.setdefault("warnings", [])
+            if (line := f"live: {type(e).__name__}: {e}") not in noted:
+                noted.append(line)
 
     def remove_scratch(self) -> None:
         """Remove the folder in which the training process exported its traces."""

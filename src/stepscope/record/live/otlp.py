@@ -22,6 +22,7 @@ from stepscope.version import __version__
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _PATH = "/v1/metrics"
 _TIMEOUT_S = 5.0
+_LAST_PUSH_S = 1.0
 _CUMULATIVE = 2
 
 
@@ -104,9 +105,9 @@ class OtlpPush:
         self._thread.start()
 
     def end(self) -> None:
-        """Push once more, within the time that a push may take."""
+        """Push once more; a collector that hangs does not hold up the end of the job."""
         self._over.set()
-        self._thread.join(_TIMEOUT_S + 1)
+        self._thread.join(_LAST_PUSH_S)
 
     def _push_all(self) -> None:
         while True:

@@ -15,7 +15,7 @@ from typing import Any
 from stepscope.contract.live import RankStatus, read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
 from stepscope.run.step_columns import is_count
-from stepscope.side_file import appended
+from stepscope.side_file import appended, is_number
 
 KEPT_STEPS = 200
 FIRST_STEPS = 120
@@ -37,6 +37,8 @@ class RunningRank:
     ended: str | None
     """`closed` or `killed` once its helper has seen the training process end"""
     status: RankStatus | None
+    flops: float | None = None
+    """of the model on this rank in one step, where they were counted"""
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,14 @@ class RunningJob:
         return Running(self.folder, ranks, self._first, json_object_in(self.folder / RUN_JSON), facts)
 
     def _rank(self, rank: int) -> RunningRank:
-        ended = json_object_in(self.folder / facts_file(rank)).get("ended")
+        facts = json_object_in(self.folder / facts_file(rank))
+        ended = facts.get("ended")
         return RunningRank(
             rank=rank,
             lines=tuple(self._tails[rank].lines),
             ended=ended if ended in ("closed", "killed") else None,
             status=read_status(self.folder, rank),
+            flops=_flops(facts.get("flops")),
         )
 
 
@@ -106,6 +110,15 @@ class _Tail:
             *lines, self._rest = (self._rest + data).split(b"\n")
             self.lines.extend(_steps(lines))
             self._rest = self._rest[:_MAX_READ_BYTES]
+
+
+def _flops(counted: object) -> float | None:
+    """Return the model's operations of a step: recomputation is left out, as in run.json."""
+    total, forward = (counted.get(name) if isinstance(counted, dict) else None for name in ("total", "forward"))
+    if not is_number(total):
+        return None
+    whole = float(total)  # type: ignore[arg-type]
+    return min(whole, 3.0 * float(forward)) if is_number(forward) and forward else whole  # type: ignore[arg-type]
 
 
 def _first_lines(path: Path) -> tuple[Line, ...]:
