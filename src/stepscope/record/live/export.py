@@ -82,7 +82,7 @@ class Export:
         return (
             ("service.name", _SERVICE),
             ("host.name", self._host),
-            ("stepscope.run", self.run),
+            ("stepscope.run.name", self.run),
             ("stepscope.rank", str(self._rank)),
             ("stepscope.world_size", str(self._world_size)),
             ("stepscope.attempt", self._attempt),
