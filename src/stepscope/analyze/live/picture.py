@@ -17,6 +17,7 @@ from stepscope.contract.live import RankStatus
 from stepscope.contract.step_line import WARMUP
 from stepscope.cost.chips.hardware import look_up, mfu_peak
 from stepscope.run.live.running import Line, Running, RunningRank
+from stepscope.run.side_lines import number
 from stepscope.run.step_log import step_log_of
 from stepscope.side_file import is_number
 from stepscope.units import NS_PER_S
@@ -82,7 +83,7 @@ def picture_of(running: Running, given: Given | None = None) -> Picture:
     ended = [rank.step for rank in ranks if rank.step is not None]
     pace = _median([p for rank in running.ranks if (p := _pace(rank.lines)) is not None])
     mfu, reason = _mfu(running, pace, given or Given())
-    tokens = running.description.get("tokens_per_step")
+    tokens = number(running.description.get("tokens_per_step"))
     step_ns = _median([rank.step_ns for rank in ranks if rank.step_ns is not None])
     first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if _counts(line)]
     return Picture(
@@ -91,7 +92,7 @@ def picture_of(running: Running, given: Given | None = None) -> Picture:
         step_ns=None if step_ns is None else round(step_ns),
         steps_per_s=pace,
         first_step_ns=round(statistics.median(first)) if len(first) >= _SETTLED_STEPS else None,
-        tokens_per_s=tokens * pace if pace is not None and is_number(tokens) else None,
+        tokens_per_s=tokens * pace if pace is not None and tokens is not None else None,
         mfu=mfu,
         mfu_reason=reason,
         at_ns=max((rank.lines[-1]["end_ns"] for rank in running.ranks if rank.lines), default=None),
@@ -124,9 +125,9 @@ def _regions(lines: Sequence[Line]) -> dict[str, int]:
     for line in lines:
         regions = line.get("regions")
         for name, time in regions.items() if isinstance(regions, dict) else ():
-            ns = time.get("ns") if isinstance(time, dict) else None
-            if is_number(ns):
-                times.setdefault(str(name), []).append(float(ns))  # type: ignore[arg-type]
+            ns = number(time.get("ns")) if isinstance(time, dict) else None
+            if ns is not None:
+                times.setdefault(str(name), []).append(ns)
     return {name: round(statistics.fmean(found)) for name, found in times.items()}
 
 
@@ -164,13 +165,13 @@ def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
 
 
 def _mfu(running: Running, pace: float | None, given: Given) -> tuple[float | None, str | None]:
-    flops = given.flops_per_step or running.description.get("flops_per_step") or _counted(running)
-    if not is_number(flops):
+    flops = given.flops_per_step or number(running.description.get("flops_per_step")) or _counted(running)
+    if flops is None:
         return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
     peak, reason = _peak_flops_per_s(running, given)
     if peak is None or pace is None:
         return None, reason
-    mfu = float(flops) * pace / (peak * len(running.ranks))
+    mfu = flops * pace / (peak * len(running.ranks))
     return (mfu, None) if math.isfinite(mfu) else (None, "no MFU comes out of such FLOPs and such a peak")
 
 

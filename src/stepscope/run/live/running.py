@@ -14,8 +14,9 @@ from typing import Any
 
 from stepscope.contract.live import RankStatus, read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
+from stepscope.run.side_lines import number
 from stepscope.run.step_columns import is_count
-from stepscope.side_file import appended, is_number
+from stepscope.side_file import appended
 
 KEPT_STEPS = 200
 FIRST_STEPS = 120
@@ -114,11 +115,10 @@ class _Tail:
 
 def _flops(counted: object) -> float | None:
     """Return the model's operations of a step: recomputation is left out, as in run.json."""
-    total, forward = (counted.get(name) if isinstance(counted, dict) else None for name in ("total", "forward"))
-    if not is_number(total):
+    if not isinstance(counted, dict):
         return None
-    whole = float(total)  # type: ignore[arg-type]
-    return min(whole, 3.0 * float(forward)) if is_number(forward) and forward else whole  # type: ignore[arg-type]
+    total, forward = number(counted.get("total")), number(counted.get("forward"))
+    return min(total, 3.0 * forward) if total is not None and forward else total
 
 
 def _first_lines(path: Path) -> tuple[Line, ...]:
