@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 HERE = Path(__file__).resolve().parent
@@ -67,7 +68,9 @@ def measured(export: bool) -> dict:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
-        asked = {"metrics": f"{free_port()}", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.5} if export else {}
+        asked: dict[str, Any] = (
+            {"metrics": f"{free_port()}", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.5} if export else {}
+        )
         recorder = Recorder.start(RecordConfig(out=f"{folder}/run", light=True, **asked))
         hooks = install(lambda: recorder)
         hooks.loop.start()
@@ -100,7 +103,12 @@ class Scraper:
 def scrape(port: int) -> None:
     """Scrape until standard input ends; four connections stay silent meanwhile."""
     over, count = threading.Event(), 0
-    threading.Thread(target=lambda: (sys.stdin.read(), over.set()), daemon=True).start()
+
+    def wait_for_end() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
     silent: list[socket.socket] = []
     while not over.wait(SCRAPE_S):
         try:

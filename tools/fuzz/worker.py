@@ -46,7 +46,7 @@ def prepare_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _stopped(_: float) -> None:
+def _stopped(seconds: float) -> None:
     """Stand for a reader who stops watching after one look."""
     raise KeyboardInterrupt
 

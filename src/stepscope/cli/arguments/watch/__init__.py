@@ -2,7 +2,7 @@
 
 examples:
   stepscope watch stepscope-run/
-  stepscope watch stepscope-run/ --every 10 >> watch.log
+  stepscope watch stepscope-run/ --every 10 > watch.log
   stepscope watch stepscope-run/ --trigger 5
   stepscope watch stepscope-run/ --once
 
