@@ -34,7 +34,7 @@ GENERATORS = (
 )
 """how many of a hundred inputs come from each"""
 OWN_PROCESS = 0.01
-_STARTS_JOBS = ("bench", "demo", "view", "calibrate", "predict")
+_STARTS_JOBS = ("bench", "demo", "view", "watch", "trigger", "calibrate", "predict")
 _MAX_SAVED = 2
 """inputs of one complaint"""
 

@@ -23,6 +23,8 @@ MAX_BYTES = 32 << 20
 """Of a file that is read as a whole. JSON takes up to 27 times its size in memory (`{"a":1}` in a list)."""
 MAX_LOG_BYTES = 1 << 30
 """Of a file that is read line by line."""
+_MAX_GROWN_BYTES = 1 << 40
+"""Of a file of which a piece is read."""
 MAX_LINE_BYTES = 1_000_000
 MAX_NAMED = 5
 """fields named one by one"""
@@ -92,6 +94,22 @@ def side_file_lines(path: str | os.PathLike[str], *, max_bytes: int = MAX_LOG_BY
             while (more := f.readline(MAX_LINE_BYTES)) and not more.endswith(b"\n"):
                 left -= len(more)
             yield OVERLONG
+
+
+def appended(path: str | os.PathLike[str], offset: int | None, *, max_bytes: int) -> tuple[bytes, int]:
+    """Return what a growing file has from `offset` on, `max_bytes` of it at most, and where to go on.
+
+    None begins near its end: with the first whole line of its last `max_bytes`.
+    """
+    with open_side_file(path, max_bytes=_MAX_GROWN_BYTES) as f:
+        size_bytes = os.fstat(f.fileno()).st_size
+        begin = max(0, size_bytes - max_bytes) if offset is None else min(offset, size_bytes)
+        f.seek(begin)
+        data = f.read(max_bytes)
+    if offset is None and begin > 0:
+        cut = data.find(b"\n") + 1
+        return data[cut:], begin + len(data)
+    return data, begin + len(data)
 
 
 OVERLONG = b"..."

@@ -23,6 +23,8 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("whatif",): (_RUN, "--set", "network=2x"),
     ("code",): (_RUN,),
     ("memory",): (_RUN,),
+    ("watch",): (_RUN, "--once"),
+    ("trigger",): (_RUN, "--no-wait"),
     ("hang",): (_RUN,),
     ("completion",): ("bash",),
     ("export",): (_RUN, "--csv", "tables"),

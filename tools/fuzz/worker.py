@@ -31,9 +31,10 @@ _MAX_WRITTEN = 2 << 30
 
 def prepare_process() -> None:
     """Make this process one that calls commands: no jobs are started, no server waits for Ctrl-C."""
-    from stepscope.cli import view
+    from stepscope.cli import view, watch
 
     view._wait_until_stopped = lambda: None
+    watch._pause = _stopped
     start = subprocess.Popen.__init__
 
     def guarded(self: Any, args: Any, *rest: Any, **options: Any) -> None:
@@ -43,6 +44,11 @@ def prepare_process() -> None:
 
     subprocess.Popen.__init__ = guarded  # type: ignore[method-assign]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _stopped(seconds: float) -> None:
+    """Stand for a reader who stops watching after one look."""
+    raise KeyboardInterrupt
 
 
 def run_case(

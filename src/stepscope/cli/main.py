@@ -31,6 +31,8 @@ COMMANDS = {
     "whatif": "what would the step take with a change: no straggler, faster network, ...",
     "code": "source lines and modules with what they cost, and what deleting them would save",
     "memory": "memory through the step: what it is used for, the peak, gaps, growth",
+    "watch": "a running job as it goes: steps/s, regions, stragglers, memory, alarms, stalls",
+    "trigger": "ask a running job for a profile window, without restarting it",
     "hang": "who did not arrive: flight recorder dumps of a job that died",
     "import": "files of other tools into a run: Nsight, NCCL, flight recorder, memory snapshots",
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",

@@ -15,6 +15,8 @@ from stepscope.record.hooks.loop.step_unit import unit_from
 from stepscope.record.launch.launch import LaunchOutcome, deaf_option, launch, why_not_writable
 from stepscope.record.launch.outcome import RecordedRun, recorded_in
 from stepscope.record.launch.outside_tool import why_not_installed
+from stepscope.record.live.endpoint import address_from
+from stepscope.record.live.otlp import collector_from
 from stepscope.record.samplers.nccl_log import debug_environment
 
 
@@ -36,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
 def config_of(args: argparse.Namespace) -> RecordConfig:
     """Return the settings that the arguments ask for."""
     unit_from(args.step_of)  # a wrong one is said before the job starts
+    _refuse_wrong_addresses(args)
     config = RecordConfig(
         out=args.out or default_out(),
         ranks=ranks_from(args.ranks),
@@ -50,9 +53,18 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         memory_history=args.memory,
         nccl_log=args.nccl_log,
         debug=tuple(args.debug.split(",")) if args.debug else (),
+        metrics=args.metrics,
+        otlp=args.otlp,
         **_outside(args),
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config
+
+
+def _refuse_wrong_addresses(args: argparse.Namespace) -> None:
+    if args.metrics is not None:
+        address_from(args.metrics)
+    if args.otlp is not None:
+        collector_from(args.otlp)
 
 
 def _missing_tools(args: argparse.Namespace) -> list[str]:

@@ -19,6 +19,7 @@ from stepscope.cli.given.run_arguments import account_from, calibration_for
 from stepscope.cli.messages import print_line
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.light import light_json
+from stepscope.errors import UsageError
 from stepscope.report.html import render_html
 from stepscope.report.html.sheets.bench import bench_sheet
 from stepscope.report.html.sheets.runs import runs_sheet
@@ -47,6 +48,8 @@ class _Viewed(NamedTuple):
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 after Ctrl-C, 3 where a rank could not be read."""
+    if args.live:
+        return _view_live(args)
     with ExitStack() as open_servers:
         ui = perfetto_folder()
         offline = _serve(open_servers, local_server(folder_site(ui))) if ui else None
@@ -103,6 +106,23 @@ def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: s
 
 def _site_of(args: argparse.Namespace, folder: str, perfetto: str) -> Site:
     return _viewed(args, [folder], perfetto).site
+
+
+def _view_live(args: argparse.Namespace) -> int:
+    """Serve how a job goes that still runs."""
+    from stepscope.cli.watch.site import LiveSite  # only where it is asked for
+
+    if len(args.run) != 1:
+        raise UsageError("--live shows one run; give its folder alone")
+    site = LiveSite(args.run[0], flops_per_step=args.flops_per_step, peak_tflops=args.peak_tflops)
+    with ExitStack() as open_servers:
+        server = _serve(open_servers, local_server(site, port=args.port))
+        print_line(f"{printable(site.name)} as it goes is at {server.url}")
+        print_line("Ctrl-C ends it.")
+        if not args.no_browser:
+            _open_browser(server.url, open_servers)
+        _wait_until_stopped()
+    return 0
 
 
 def _serve(open_servers: ExitStack, server: LocalServer) -> LocalServer:

@@ -1,6 +1,7 @@
 """What both sides rely on, standard library only: the job writes by it, the desk reads by it, no fact stands twice.
 
     run_folder, run_json, step_line, owners    the files of a run folder: their names, and what is in them
+    live                                       what is said in it while the job runs: windows asked for, stalls
     regions, collectives, precisions, flops    names in a trace and what they mean; FLOPs of operators
     workload, tensorboard                      defaults of the benchmarks' model; TensorBoard's records
 

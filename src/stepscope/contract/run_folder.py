@@ -6,6 +6,9 @@
     rank00000.owners.json.gz    whose line each operator is, from one step with Python frames
     source/                     the text of the user's files in those frames
     rank00000.<what>            memory snapshot, flight recorder dump, NCCL log, Nsight export, when captured
+    rank00000.facts.jsonl       what one rank knows of itself and its job, one line
+    window1/                    a second profiled window, and so on
+    live/                       while the job runs: a request for a window, its plan, ranks that stand still
 
 Standard library only: the job side imports it.
 """
@@ -49,6 +52,20 @@ def steps_file(rank: int) -> str:
 def owners_file(rank: int) -> str:
     """Return the name of one rank's owners: the lines of one step's operators."""
     return rank_file(rank, "owners.json.gz")
+
+
+def facts_file(rank: int) -> str:
+    """Return the name of one rank's facts; not `.json`, which trace viewers take for a trace."""
+    return rank_file(rank, "facts.jsonl")
+
+
+def of_window(number: int, name: str) -> str:
+    """Return where a file of a profiled window lies in the run folder: the second and later ones have folders.
+
+    >>> of_window(0, "rank00000.pt.trace.json.gz"), of_window(2, "rank00000.pt.trace.json.gz")
+    ('rank00000.pt.trace.json.gz', 'window2/rank00000.pt.trace.json.gz')
+    """
+    return name if number == 0 else f"window{number}/{name}"
 
 
 def rank_of(name: str) -> int | None:

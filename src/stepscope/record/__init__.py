@@ -11,6 +11,7 @@ everything slow is in the helper process or on a background thread.
     hooks/             steps and regions found in an unmodified script
     collectives/ memory/ samplers/    what else is measured, in the window and beside the steps
     helper/            the way out: handover, outbox, the writer process, run.json
+    live/              while the job runs: windows that are asked for, stalls, metrics for Prometheus and OpenTelemetry
     launch/            `stepscope record`: the recorder put into a job without a change of code
     rank, strategy, facts             who and where this process is, and what the job is
     profile, annotate, quick_check    for users: stepscope.profile, stepscope.region

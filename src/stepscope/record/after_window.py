@@ -77,6 +77,11 @@ class AfterWindow:
         planned += [self._frame_step - 1] if self._frame_step is not None and self._frame_step - 1 > step else []
         return min(planned, default=None)
 
+    def count_flops_of(self, step: int) -> None:
+        """Count the operators of this step, in a light recording after the first window that was asked for."""
+        if self._census_step is None and self._config.count_flops:
+            self._census_step = step
+
     def begin(self, step: int, usual: TypicalStep) -> bool:
         """Begin to watch a step where it is one of them; return whether it is."""
         if self._frame_step is not None and step in (self._frame_step - 1, self._frame_step):
@@ -152,7 +157,7 @@ class AfterWindow:
     def _end_census(self, census: StepCensus, step: int) -> None:
         found = census.counts()
         if found is not None:
-            self._run.outbox.put({"do": "facts", "flops": found})
+            self._run.outbox.put({"do": "facts", "flops": found, "window_complete": self._config.light})
             self._known.no_longer(_FLOPS)
             return
         self._known.because(_FLOPS, str(census.why_not))

@@ -70,6 +70,13 @@ class RecordConfig:
     debug: tuple[str, ...] = ()  # debug switches of torch and NCCL, by their names in `nccl_log`
     nvtx: bool = True  # where CUDA is
 
+    # What the helper process tells while the job runs.
+    metrics: str | None = None  # [HOST:]PORT of the Prometheus endpoint of local rank 0; the others' follow
+    otlp: str | None = None  # http://HOST:PORT of an OpenTelemetry collector
+    otlp_period_s: float = 10.0
+    asked_pause_s: float = 30.0  # from the end of a window that was asked for to the next one
+    watch_stalls: bool = True
+
     # How long anything of ours may take once training is over.
     close_wait_s: float = 30.0  # for this rank's own files
     others_grace_s: float = 5.0  # then for run.json, which needs the other ranks

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from stepscope.contract.live import WindowPlan
 from stepscope.contract.step_line import BEFORE, WARMUP, RegionTimes
 from stepscope.record.after_window import AfterWindow
 from stepscope.record.config import RecordConfig
@@ -32,6 +33,7 @@ from stepscope.record.helper.handover import (
     introduce,
 )
 from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.live.whereabouts import whereabouts
 from stepscope.record.rank import has_other_ranks, place_of_process
 from stepscope.record.samplers.samplers import Samplers
 from stepscope.record.samplers.standard import standard_samplers
@@ -43,7 +45,7 @@ from stepscope.record.steps.regions import Regions, summed
 from stepscope.record.steps.statistics import FIRST_STEPS
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
-from stepscope.record.window.schedule import next_busy_step, phase_of
+from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
 from stepscope.record.window.watchdog import Watchdog
 from stepscope.record.window.window import Window, replaces_export
 
@@ -80,7 +82,9 @@ class Recorder:
         self._evaluation = Evaluation()
         self._after: AfterWindow | None = None
         self._phase = phase_of(0, config)[0]
-        self._busy_step = next_busy_step(1, config, also=FIRST_STEPS)  # until then nothing is to be done between steps
+        self._asked: tuple[WindowPlan, ...] = ()  # windows that were asked for while the job runs
+        self._planning = threading.Lock()  # between the thread that hears of them and the training thread
+        self._busy_step = next_busy_step(1, config, also=FIRST_STEPS) or NEVER  # until then nothing is to be done
         self._window: Window | None = None
         self._log: StepLog | None = None
         self._run: OpenRun | None = None
@@ -116,6 +120,8 @@ class Recorder:
         self._begun = True
         self.samplers.tell("on_begin")
         self._step_start_ns = perf_counter_ns()
+        if self.regions.interruptions:
+            self.regions.interruptions.taken(before_ns=self._step_start_ns)  # of the time before the first step
         if phase_of(0, self.config)[0] != BEFORE:
             self._try(self._before_first_step)
 
@@ -175,7 +181,7 @@ class Recorder:
             return 0
         if self._last_ns >= short_ns or self.regions.marker is not None or self._is_watched():
             return 0
-        return 1 << 30 if self._busy_step is None else self._busy_step - self.step - 1
+        return self._busy_step - self.step - 1
 
     def mark_step_end(self) -> dict[str, Any]:
         """Return the line of a step that ends now, to be given to `steps_passed`."""
@@ -257,7 +263,7 @@ class Recorder:
         place = place_of_process()
         config = self.config
         chosen = config.ranks is None or place.rank in config.ranks
-        self._run = OpenRun(config, place)
+        self._run = OpenRun(config, place, on_asked=self._window_asked, where=self._where)
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.regions.nvtx = torch.cuda.nvtx if config.nvtx and cuda else None
         self._log = StepLog(self._run.outbox.put_step, device_timer())
@@ -268,6 +274,7 @@ class Recorder:
             on_open=self._window_opened,
             on_closed=self._window_closed,
             on_trace_ready=self._on_trace_ready,
+            asked=(lambda: self._asked) if chosen else tuple,
         )
         self._after = AfterWindow(
             config if chosen and not replaces_export(self._on_trace_ready) else replace(config, owners=False),
@@ -332,7 +339,7 @@ class Recorder:
             self._before_window.note(end_ns - self._step_start_ns - evaluated_ns)
         self._last_ns = end_ns - self._step_start_ns - evaluated_ns
         self.step += 1
-        paused = self.step == self._busy_step and self._before_step()
+        paused = self.step >= self._busy_step and self._before_step()
         self._step_start_ns = perf_counter_ns() if paused else end_ns
         if paused:
             self._log.restart()
@@ -359,22 +366,41 @@ class Recorder:
         paused = self._after.end(self.step)
         if paused:
             self._watchdog.stop()
-        if phase_of(self.step, self.config)[0] == WARMUP and phase_of(self.step - 1, self.config)[0] != WARMUP:
+        asked = self._asked
+        phase = phase_of(self.step, self.config, asked)[0]
+        if phase == WARMUP and phase_of(self.step - 1, self.config, asked)[0] != WARMUP:
             self._run.probe_clock(f"before{self.step}")
             self._send_facts()  # a job that dies in its window leaves them too
         if self.step == FIRST_STEPS:
             self._before_window.note_memory()
             self._send_facts()
-        elif phase_of(self.step, self.config)[0] == WARMUP or self._window.usual.longest_s is None:
+        elif phase == WARMUP or self._window.usual.longest_s is None:
             self._window.usual = self._before_window.typical(self.step)
         paused |= self._window.before_step(self.step)
         if not self._window.is_recording and self._after.begin(self.step, self._window.usual):
             self._watchdog.start()
             paused = True
-        self._phase = phase_of(self.step, self.config)[0]
-        planned = (next_busy_step(self.step + 1, self.config, also=FIRST_STEPS), self._after.next_step(self.step))
-        self._busy_step = min((step for step in planned if step is not None), default=None)
+        self._phase = phase
+        self._plan_next()
         return paused
+
+    def _plan_next(self) -> None:
+        """Set the next step before which something is to be done."""
+        assert self._after is not None
+        after = self._after.next_step(self.step)
+        with self._planning:
+            planned = (next_busy_step(self.step + 1, self.config, also=FIRST_STEPS, asked=self._asked), after)
+            self._busy_step = min((step for step in planned if step is not None), default=NEVER)
+
+    def _window_asked(self, plan: WindowPlan) -> None:
+        """Take in a window that all ranks will profile; called on a thread of ours."""
+        with self._planning:
+            self._asked = (*self._asked, plan)
+            self._busy_step = min(self._busy_step, plan.first - plan.warmup)
+
+    def _where(self) -> dict[str, Any]:
+        """Return where the training thread is; called on a thread of ours."""
+        return whereabouts(self.regions.training_thread, region=self.regions.innermost())
 
     def _is_watched(self) -> bool:
         return self._after is not None and self._after.is_watching
@@ -393,8 +419,10 @@ class Recorder:
         self._watchdog.stop()
         self.samplers.tell("on_window_end")
         self._known.windows.append(hand_over_window(self._run, outcome))
-        self._known.because("flight_recorder", hand_over_collectives(self._run))
+        self._known.because("flight_recorder", hand_over_collectives(self._run, outcome["window"]))
         self._known.because("samplers", hand_over_files(self._run, self.samplers, "after_window"))
+        if self.config.light and outcome["status"] == "exported" and self._after is not None:
+            self._after.count_flops_of(self.step)
         self._run.probe_clock(f"after{outcome['window']}")
         self._send_facts(window_complete=True)
 

@@ -4,6 +4,7 @@ examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py --lr 1e-4
   stepscope record --light -- python train.py
   stepscope record --steps 100:105 --ranks 0,3 --out runs/base -- srun python train.py
+  stepscope record --light --metrics 9400 -- torchrun --nproc-per-node=8 train.py
 
 Steps and regions (data loading, forward, backward, gradient sync, optimizer step) are found by themselves. All steps
 are timed on all ranks; a few are profiled (--steps), the others show what the profiler itself cost. The command's
@@ -33,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", action="store_true", help="record memory: every step, and CUDA's memory history")
     parser.add_argument("--nccl-log", action="store_true", help="keep NCCL's own log of each rank")
     parser.add_argument("--debug", metavar="SWITCH,...", help=f"debug output of torch: {', '.join(SWITCHES)}")
+    parser.add_argument(
+        "--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there, each rank on its port"
+    )
+    parser.add_argument("--otlp", metavar="URL", help="push OpenTelemetry metrics there (http://localhost:4318)")
     parser.add_argument("--nsys", action="store_true", help="run the chosen ranks under Nsight Systems instead")
     parser.add_argument("--ncu", action="store_true", help="run the chosen ranks under Nsight Compute instead")
     parser.add_argument("--kernels", metavar="NAME", help="kernels for --ncu, a name or regex:... (all but NCCL's)")

@@ -6,6 +6,7 @@ installed (pip install 'stepscope[perfetto]'), Perfetto's pages come from this m
 
 examples:
   stepscope view run-folder/
+  stepscope view run-folder/ --live                       how a running job goes, as stepscope watch shows it
   stepscope view run-folder/ --port 9000 --no-browser     then: ssh -L 9000:localhost:9000 HOST
 """
 
@@ -24,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", type=_port, default=DEFAULT_PORT, metavar="N", help=f"port, or the next free one ({DEFAULT_PORT})"
     )
+    parser.add_argument("--live", action="store_true", help="how a running job goes now, without its report")
     parser.add_argument("--no-browser", action="store_true", help="print the address and open nothing")
 
 

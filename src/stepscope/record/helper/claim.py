@@ -68,7 +68,7 @@ def _claim(folder: Path, *, run_id: str, launch_id: str | None) -> bool:
             "pid": os.getpid(),
         }
     )
-    if _create_whole(folder / CLAIM, text):
+    if create_whole(folder / CLAIM, text):
         return True
     return bool(_read_claim(folder).get("run_id") == run_id)
 
@@ -81,7 +81,7 @@ def _read_claim(folder: Path) -> dict[str, Any]:
     return json_object_in(folder / CLAIM)
 
 
-def _create_whole(path: Path, text: str) -> bool:
+def create_whole(path: Path, text: str) -> bool:
     """Create the file with its content in one move; False where somebody was first."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
     try:

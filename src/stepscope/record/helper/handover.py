@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from stepscope.contract.run_folder import SCHEMA, rank_file, trace_file
+from stepscope.contract.run_folder import SCHEMA, of_window, rank_file, trace_file
 from stepscope.record.collectives.groups import FLIGHT_RECORDER, flight_dump, process_groups
 from stepscope.record.facts import facts_at_start, facts_of_training
 from stepscope.record.helper.open_run import OpenRun
@@ -33,14 +33,17 @@ def hand_over_window(run: OpenRun, outcome: dict[str, Any]) -> dict[str, Any]:
     plain = outcome.pop("plain", None)
     if plain is None:
         return outcome
-    number, name = outcome["window"], trace_file(run.place.rank)
-    name = name if number == 0 else f"window{number}/{name}"
+    number = outcome["window"]
+    name = of_window(number, trace_file(run.place.rank))
     run.outbox.put({"do": "trace", "plain": plain, "name": name, "about": {"kind": "trace", "window": number}})
     return {**outcome, "name": name}
 
 
-def hand_over_collectives(run: OpenRun) -> str | None:
-    """Send the flight recorder's dump; return why that was not possible, None where it was or there is none."""
+def hand_over_collectives(run: OpenRun, window: int) -> str | None:
+    """Send the flight recorder's dump after a window, to lie beside its trace.
+
+    Return why that was not possible, None where it was or there is none.
+    """
     dump = flight_dump()
     if dump is None:
         return None
@@ -49,7 +52,7 @@ def hand_over_collectives(run: OpenRun) -> str | None:
             raw.write(dump)
     except OSError as e:
         return f"the flight recorder's dump could not be written: {e.strerror}"
-    name = rank_file(run.place.rank, FLIGHT_RECORDER)
+    name = of_window(window, rank_file(run.place.rank, FLIGHT_RECORDER))
     run.outbox.put({"do": "flight", "plain": raw.name, "name": name, "process_groups": process_groups()})
     return None
 

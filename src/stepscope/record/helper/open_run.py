@@ -4,13 +4,16 @@ Everything slow happens on one background thread or in the helper; the training 
 """
 
 import itertools
+import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepscope.contract.live import WindowPlan, plan_of
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
 from stepscope.record.helper import clock_probe
@@ -18,6 +21,7 @@ from stepscope.record.helper.agreement import agree_on_folder
 from stepscope.record.helper.outbox import Outbox
 from stepscope.record.helper.scratch import make_scratch
 from stepscope.record.helper.side_channel import ChannelClosed, SideChannel, open_side_channel
+from stepscope.record.live.settings import live_settings
 from stepscope.record.rank import Place
 
 _CLAIM_S = 30.0
@@ -30,7 +34,14 @@ _opened = itertools.count()
 class OpenRun:
     """What this rank sends out of the process, and what it hears back."""
 
-    def __init__(self, config: RecordConfig, place: Place) -> None:
+    def __init__(
+        self,
+        config: RecordConfig,
+        place: Place,
+        *,
+        on_asked: Callable[[WindowPlan], None] = lambda _: None,
+        where: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
         self.config = config
         self.place = place
         self.scratch = make_scratch(config.scratch)
@@ -39,19 +50,22 @@ class OpenRun:
         self.settled = threading.Event()  # the folder is known, or known not to come
         self._started_ns = time.time_ns()
         self._number = next(_opened)
+        self._on_asked = on_asked
+        self._where = where
         self._replies: queue.Queue[dict[str, Any]] = queue.Queue()
         self._probes: queue.Queue[str | None] = queue.Queue()
         self._claimed = False
         self._channel: SideChannel | None = None
         self._clocks: list[dict[str, Any]] = []
         self.outbox = Outbox(
-            on_reply=self._replies.put,
+            on_reply=self._hear,
             settings={
                 "rank": place.rank,
                 "world_size": place.world_size,
                 "scratch": str(self.scratch),
                 "other_ranks_wait_s": config.other_ranks_wait_s,
                 "write_timeout_s": config.write_timeout_s,
+                "live": live_settings(config, place, environ=os.environ),
             },
         )
         self._thread = threading.Thread(target=self._in_background, name="stepscope", daemon=True)
@@ -75,6 +89,23 @@ class OpenRun:
     def forget(self) -> None:
         """Let go of everything in a forked child."""
         self.outbox.forget()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """Take what the helper says: a window that all ranks will profile, a question, or an answer."""
+        if "window" in message:
+            plan = plan_of(message["window"])
+            if plan is not None:
+                self._on_asked(plan)
+        elif "where" in message:
+            self.outbox.put({"do": "where", **self._answer()})
+        else:
+            self._replies.put(message)
+
+    def _answer(self) -> dict[str, Any]:
+        try:
+            return self._where()
+        except Exception as e:  # noqa: BLE001 - the next question may come
+            return {"silent": explain(e)}
 
     def _in_background(self) -> None:
         try:

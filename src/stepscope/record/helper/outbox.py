@@ -56,7 +56,7 @@ class Outbox:
         self._put(b"".join([STEP + line.encode() + b"\n" for line in lines]))
 
     def put(self, message: dict[str, Any]) -> None:
-        """Send a message: `run`, `trace`, `file`, `facts` or `close`."""
+        """Send a message: `run`, `trace`, `file`, `facts`, `where` or `close`."""
         self._put(MESSAGE + json.dumps(message, default=str).encode() + b"\n")
 
     def finish(self, *, own_wait_s: float, grace_s: float) -> bool:

@@ -13,7 +13,10 @@ Messages, one JSON object per line after the letter `m` (lines after `s` go to t
     {"do": "file", "plain", "name"}                    move one finished file as it is
     {"do": "flight", "plain", "name", "process_groups"}  the flight recorder's dump, to be written as JSON lines
     {"do": "facts", ...}                               what run.json shall know of this rank
+    {"do": "where", "frames", "region", "collective"}  where the training thread is; asked for
     {"do": "close"}                                    training is over
+
+Beside its writing it looks for windows that are asked for, and for a rank that takes no steps (`live`).
 """
 
 import contextlib
@@ -24,11 +27,12 @@ import select
 import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file, steps_file
+from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object_in, steps_file
 from stepscope.errors import StepscopeError
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.helper.description import rank_facts, run_description
@@ -36,10 +40,10 @@ from stepscope.record.helper.growing_log import GrowingLog
 from stepscope.record.helper.move_file import move_file
 from stepscope.record.helper.retries import Retries, may_pass
 from stepscope.record.helper.scratch import hold_scratch, remove_scratch
+from stepscope.record.live.live import Live
 from stepscope.record.steps.statistics import StepStatistics
 from stepscope.record.window.trace_file import place_whole, sweep
 
-FACTS = "facts.jsonl"  # one line; not `.json`, which trace viewers take for a trace
 _READ_BYTES = 1 << 16
 _NAP_S = 0.2  # lines are gathered, so that the helper wakes a few times a second at most
 _NAP_PER_RANK_S = 0.002  # thousands of ranks on shared storage are asked for less often
@@ -82,6 +86,9 @@ class Writer:
         self.facts: dict[str, Any] = {}
         self.files: list[dict[str, Any]] = []
         self.steps = StepStatistics()
+        self.live = Live(
+            {**settings.get("live", {}), "pid": self.parent}, rank=self.rank, world_size=self.world_size, tell=_reply
+        )
         self.jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
         hold_scratch(Path(settings["scratch"]))  # it outlives the process that made it
         self.packer = threading.Thread(target=self._pack_all, daemon=True)
@@ -91,7 +98,8 @@ class Writer:
         """Take in lines until the pipe ends or the training process is gone."""
         rest = b""
         while True:
-            if not select.select([pipe], [], [], _WATCH_S)[0]:
+            self._watch(self.live.look)
+            if not select.select([pipe], [], [], min(_WATCH_S, self.live.look_s))[0]:
                 if os.getppid() != self.parent:  # it was killed, and a child of its own still holds the pipe
                     return
                 self._flush_log()
@@ -119,6 +127,7 @@ class Writer:
     def finish(self) -> None:
         """Complete this rank's files; on rank 0 wait for the other ranks, within limits, and write run.json."""
         self.ending = True
+        self._watch(partial(self.live.ends, closed=self.closed))
         self.retries.end_within(_LAST_TRIES_S)
         self.has_folder.set()  # or will never have one
         self.jobs.put(None)
@@ -133,6 +142,15 @@ class Writer:
             found = self._facts_of_all(over=True)
             self.retries.end_within(_LAST_TRIES_S)
             self.retries.until_done(partial(self._write_run_json, found, over=True))
+
+    def _watch(self, act: Callable[[], None]) -> None:
+        """Do what is beside the writing; where it fails it is noted, and the writing goes on."""
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - the run comes first
+            noted = self.facts.setdefault("warnings", [])
+            if (line := f"live: {type(e).__name__}: {e}") not in noted:
+                noted.append(line)
 
     def remove_scratch(self) -> None:
         """Remove the folder in which the training process exported its traces."""
@@ -150,8 +168,11 @@ class Writer:
             self.jobs.put({"do": do, **message})
         elif do == "facts":
             self.facts.update(message)
+            self.live.facts(message)
             if message.pop("window_complete", False):
                 self.jobs.put({"do": "report"})
+        elif do == "where":
+            self.live.where(message)
         elif do == "close":
             self.closed = True
 
@@ -177,6 +198,7 @@ class Writer:
             return f"{folder}: cannot write there: {e.strerror}"
         self.folder = folder
         self.has_folder.set()
+        self.live.opens(folder)
         for line in self.early:
             self.log.add(line)
         self.early = []
@@ -192,7 +214,9 @@ class Writer:
             self.log.add(line)
         elif len(self.early) < _MAX_EARLY_LINES:
             self.early.append(line)
-        self.steps.add(json.loads(line))
+        found = json.loads(line)
+        self.steps.add(found)
+        self.live.step(found)
 
     def _flush_log(self) -> None:
         if self.log is not None:
@@ -253,7 +277,7 @@ class Writer:
             ended=ended,
             writing=self.retries.summary(),
         )
-        place_whole(json.dumps(text).encode() + b"\n", self.folder / rank_file(self.rank, FACTS))
+        place_whole(json.dumps(text).encode() + b"\n", self.folder / facts_file(self.rank))
 
     def _write_run_json(self, found: list[dict[str, Any]], *, over: bool) -> None:
         assert self.folder is not None
@@ -269,7 +293,7 @@ class Writer:
             last_look = time.monotonic() > deadline or (self.ending and not over)
             there = {path.name for path in self.folder.iterdir()}
             for rank in range(self.world_size):
-                name = rank_file(rank, FACTS)
+                name = facts_file(rank)
                 facts = json_object_in(self.folder / name) if rank not in done and name in there else {}
                 if facts and (last_look or not over or facts["ended"] != "running"):
                     done[rank] = facts

@@ -114,6 +114,11 @@ class Regions:
             if region.name == name:
                 return
 
+    def innermost(self) -> str | None:
+        """Return the region that the training thread is in, None outside of any; for a thread that only looks."""
+        newest = (self._stacks.get(self.training_thread) or [])[-1:]  # a copy: the stack may change meanwhile
+        return newest[0].name if newest else None
+
     def so_far(self, now_ns: int) -> RegionTimes:
         """Return the regions of the open step that have ended, and what interrupted it."""
         if self.interruptions:

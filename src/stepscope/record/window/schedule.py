@@ -3,14 +3,26 @@
 wait = 2, warmup = 1, active = 2, repeat = 1
 step   0       1       2       3       4       5      6
 phase  before  before  warmup  window  window  after  after
+
+Windows that were asked for while the job runs come on top, all of them after those of the settings.
 """
 
+from collections.abc import Sequence
+
+from stepscope.contract.live import WindowPlan
 from stepscope.contract.step_line import AFTER, BEFORE, WARMUP, WINDOW
 from stepscope.record.config import RecordConfig
 
+NEVER = 1 << 62
+"""a step that no job reaches"""
 
-def phase_of(step: int, config: RecordConfig) -> tuple[str, int]:
+
+def phase_of(step: int, config: RecordConfig, asked: Sequence[WindowPlan] = ()) -> tuple[str, int]:
     """Return the phase of a step and the number of the window it belongs to or follows, both from 0."""
+    begun = [plan for plan in asked if step >= plan.first - plan.warmup]
+    if begun:
+        newest = max(begun, key=lambda plan: plan.window)
+        return WARMUP if step < newest.first else WINDOW if step < newest.last else AFTER, newest.window
     if config.light:
         return BEFORE, 0
     cycle_steps = config.wait + config.warmup + config.active
@@ -45,12 +57,18 @@ def frame_step(config: RecordConfig) -> int | None:
     return (config.wait + config.warmup + config.active) * config.repeat + 1
 
 
-def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
+def free_step(config: RecordConfig) -> int:
+    """Return the first step at which a window that was asked for may begin to get ready."""
+    return max(step + 2 for step in (0, census_step(config) or 0, frame_step(config) or 0)) if not config.light else 0
+
+
+def next_busy_step(step: int, config: RecordConfig, *, also: int, asked: Sequence[WindowPlan] = ()) -> int | None:
     """Return the first step from `step` on before which the recorder has something to do; None where none is left.
 
     Steps of warm-up and window, the one after each window, and `also`. In between, the phase does not change.
     """
     busy = [also] if also >= step else []
+    busy += [max(step, plan.first - plan.warmup) for plan in asked if step <= plan.last]
     if not config.light:
         cycle_steps = config.wait + config.warmup + config.active
         cycle, within = divmod(step, cycle_steps)

@@ -9,13 +9,14 @@ outcome: the file that it was exported to, or the reason why there is none.
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stepscope.contract.step_line import WARMUP, WINDOW
+from stepscope.contract.live import WindowPlan
+from stepscope.contract.step_line import AFTER, WARMUP, WINDOW
 from stepscope.record.collectives.groups import group_timeout_s
 from stepscope.record.config import RecordConfig
 from stepscope.record.failsafe import explain, say
@@ -29,6 +30,8 @@ from stepscope.record.window.thread_end import NO_SIGN, at_thread_end
 IDLE, PREPARED, RECORDING = "idle", "prepared", "recording"
 _OTHER_THREAD = "the steps run in several threads, and only the one that started the profiler could stop it"
 _OTHER_PROFILER = "another profiler is active in this process; ours stays out of its way"
+
+_TOO_LATE = "this rank heard of it after its last step"
 
 
 def replaces_export(on_trace_ready: Callable[[Any], Any] | None) -> bool:
@@ -48,6 +51,7 @@ class Window:
         on_open: Callable[[], None],
         on_closed: Callable[[dict[str, Any]], None],
         on_trace_ready: Callable[[Any], Any] | None = None,
+        asked: Callable[[], Sequence[WindowPlan]] = tuple,
     ) -> None:
         self.state = IDLE
         self.usual = TypicalStep()
@@ -57,6 +61,7 @@ class Window:
         self._on_open = on_open
         self._on_closed = on_closed
         self._on_trace_ready = on_trace_ready
+        self._asked = asked  # windows that were asked for while the job runs
         self._number = -1  # the newest window that was begun
         self._first_step = 0
         self._steps_done = 0
@@ -73,7 +78,8 @@ class Window:
 
     def before_step(self, step: int) -> bool:
         """Bring the profiler to where the coming step wants it; return whether that took more than a moment."""
-        phase, number = phase_of(step, self._config)
+        asked = self._asked()
+        phase, number = phase_of(step, self._config, asked)
         if self.state == RECORDING and not self._on_its_thread():
             self._lose(_OTHER_THREAD)
             return True
@@ -89,6 +95,9 @@ class Window:
             return self._guarded(lambda: self._prepare(number))
         if phase == WINDOW and (self.state == PREPARED or number > self._number):
             return self._guarded(lambda: self._open(step, number))
+        if phase == AFTER and number > self._number and any(plan.window == number for plan in asked):
+            self._number, self._first_step, self._steps_done = number, step, 0
+            self._drop(_TOO_LATE)
         return False
 
     def after_step(self) -> None:

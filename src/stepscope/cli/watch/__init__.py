@@ -1,0 +1,79 @@
+"""`stepscope watch`: a running job as it goes, on a screen or in lines, until it ends."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import RenderableType
+from rich.live import Live as Screen
+
+from stepscope.analyze.live.picture import Given
+from stepscope.cli.given.attempts import newest_attempt
+from stepscope.cli.messages import print_line
+from stepscope.cli.watch.watched import Watched
+from stepscope.report.live.screen import plain_line, screen
+from stepscope.report.text.terminal import console
+from stepscope.units import printable
+
+_MAX_PAUSE_S = 3600.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 0 once the job has ended, or after Ctrl-C."""
+    watched = Watched(newest_attempt(args.run), Given(args.flops_per_step, args.peak_tflops), trigger=args.trigger)
+    try:
+        with _shown(watched, once=args.once) as show:
+            while True:
+                over = watched.look()
+                show()
+                if over or args.once:
+                    break
+                _pause(args.every)
+    except KeyboardInterrupt:
+        print_line()
+        return 0
+    if watched.is_over:
+        print_line(f"the job has ended; next: stepscope report {printable(str(watched.folder))}")
+    return 0
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(min(seconds, _MAX_PAUSE_S))
+
+
+@contextmanager
+def _shown(watched: Watched, *, once: bool) -> Iterator[Callable[[], None]]:
+    """Give what shows the newest look: a screen on a terminal, lines elsewhere."""
+    out = console(sys.stdout)
+    if not out.is_terminal:
+        yield lambda: _print_news(watched)
+        return
+
+    def drawn() -> RenderableType:
+        assert watched.picture is not None
+        name = watched.folder.absolute().name
+        return screen(name, watched.picture, out, alarms=[*watched.alarms.up.values()], stalls=watched.stalls)
+
+    if once:
+        yield lambda: out.print(drawn())
+        return
+    with Screen(console=out, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
+
+        def show() -> None:
+            for line in watched.news:
+                live.console.print(f"{time.strftime('%H:%M:%S')} {line}")
+            watched.news.clear()
+            live.update(drawn(), refresh=True)
+
+        yield show
+
+
+def _print_news(watched: Watched) -> None:
+    assert watched.picture is not None
+    now = time.strftime("%H:%M:%S")
+    print_line(f"{now} {plain_line(watched.picture)}")
+    for line in watched.news:
+        print_line(f"{now} {line}")
+    watched.news.clear()

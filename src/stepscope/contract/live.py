@@ -1,0 +1,188 @@
+"""What is said in the folder of a run while its job runs, by files that are small and written whole.
+
+    live/request.jsonl     a profile window that somebody asks for: {"id", "steps", "by"}
+    live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window"} or {"id", "refused"}
+    live/rank00000.jsonl   a rank's answer to a request, and where it stands where it takes no steps
+
+    trigger --request--> every rank's helper --its newest step--> rank 0's helper --plan--> every rank
+
+The window begins at a step that no rank has reached, so all ranks open it together and none waits for another. Anybody
+who may write into the folder may have written these files: each number is looked at. Standard library only.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.run_folder import json_object_in, rank_file
+
+LIVE_FOLDER = "live"
+REQUEST = "request.jsonl"
+PLAN = "plan.jsonl"
+MAX_ASKED_STEPS = 1_000
+_MAX_STEP = 1 << 53
+_MAX_TEXT = 200
+_MAX_FRAMES = 40
+
+
+@dataclass(frozen=True)
+class WindowRequest:
+    """Somebody asks for a profile window."""
+
+    id: str
+    steps: int
+    by: str
+    """who, in words: the command, or an alarm"""
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """Which steps all ranks will profile, or why none."""
+
+    id: str
+    first: int = 0
+    last: int = 0
+    """exclusive"""
+    warmup: int = 0
+    """steps before the first in which the profiler gets ready"""
+    window: int = 0
+    """its number in the run, from 0"""
+    refused: str | None = None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Where a rank stands that has taken no step for longer than steps take."""
+
+    step: int
+    """the last one that ended"""
+    for_s: float
+    usual_s: float
+    """the longest of the steps before"""
+    frames: tuple[Frame, ...]
+    """of the training thread, innermost first; none where the interpreter gave no answer"""
+    region: str | None
+    collective: str | None
+    """the newest one that was issued: its operation, number, group and state"""
+    sequence: int | None
+    """that one's number in its group"""
+    group: str | None
+    silent: str | None
+    """what the system says of a process that gave no answer"""
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """What a rank's helper says while the job runs."""
+
+    rank: int
+    step: int | None
+    """the last step that ended; None before the first"""
+    step_s: float | None
+    """what a step takes, the median of the newest"""
+    answered: str | None
+    """the id of the request that this answers"""
+    stall: Stall | None
+    metrics_url: str | None = None
+    trouble: str | None = None
+    """why the metrics are not to be had"""
+
+
+def status_file(rank: int) -> str:
+    """Return the name of one rank's file in the folder `live`."""
+    return rank_file(rank, "jsonl")
+
+
+def read_request(folder: Path) -> WindowRequest | None:
+    """Return the request in a run folder, None where there is none that can be understood."""
+    found = json_object_in(folder / LIVE_FOLDER / REQUEST)
+    id, steps = found.get("id"), whole(found.get("steps"))
+    if not isinstance(id, str) or not id or steps is None or not 1 <= steps <= MAX_ASKED_STEPS:
+        return None
+    return WindowRequest(id[:_MAX_TEXT], steps, text(found.get("by")) or "?")
+
+
+def read_plan(folder: Path) -> WindowPlan | None:
+    """Return the newest plan in a run folder, None where there is none that can be understood."""
+    found = json_object_in(folder / LIVE_FOLDER / PLAN)
+    id, refused = found.get("id"), text(found.get("refused"))
+    if not isinstance(id, str) or not id:
+        return None
+    if refused is not None:
+        return WindowPlan(id[:_MAX_TEXT], refused=refused)
+    return plan_of({**found, "id": id[:_MAX_TEXT]})
+
+
+def plan_of(found: Mapping[str, Any]) -> WindowPlan | None:
+    """Return a plan from its fields, None where a number among them is not one that a plan can have."""
+    first, last, warmup, window = (whole(found.get(name)) for name in ("first", "last", "warmup", "window"))
+    if first is None or last is None or warmup is None or window is None:
+        return None
+    if not 0 < last - first <= MAX_ASKED_STEPS or warmup > min(first, MAX_ASKED_STEPS):
+        return None
+    return WindowPlan(str(found.get("id")), first, last, warmup, window)
+
+
+def read_status(folder: Path, rank: int) -> RankStatus | None:
+    """Return what a rank says, None where it says nothing."""
+    found = json_object_in(folder / LIVE_FOLDER / status_file(rank))
+    if not found:
+        return None
+    stall = found.get("stall")
+    return RankStatus(
+        rank=rank,
+        step=whole(found.get("step")),
+        step_s=seconds(found.get("step_s")),
+        answered=text(found.get("answered")),
+        stall=_stall(stall) if isinstance(stall, dict) else None,
+        metrics_url=text(found.get("metrics_url")),
+        trouble=text(found.get("trouble")),
+    )
+
+
+def _stall(found: Mapping[str, Any]) -> Stall:
+    frames = found.get("frames")
+    return Stall(
+        step=whole(found.get("step")) or 0,
+        for_s=seconds(found.get("for_s")) or 0.0,
+        usual_s=seconds(found.get("usual_s")) or 0.0,
+        frames=tuple(f for one in (frames if isinstance(frames, list) else [])[:_MAX_FRAMES] if (f := _frame(one))),
+        region=text(found.get("region")),
+        collective=text(found.get("collective")),
+        sequence=whole(found.get("sequence")),
+        group=text(found.get("group")),
+        silent=text(found.get("silent")),
+    )
+
+
+def _frame(found: Any) -> Frame | None:
+    if not isinstance(found, list) or len(found) != 3:
+        return None
+    return Frame(text(found[0]) or "?", whole(found[1]) or 0, text(found[2]) or "?")
+
+
+def whole(value: object) -> int | None:
+    """Return a count from a file, None for anything else."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_STEP
+    return value if is_count and isinstance(value, int) else None
+
+
+def seconds(value: object) -> float | None:
+    """Return a time from a file, None for anything else."""
+    is_time = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e12
+    return float(value) if is_time and isinstance(value, int | float) else None
+
+
+def text(value: object) -> str | None:
+    """Return a text of a length that texts have, None for anything else."""
+    return value[:_MAX_TEXT] if isinstance(value, str) and value else None

@@ -1,0 +1,244 @@
+"""What the helper process of one rank does while the job runs, beside writing: it answers, and it watches.
+
+All of it is in the helper, a few times a second, on files that are small; where one of them cannot be read or written
+the rest goes on. The training process hears of two things only, on a thread of its own: a window that all ranks will
+profile, and the question where its training thread is.
+"""
+
+import contextlib
+import json
+import socket
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.live import (
+    LIVE_FOLDER,
+    PLAN,
+    REQUEST,
+    RankStatus,
+    WindowPlan,
+    WindowRequest,
+    read_plan,
+    read_request,
+    read_status,
+    status_file,
+)
+from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
+from stepscope.record.live.asked_window import Rules, plan_for
+from stepscope.record.live.export import Export
+from stepscope.record.live.process_state import process_state
+from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
+from stepscope.record.window.trace_file import place_whole
+
+LOOK_S = 0.5
+_LOOK_PER_RANK_S = 0.002  # thousands of ranks look at shared storage less often
+_KEPT_STEPS = 32
+
+
+class Live:
+    """The watching side of one rank's helper. `tell` sends a message to the training process."""
+
+    def __init__(self, settings: dict[str, Any], *, rank: int, world_size: int, tell: Callable[[Any], None]) -> None:
+        self.look_s = LOOK_S + world_size * _LOOK_PER_RANK_S
+        self._settings = settings
+        self._rank = rank
+        self._world_size = world_size
+        self._tell = tell
+        self._folder: Path | None = None
+        self._next_look_s = 0.0
+        self._stalls = StallWatch()
+        self._stall: dict[str, Any] | None = None
+        self._durations_s: deque[float] = deque(maxlen=_KEPT_STEPS)
+        self._answered: str | None = None
+        self._told: str | None = None  # the plan that the training process knows
+        self._seen: tuple[str, float] | None = None  # rank 0: the request, and since when it is known
+        self._planned: WindowPlan | None = None  # rank 0: the one that is under way
+        self._next_number: int = settings.get("first_number", 0)
+        self._last_over_s: float | None = None
+        self._parent: int = settings.get("pid", 0)
+        self._export = _export(settings, rank=rank, world_size=world_size, stall_s=self._stalled_s)
+        self._export_state: dict[str, Any] = {}
+
+    def opens(self, folder: Path) -> None:
+        """Begin to look into the run's folder."""
+        self._folder = folder
+        if self._export is not None:
+            self._export.run = folder.name
+
+    def step(self, line: dict[str, Any]) -> None:
+        """Take in one line of the step log."""
+        step, dur_ns = line.get("step"), line.get("dur_ns")
+        if not isinstance(step, int) or not isinstance(dur_ns, int):
+            return
+        if self._export is not None:
+            self._export.line(line)
+        if not line.get("profiled"):
+            self._durations_s.append(dur_ns / 1e9)
+        if self._stalls.step_arrived(step, dur_ns / 1e9, time.monotonic()) and self._stall is not None:
+            self._stall = None
+            self._say()
+
+    def facts(self, facts: dict[str, Any]) -> None:
+        """Take in what the rank knows of its job."""
+        if self._export is not None:
+            self._export.facts(facts)
+
+    def where(self, answer: dict[str, Any]) -> None:
+        """Take in where the training thread is."""
+        if self._stalls.asked_s is not None:
+            self._stall = stall_status(self._stalls, answer, time.monotonic())
+            self._say()
+
+    def look(self) -> None:
+        """Look for requests and stalls, where it is time to."""
+        now_s = time.monotonic()
+        if self._folder is None or now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + self.look_s
+        with contextlib.suppress(OSError):
+            self._look_for_stall(now_s)
+            self._look_for_request(self._folder, now_s)
+            if self._export is not None and self._export.state() != self._export_state:
+                self._export_state = self._export.state()
+                self._say()
+
+    def ends(self, *, closed: bool) -> None:
+        """Tidy up after a job that ended by itself; what a killed one said last stays."""
+        if self._export is not None:
+            self._export.end()
+        folder = self._folder
+        if folder is None or not (folder / LIVE_FOLDER).is_dir():
+            return
+        names = [status_file(self._rank), *((REQUEST, PLAN) if self._rank == 0 else ())] if closed else [REQUEST]
+        for name in names:
+            with contextlib.suppress(OSError):
+                (folder / LIVE_FOLDER / name).unlink()
+        with contextlib.suppress(OSError):
+            (folder / LIVE_FOLDER).rmdir()  # the last rank's
+
+    def _look_for_stall(self, now_s: float) -> None:
+        asked_s = self._stalls.asked_s
+        if asked_s is not None and self._stall is None and now_s - asked_s > ANSWER_S:
+            self._stall = stall_status(self._stalls, {"silent": process_state(self._parent)}, now_s)
+            self._say()
+        if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
+            self._tell({"where": True})
+
+    def _look_for_request(self, folder: Path, now_s: float) -> None:
+        request = read_request(folder)
+        if request is None:
+            self._seen = None
+            return
+        if request.id != self._answered:
+            self._answered = request.id
+            self._say()
+        if self._rank == 0:
+            self._decide(folder, request, now_s)
+        plan = read_plan(folder)
+        if plan is not None and plan.id == request.id != self._told and plan.refused is None:
+            self._told = plan.id
+            self._tell({"window": asdict(plan)})
+
+    def _decide(self, folder: Path, request: WindowRequest, now_s: float) -> None:
+        """Rank 0: answer a request once all ranks are heard of; end it once all have recorded it."""
+        if self._planned is not None and self._planned.id == request.id:
+            if self._is_over(folder, self._planned):
+                self._planned, self._last_over_s = None, now_s
+                self._forget_request(folder)
+            return
+        if self._seen is None or self._seen[0] != request.id:
+            self._seen = (request.id, now_s)
+        waited_s = now_s - self._seen[1]
+        plan = plan_for(request, self._answers(folder, request.id), self._rules(now_s), waited_s=waited_s)
+        if plan is None:
+            return
+        self._put(PLAN, asdict(plan))
+        if plan.refused is not None:
+            self._forget_request(folder)
+        else:
+            self._planned = plan
+            self._next_number += 1
+
+    def _rules(self, now_s: float) -> Rules:
+        return Rules(
+            world_size=self._world_size,
+            free_step=self._settings.get("free_step", 0),
+            number=self._next_number,
+            look_s=self.look_s,
+            since_last_s=None if self._last_over_s is None else now_s - self._last_over_s,
+            pause_s=self._settings.get("pause_s", 0.0),
+            why_never=self._settings.get("why_no_window"),
+        )
+
+    def _answers(self, folder: Path, request_id: str) -> dict[int, RankStatus]:
+        said = ((rank, read_status(folder, rank)) for rank in range(self._world_size))
+        return {rank: status for rank, status in said if status is not None and status.answered == request_id}
+
+    def _is_over(self, folder: Path, plan: WindowPlan) -> bool:
+        """Return whether every rank that was to profile the window has said what became of it."""
+        chosen = self._settings.get("profiled_ranks")
+        wanted = range(self._world_size) if chosen is None else [r for r in chosen if r < self._world_size]
+        return all(window_outcome(folder, rank, plan.window) is not None or has_ended(folder, rank) for rank in wanted)
+
+    def _forget_request(self, folder: Path) -> None:
+        self._seen = None
+        with contextlib.suppress(OSError):
+            (folder / LIVE_FOLDER / REQUEST).unlink()
+
+    def _say(self) -> None:
+        """Write what this rank has to say; nothing where that is nothing."""
+        typical_s = statistics.median(self._durations_s) if self._durations_s else None
+        status = {
+            "schema": SCHEMA,
+            "rank": self._rank,
+            "step": self._stalls.step,
+            "step_s": typical_s,
+            "answered": self._answered,
+            "stall": self._stall,
+            **self._export_state,
+        }
+        self._put(status_file(self._rank), status)
+
+    def _stalled_s(self) -> float:
+        return self._stalls.for_s(time.monotonic()) if self._stalls.asked_s is not None else 0.0
+
+    def _put(self, name: str, content: dict[str, Any]) -> None:
+        if self._folder is None:
+            return
+        with contextlib.suppress(OSError):
+            (self._folder / LIVE_FOLDER).mkdir(exist_ok=True)
+            place_whole(json.dumps(content).encode() + b"\n", self._folder / LIVE_FOLDER / name)
+
+
+def _export(settings: dict[str, Any], **about: Any) -> "Export | None":
+    """Return what tells the metrics to others, None where nobody asked for them."""
+    if not settings.get("metrics") and not settings.get("otlp"):
+        return None
+    return Export({**settings, "host": socket.gethostname()}, **about)
+
+
+def window_outcome(folder: Path, rank: int, window: int) -> dict[str, Any] | None:
+    """Return what became of a window on one rank, None where that is not known yet.
+
+    `{"status", "name", "reason", "first_step", "last_step", "bytes"}`; status is `written` where there is a trace.
+    """
+    facts = json_object_in(folder / facts_file(rank))
+    outcomes = [w for w in _dicts(facts.get("windows")) if w.get("window") == window]
+    if not outcomes:
+        return None
+    files = [f for f in _dicts(facts.get("files")) if f.get("name") == outcomes[-1].get("name") is not None]
+    return {**outcomes[-1], **(files[-1] if files else {})}
+
+
+def has_ended(folder: Path, rank: int) -> bool:
+    """Return whether a rank's helper has seen its training process end."""
+    return json_object_in(folder / facts_file(rank)).get("ended") in ("closed", "killed")
+
+
+def _dicts(found: object) -> list[dict[str, Any]]:
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

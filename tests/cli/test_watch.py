@@ -1,0 +1,108 @@
+"""`stepscope watch` and `stepscope trigger` on constructed run folders: lines, restarts, refusals in one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.analyze.live.runs import claim, line, write_facts, write_log
+
+from stepscope.cli.given.attempts import newest_attempt
+from stepscope.cli.main import main
+from stepscope.cli.watch.site import LiveSite
+from stepscope.contract.live import LIVE_FOLDER, REQUEST
+
+
+def job(folder: Path, *, ended: str | None = None, launch: str = "a") -> Path:
+    for rank in (0, 1):
+        write_log(claim(folder, launch), rank, [line(step, 10.0) for step in range(40)])
+        if ended is not None:
+            write_facts(folder, rank, ended)
+    return folder
+
+
+def test_look_is_one_line_where_nobody_watches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(job(tmp_path / "run")), "--once"]) == 0
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said[9:].startswith("step 39; ") and "10.0 ms per step; forward 2.5 ms" in said
+
+
+def test_watch_ends_with_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(job(tmp_path / "run", ended="closed"))]) == 0
+    assert f"the job has ended; next: stepscope report {tmp_path / 'run'}" in capsys.readouterr().out
+
+
+def test_names_in_logs_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = line(39, 10.0, regions={"\x1b[31mred": {"ns": 10**7, "n": 1}})
+    write_log(claim(tmp_path / "run", "a"), 0, [hostile])
+    assert main(["watch", str(tmp_path / "run"), "--once"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = job(tmp_path / "run", ended="killed")
+    assert newest_attempt(first) == first
+    job(tmp_path / "run-2", launch="another job")
+    job(tmp_path / "run-3", ended="closed")
+    assert newest_attempt(first) == tmp_path / "run-3" == newest_attempt(tmp_path / "run-3")
+    assert main(["watch", str(first)]) == 0
+    assert f"stepscope report {tmp_path / 'run-3'}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (("closed", "closed"), "the job has ended; stepscope report"),
+        (("running", "killed"), "rank 1 has ended, so the ranks would not record the same steps"),
+    ],
+)
+def test_trigger_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ended: tuple[str, str], words: str
+) -> None:
+    run = job(tmp_path / "run")
+    for rank, how in enumerate(ended):
+        write_facts(run, rank, how)
+    assert main(["trigger", str(run)]) == 2
+    assert words in capsys.readouterr().err
+    assert not (run / LIVE_FOLDER).exists()
+
+
+def test_trigger_says_what_is_under_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = job(tmp_path / "run")
+    (run / LIVE_FOLDER).mkdir()
+    (run / LIVE_FOLDER / REQUEST).write_text(json.dumps({"id": "x", "steps": 2}))
+    plan = {"id": "x", "first": 50, "last": 52, "warmup": 2, "window": 0}
+    (run / LIVE_FOLDER / "plan.jsonl").write_text(json.dumps(plan))
+    assert main(["trigger", str(run)]) == 2
+    assert "another window is under way, steps 50 to 51; ask again once it is over" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trigger", "{none}"], "there is no run folder"),
+        (["trigger", "{empty}"], "no recorded job writes there"),
+        (["trigger", "{empty}", "--steps", "100000"], "1000 steps at most"),
+        (["watch", "{none}"], "there is no run folder"),
+        (["watch", "{empty}", "--once"], "no step log is there"),
+    ],
+)
+def test_what_is_no_running_job_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main([word.format(none=tmp_path / "none", empty=tmp_path / "empty") for word in words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
+    hostile = line(40, 10.0, regions={"<script>alert(1)</script>": {"ns": 10**7, "n": 1}})
+    write_log(claim(tmp_path / "run", "a"), 0, [*(line(step, 10.0) for step in range(40)), hostile])
+    site = LiveSite(str(tmp_path / "run"))
+    page = site("", {})
+    assert page is not None and site("report.html", {}) is None
+    text = page.body.decode()
+    assert "10.0 ms per step" in text and 'http-equiv="refresh"' in text and "<script" not in text
+    assert "&lt;script&gt;" in text and "default-src 'none'" in page.headers["Content-Security-Policy"]
+    write_facts(tmp_path / "run", 0, "closed")
+    ended = LiveSite(str(tmp_path / "run"))("", {})
+    assert ended is not None and b"has ended" in ended.body and b"refresh" not in ended.body

@@ -1,0 +1,154 @@
+"""One real job of two ranks: asked twice for a window, scraped, and made to stand still; it ends as it would have."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from tests.limits import HANG_S
+from tests.record.script_runs import INJECT, SOURCE, environment
+
+from stepscope.cli.main import main
+from stepscope.contract.live import LIVE_FOLDER, WindowRequest, read_status
+from stepscope.errors import InputError
+from stepscope.record.config import RecordConfig
+
+pytestmark = [pytest.mark.job, pytest.mark.slow]
+JOB = Path(__file__).parent / "live_job.py"
+
+
+def until(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + HANG_S
+    while not (found := what()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a job that runs until its file `end` is there."""
+    where = tmp_path_factory.mktemp("live")
+    config = RecordConfig(out=str(where / "run"), light=True, metrics="0", asked_pause_s=0.0, telemetry=False)
+    environ = {**environment(), **config.to_env(), "PYTHONPATH": f"{INJECT}{os.pathsep}{SOURCE}"}
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-W", "ignore", *launcher, str(JOB), str(where)]
+    with (where / "job.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
+    try:
+        logs = [where / "run" / f"rank{rank:05}.steps.jsonl" for rank in (0, 1)]
+        until(lambda: process.poll() is not None or all(p.exists() and p.read_bytes().count(b"\n") > 9 for p in logs))
+        assert process.poll() is None, (where / "job.log").read_text()
+        yield where
+        (where / "end").touch()
+        assert process.wait(HANG_S) == 0, (where / "job.log").read_text()
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
+
+
+def test_two_windows_that_were_asked_for_are_read(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = job / "run"
+    for window, folder in enumerate((run, run / "window1")):
+        assert main(["trigger", str(run), "--steps", "2"]) == 0
+        assert main(["report", str(folder), "--json", "-", "--no-cache"]) == 0
+        said = capsys.readouterr().out
+        report = json.loads(said[said.index("{") :])
+        assert report["run"]["num_ranks"] == 2 and report["run"]["num_steps"] == 2, window
+        assert {c["op"] for c in report["collectives"]} == {"all_reduce"} and report["verdict_reason"] != ""
+        assert all(c["group"] not in (None, "") for c in report["collectives"])
+        until(lambda: not (run / LIVE_FOLDER / "request.jsonl").exists())
+    steps = [json.loads(line) for line in (run / "rank00001.steps.jsonl").read_text().splitlines()[1:]]
+    by_rank = [s["step"] for s in steps if s["phase"] == "window"]
+    other = [json.loads(line) for line in (run / "rank00000.steps.jsonl").read_text().splitlines()[1:]]
+    assert len(by_rank) == 4 and by_rank == [s["step"] for s in other if s["phase"] == "window"]
+
+
+def test_second_request_at_once_is_refused(job: Path) -> None:
+    from stepscope.cli.given.ask import put_request, withdraw
+
+    request = WindowRequest("a" * 16, 1, "test")
+    put_request(job / "run", request)
+    with pytest.raises(InputError, match="another window"):
+        put_request(job / "run", WindowRequest("b" * 16, 1, "test"))
+    withdraw(job / "run", request)
+
+
+def scraped(job: Path) -> dict[str, float]:
+    url = until(lambda: (s := read_status(job / "run", 1)) and s.metrics_url)
+    with urlopen(url, timeout=HANG_S) as answer:
+        lines = answer.read().decode().splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+
+def test_rank_that_stands_still_is_named_and_metrics_equal_the_log(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job / "stand").touch()
+    run = job / "run"
+    until(lambda: all((s := read_status(run, rank)) is not None and s.stall is not None for rank in (0, 1)))
+    assert main(["watch", str(run), "--once"]) == 0
+    said = capsys.readouterr().out
+    assert "rank 1 did not arrive at all_reduce" in said and re.search(r"live_job.py:\d+ in stands_still_here", said)
+    assert main(["trigger", str(run)]) == 2
+    assert "has taken no step for" in capsys.readouterr().err
+    assert_equal_to_log(scraped(job), run)
+    if shutil.which("prometheus"):
+        assert_prometheus_scrapes(job)
+    (job / "stand").unlink()
+    until(lambda: (s := read_status(run, 1)) is not None and s.stall is None)
+
+
+def assert_equal_to_log(found: dict[str, float], run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "rank00001.steps.jsonl").read_text().splitlines()[1:]]
+    label = 'run="run",rank="1"'
+    assert found[f"stepscope_steps_total{{{label}}}"] == len(lines)
+    assert found[f"stepscope_step_number{{{label}}}"] == lines[-1]["step"]
+    own = [line["dur_ns"] for line in lines if not line["profiled"]]
+    assert found[f"stepscope_step_duration_seconds_sum{{{label}}}"] == pytest.approx(sum(own) / 1e9)
+    for name in ("forward_pass", "backward_pass", "optimizer_step", "gradient_sync"):
+        total_ns = sum(line["regions"].get(name, {"ns": 0})["ns"] for line in lines)
+        value = found[f'stepscope_region_time_seconds_total{{{label},region="{name}"}}']
+        assert value == pytest.approx(total_ns / 1e9)
+    sizes = [line["collectives"]["bytes"] for line in lines if line.get("collectives", {}).get("bytes")]
+    assert found[f"stepscope_collective_size_bytes_total{{{label}}}"] == sum(sizes)
+
+
+def assert_prometheus_scrapes(job: Path) -> None:
+    """Let Debian's Prometheus scrape the job and answer a query."""
+    target = (read_status(job / "run", 1).metrics_url or "").removeprefix("http://").removesuffix("/metrics")  # type: ignore[union-attr]
+    settings = {
+        "scrape_configs": [{"job_name": "t", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}]
+    }
+    (job / "prometheus.yml").write_text(json.dumps(settings))  # JSON is YAML
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = ["prometheus", f"--config.file={job / 'prometheus.yml'}", f"--web.listen-address={address}"]
+    with (job / "prometheus.log").open("wb") as log:
+        server = subprocess.Popen([*command, f"--storage.tsdb.path={job / 'data'}"], stdout=log, stderr=log)
+    try:
+
+        def answer() -> Any:
+            try:
+                with urlopen(f"http://{address}/api/v1/query?query=stepscope_steps_total", timeout=10) as found:
+                    return json.loads(found.read())["data"]["result"]
+            except OSError:
+                assert server.poll() is None, (job / "prometheus.log").read_text()
+                return None
+
+        found = until(answer)
+        assert found[0]["metric"]["rank"] == "1"
+        assert int(found[0]["value"][1]) == (job / "run" / "rank00001.steps.jsonl").read_bytes().count(b"\n") - 1
+    finally:
+        server.terminate()
+        server.wait(HANG_S)

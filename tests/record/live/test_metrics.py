@@ -1,0 +1,257 @@
+"""Metrics equal the step log, in the forms that Prometheus and OpenTelemetry read, whatever the other side does."""
+
+import http.server
+import json
+import random
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from tests.limits import HANG_S
+
+from stepscope.errors import UsageError
+from stepscope.record.live.endpoint import Endpoint, address_from
+from stepscope.record.live.metrics import BUCKETS_S, Metrics
+from stepscope.record.live.otlp import OtlpPush, collector_from, headers_in, otlp_request
+from stepscope.record.live.prometheus import prometheus_text
+
+MONITORING = Path(__file__).parents[3] / "examples" / "monitoring"
+LABELS = (("run", 'a"b\\c\n'), ("rank", "3"))
+
+
+def log(steps: int) -> list[dict[str, Any]]:
+    draw = random.Random(7)
+    lines = []
+    for step in range(steps):
+        regions = {"forward_pass": {"ns": draw.randrange(10**6), "n": 1}}
+        if step % 3 == 0:
+            regions["gradient_sync"] = {"ns": draw.randrange(10**5), "n": 1}
+        line = {"step": step, "dur_ns": draw.randrange(10**6, 10**9), "end_ns": 10**18 + step, "regions": regions}
+        line |= {"profiled": step % 10 == 9, "collectives": {"count": 2, "bytes": None if step == 0 else 100}}
+        lines.append({**line, "memory": {"host_bytes": 1000 + step, "allocated_bytes": None}})
+    return lines
+
+
+def metrics_of(lines: list[dict[str, Any]]) -> Metrics:
+    metrics = Metrics()
+    metrics.facts({"tokens_per_step": 7, "samples_per_step": None, "flops": {"total": 10}})
+    metrics.line({"schema": 1, "rank": 3})  # the header
+    for line in lines:
+        metrics.line(line)
+    return metrics
+
+
+def values(text: str) -> dict[str, float]:
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {
+        line.rpartition(" ")[0].replace('run="a\\"b\\\\c\\n",rank="3"', "*"): float(line.split()[-1]) for line in lines
+    }
+
+
+def test_metrics_are_the_sums_over_the_log() -> None:
+    lines = log(50)
+    text = prometheus_text(metrics_of(lines).samples(), labels=LABELS)
+    found, own = values(text), [line for line in lines if not line["profiled"]]
+    assert found["stepscope_steps_total{*}"] == 50 and found["stepscope_profiled_steps_total{*}"] == 5
+    assert found["stepscope_tokens_total{*}"] == 350 and found["stepscope_flops_total{*}"] == 500
+    assert found["stepscope_collectives_total{*}"] == 100 and found["stepscope_collective_size_bytes_total{*}"] == 4900
+    assert found["stepscope_memory_host_bytes{*}"] == 1049 and "stepscope_memory_allocated_bytes{*}" not in found
+    for name in ("forward_pass", "gradient_sync"):
+        total = sum(line["regions"].get(name, {"ns": 0})["ns"] for line in lines)
+        assert found[f'stepscope_region_time_seconds_total{{*,region="{name}"}}'] == pytest.approx(total / 1e9)
+    told = [line for line in own if "gradient_sync" in line["regions"]]
+    assert found["stepscope_own_steps_total{*}"] == len(told)
+    own_ns = sum(line["dur_ns"] - line["regions"]["gradient_sync"]["ns"] for line in told)
+    assert found["stepscope_own_time_seconds_total{*}"] == pytest.approx(own_ns / 1e9)
+    assert found["stepscope_step_duration_seconds_count{*}"] == len(own)
+    assert found["stepscope_step_duration_seconds_sum{*}"] == pytest.approx(sum(line["dur_ns"] for line in own) / 1e9)
+    for bound in BUCKETS_S:
+        up_to = sum(line["dur_ns"] / 1e9 <= bound for line in own)
+        assert found[f'stepscope_step_duration_seconds_bucket{{*,le="{bound}"}}'] == up_to
+
+
+def test_every_name_says_its_unit_and_kind() -> None:
+    text = prometheus_text(metrics_of(log(12)).samples(), labels=LABELS)
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+    assert all(name.endswith("_total") == (kind == "counter") for name, kind in kinds.items())
+    assert all(re.fullmatch(r"stepscope_[a-z_]+", name) for name in kinds)
+    assert len(kinds) == text.count("# HELP ")
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"step": -1, "dur_ns": 1}, {"step": "x", "dur_ns": 1}, {"step": 1, "dur_ns": 1.5}]
+)
+def test_what_is_no_step_counts_for_nothing(line: dict[str, Any]) -> None:
+    metrics = Metrics()
+    metrics.line(line)
+    assert [metric.name for metric, _, _ in metrics.samples()] == ["stepscope.stall.duration"]
+
+
+def test_open_telemetry_has_the_same_numbers() -> None:
+    samples = metrics_of(log(50)).samples()
+    body = otlp_request(samples, resource=LABELS, start_ns=1, now_ns=2)
+    metrics = {m["name"]: m for m in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]}
+    steps = metrics["stepscope.steps"]["sum"]
+    assert steps["dataPoints"][0]["asInt"] == "50" and steps["isMonotonic"] and steps["aggregationTemporality"] == 2
+    duration = metrics["stepscope.step.duration"]
+    points = duration["histogram"]["dataPoints"][0]
+    assert points["count"] == "45" and len(points["bucketCounts"]) == len(points["explicitBounds"]) + 1
+    assert duration["unit"] == "s" and metrics["stepscope.collective.size"]["unit"] == "By"
+    assert {
+        p["attributes"][0]["value"]["stringValue"] for p in metrics["stepscope.region.time"]["sum"]["dataPoints"]
+    } == {
+        "forward_pass",
+        "gradient_sync",
+    }
+    json.dumps(body, allow_nan=False)
+
+
+def wait_for(event: threading.Event) -> None:
+    assert event.wait(HANG_S)
+
+
+@pytest.fixture
+def endpoint() -> Any:
+    made = Endpoint("0", lambda: "x 1\n", local_rank=5)
+    while made.url is None:
+        threading.Event().wait(0.01)
+    yield made
+    made.end()
+
+
+def status_of(url: str, **headers: str) -> int:
+    try:
+        with urlopen(Request(url, headers=headers), timeout=HANG_S) as answer:
+            return int(answer.status)
+    except HTTPError as e:
+        return e.code
+
+
+def test_endpoint_answers_beside_clients_that_hang(endpoint: Endpoint) -> None:
+    assert endpoint.url is not None and endpoint.url.startswith("http://127.0.0.1:")
+    port = int(endpoint.url.split(":")[2].partition("/")[0])
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
+    with urlopen(endpoint.url, timeout=HANG_S) as answer:
+        assert answer.read() == b"x 1\n" and answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    for one in silent:
+        one.close()
+    assert status_of(endpoint.url.replace("/metrics", "/")) == 404
+    assert status_of(endpoint.url, Host="evil.example") == 421
+    assert status_of(endpoint.url, Host="localhost:9400") == 200
+
+
+def test_port_that_is_taken_is_said(endpoint: Endpoint) -> None:
+    assert endpoint.url is not None
+    second = Endpoint(endpoint.url.split("/")[2], str, local_rank=0)
+    while second.trouble is None:
+        threading.Event().wait(0.01)
+    second.end()
+    assert second.url is None and "127.0.0.1" in second.trouble
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("9400", ("127.0.0.1", 9400)),
+        (":9400", ("127.0.0.1", 9400)),
+        ("0.0.0.0:1", ("0.0.0.0", 1)),
+        ("[::1]:2", ("::1", 2)),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int]) -> None:
+    assert address_from(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:x", "99999", "-1", "127.0.0.1"])
+def test_wrong_addresses_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--metrics"):
+        address_from(text)
+
+
+def test_collectors_and_headers() -> None:
+    assert collector_from("http://h") == ("h", 4318, False, "/v1/metrics")
+    assert collector_from("https://h:1/x/") == ("h", 1, True, "/x/v1/metrics")
+    assert collector_from("http://h/v1/metrics")[3] == "/v1/metrics"
+    assert headers_in("a=b%20c,d=e=f,bad,x=y%0d%0aZ: 1") == {"a": "b c", "d": "e=f"}
+    for wrong in ("", "h:4318", "ftp://h", "http://", "http://h:99999"):
+        with pytest.raises(UsageError, match="--otlp"):
+            collector_from(wrong)
+
+
+def test_push_reaches_a_collector_and_a_refusal_is_said() -> None:
+    bodies: list[Any] = []
+    got = threading.Event()
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+            self.send_response(200 if len(bodies) == 1 else 503)
+            self.end_headers()
+            got.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        push = OtlpPush(url, metrics_of(log(3)).samples, resource=lambda: LABELS, period_s=0.01)
+        wait_for(got)
+        push.end()
+        push._thread.join(HANG_S)
+        server.shutdown()
+    assert bodies[0][0] == "/v1/metrics" and "resourceMetrics" in bodies[0][1]
+    assert len(bodies) > 1 and push.trouble == "the collector answered 503"
+
+
+def test_collector_that_is_gone_is_said() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    push = OtlpPush(f"http://127.0.0.1:{port}", list, resource=tuple, period_s=1000)
+    push.end()
+    push._thread.join(HANG_S)
+    assert push.trouble is not None and "did not take the metrics" in push.trouble
+
+
+def expressions() -> list[str]:
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_dashboard_has_grafanas_shape_and_our_names() -> None:
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= set(dashboard)
+    panels = dashboard["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert {"type", "title", "gridPos", "targets", "datasource", "fieldConfig"} <= set(panel)
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24 and all(place[key] >= 0 for key in "xywh")
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    named = {v["name"] for v in dashboard["templating"]["list"]}
+    assert named == {"datasource", "run"} and all("$run" in expr for expr in expressions())
+
+
+def test_dashboard_and_alerts_use_metrics_that_are_there() -> None:
+    metrics = metrics_of(log(12))
+    metrics.facts({"samples_per_step": 3})
+    metrics.line({"step": 12, "dur_ns": 1, "regions": {}, "memory": {"allocated_bytes": 1}})
+    known = set(re.findall(r"^(stepscope_\w+)", prometheus_text(metrics.samples(), labels=()), re.MULTILINE))
+    rules = (MONITORING / "alerts.yml").read_text()
+    used = {name for text in (*expressions(), rules) for name in re.findall(r"(?<![:\w])stepscope_\w+", text)}
+    assert len(used) > 8 and used <= known
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_promtool_takes_rules_and_configuration() -> None:
+    for words in (["rules", "alerts.yml"], ["config", "prometheus.yml"]):
+        done = subprocess.run(["promtool", "check", *words], cwd=MONITORING, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
