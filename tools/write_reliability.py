@@ -19,8 +19,8 @@ Made from `tests/faults.toml` by `tools/write_reliability.py`; do not edit. Ever
 run with all others in CI. A test checks that each of them exists and that this page is current.
 
 Two rules hold throughout. Reading ends in a result with a note on the data's quality, or in one line of error with exit
-code 2: never a traceback, a hang, unbounded memory or a silently wrong number. Recording leaves the loss curve bit-equal
-to that of an unrecorded run, and the exit code and the number of steps unchanged
+code 2: never a traceback, a hang, unbounded memory or a silently wrong number. Recording leaves the loss curve
+bit-equal to that of an unrecorded run, and the exit code and the number of steps unchanged
 (`tests/record/test_faults.py::test_losses_are_bit_equal_and_every_step_is_made` holds every scenario against it).
 """
 KINDS = {
