@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepscope.analyze.account import account_of
+from stepscope.cli.given.addresses import as_given
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json, write_output
@@ -80,5 +81,5 @@ def _runs(
 def _compared(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> ComparedRun:
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
-    account = account_of(found, unprofiled_ms=unprofiled_ms)
+    account = account_of(as_given(args, found), unprofiled_ms=unprofiled_ms)
     return compared_run(account, diagnose(account))

@@ -99,7 +99,12 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    code: int = _imported(f"stepscope.cli.{name}").run(args)
+    module = _imported(f"stepscope.cli.{name}")
+    if any("://" in word for word in arguments):
+        from stepscope.cli.given.addresses import run_on_copies
+
+        return run_on_copies(name, module.run, args)
+    code: int = module.run(args)
     return code
 
 

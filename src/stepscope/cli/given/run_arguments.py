@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope.cli.given.addresses import as_given
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import Run, incomplete, load
@@ -26,9 +27,10 @@ def account_from(
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
     with reading_progress() as progress:
-        return load(
+        found = load(
             run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
         )
+    return as_given(args, found)
 
 
 def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> "Account":
