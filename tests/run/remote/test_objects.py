@@ -69,7 +69,7 @@ def test_other_schemes_are_one_sentence(address: str) -> None:
 
 
 def test_nothing_there_is_one_sentence() -> None:
-    with pytest.raises(InputError, match="nothing at memory://nowhere/x.json; check"):
+    with pytest.raises(InputError, match=r"nothing at memory://nowhere/x\.json; check"):
         files_at("memory://nowhere/x.json")
 
 

@@ -189,7 +189,7 @@ def _last(place: str) -> str:
 
 
 def _is_listing(address: str) -> bool:
-    """Return whether an address of a web server is a page that lists files: it ends in a slash, or in no file's name."""
+    """Return whether an address of a web server is a page that lists files: one without the name of a file."""
     path = urlsplit(address).path
     return path.endswith("/") or "." not in path.rpartition("/")[2]
 
