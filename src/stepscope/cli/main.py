@@ -39,6 +39,7 @@ COMMANDS = {
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",
+    "history": "runs over time: step, MFU, memory, findings by commit and host; slow hosts",
     "doctor": "what is installed and what works here",
     "completion": "completion of commands and options for bash, zsh or fish",
 }

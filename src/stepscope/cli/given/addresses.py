@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from stepscope.contract.run_folder import RUN_JSON
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.run.remote.address import is_address
 
@@ -26,7 +27,7 @@ def run_on_copies(name: str, command: Callable[[argparse.Namespace], int], args:
         return command(args)
     if name in _WRITES_INTO_THE_RUN:
         raise UsageError(f"{name} {_WRITES_INTO_THE_RUN[name]}, so it takes no address; copy the run here first")
-    wanted = getattr(args, "wanted_files", None)
+    wanted = _is_small if getattr(args, "no_traces", False) else None
     with (
         work_progress("copying", unit="files") as progress,
         local_copies(flat, wanted=wanted, progress=progress) as here,
@@ -40,6 +41,11 @@ def run_on_copies(name: str, command: Callable[[argparse.Namespace], int], args:
             return command(args)
         except StepscopeError as error:
             raise type(error)(here.shown(str(error))) from error
+
+
+def _is_small(name: str) -> bool:
+    """Return whether a file is read where traces are not."""
+    return name == RUN_JSON or name.endswith(".steps.jsonl")
 
 
 def as_given(args: argparse.Namespace, run: "Run") -> "Run":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.cli.given.addresses import as_given
+from stepscope.cli.given.cluster import read_ahead
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import Run, incomplete, load
@@ -26,6 +27,8 @@ def account_from(
 
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
+    if getattr(args, "engine", "local") != "local":
+        read_ahead(args, run or args.run)
     with reading_progress() as progress:
         found = load(
             run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
