@@ -18,7 +18,6 @@ from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.output_path import why_no_file, why_no_folder
-from stepscope.run.remote.address import is_address
 from stepscope.units import escaped, printable
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
@@ -31,7 +30,7 @@ def check_outputs(*paths: str | None, force: bool) -> None:
     if twice:
         raise UsageError(f"two outputs have the name {twice}; rename one of them")
     for path in asked:
-        if is_address(path):
+        if _is_address(path):
             _objects().refuse_object(path, force=force)
         elif path != "-":
             refuse_existing(Path(path), force=force)
@@ -78,8 +77,8 @@ def write_json(path: str | None, document: Any, *, force: bool) -> None:
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
     """Write bytes to the file or address `path`, piece by piece, and return how many they are."""
-    if is_address(path):
-        return int(_objects().write_object(path, pieces, force=force))
+    if _is_address(path):
+        return int(_objects().write_object(str(path), pieces, force=force))
     target = Path(path)
     refuse_existing(target, force=force)
     written = 0
@@ -111,7 +110,7 @@ def refuse_existing(target: Path, *, force: bool) -> None:
 
 def refuse_used_folder(path: str, *, force: bool) -> None:
     """Raise where `path` is a link, a file, or a folder that holds anything and `force` is not given."""
-    if is_address(path):
+    if _is_address(path):
         raise UsageError(f"cannot write into {path}: folders are written on this machine only; give a path")
     folder = Path(path)
     try:
@@ -136,6 +135,12 @@ def make_folder(path: str) -> Path:
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Path(path)
+
+
+def _is_address(path: str | Path) -> bool:
+    if "://" not in str(path):  # as most: nothing is imported for them
+        return False
+    return bool(import_module("stepscope.run.remote.address").is_address(path))
 
 
 def _objects() -> ModuleType:

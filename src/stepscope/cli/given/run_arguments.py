@@ -7,8 +7,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.cli.given.addresses import as_given
-from stepscope.cli.given.cluster import read_ahead
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import Run, incomplete, load
@@ -28,11 +26,17 @@ def account_from(
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
     if getattr(args, "engine", "local") != "local":
+        from stepscope.cli.given.cluster import read_ahead
+
         read_ahead(args, run or args.run)
     with reading_progress() as progress:
         found = load(
             run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
         )
+    if getattr(args, "copies", None) is None:
+        return found
+    from stepscope.cli.given.addresses import as_given
+
     return as_given(args, found)
 
 

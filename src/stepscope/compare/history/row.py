@@ -20,6 +20,8 @@ _WINDOW_STEPS = 1000
 _MAX_TEXT = 200
 _MAX_FINDINGS = 30
 _MAX_RANKS = 1 << 30
+_HOST = -1
+"""device number of the host's own memory"""
 _PEAKS = ("memory.reserved_bytes", "memory.allocated_bytes", "memory.host_peak_bytes")
 """of the step log, the first that it has"""
 
@@ -180,7 +182,7 @@ def _relative(own: Mapping[int, float | None]) -> dict[int, float]:
 
 def _peak_of_report(report: Mapping[str, Any]) -> int | None:
     ranks = (report.get("memory") or {}).get("ranks") or ()
-    on_device = [rank for rank in ranks if rank.get("device", -1) >= 0]
+    on_device = [rank for rank in ranks if rank.get("device") not in (None, _HOST)]
     peaks = [rank.get("peak_reserved_bytes") or rank.get("peak_allocated_bytes") for rank in on_device]
     known = [peak for peak in peaks if peak]
     return max(known) if known else None
