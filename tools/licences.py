@@ -86,11 +86,11 @@ def _package(name: str, by: str) -> Package:
 def _licences(name: str) -> tuple[str, ...]:
     """Return the licences of an installed package by SPDX: its expression, classifiers, or own words."""
     metadata = distribution(name).metadata
-    expression = metadata.get("License-Expression")
+    expression = "".join(metadata.get_all("License-Expression") or ())
     if expression:
         return tuple(map(_choice, re.split(r"\bAND\b", expression)))
     names = [c.removeprefix(_LICENCE) for c in metadata.get_all("Classifier") or () if c.startswith(_LICENCE)]
-    own = (metadata.get("License") or "").strip().partition("\n")[0]
+    own = "".join(metadata.get_all("License") or ()).strip().partition("\n")[0]
     return tuple(_CLASSIFIERS.get(n, n) for n in names) or ((_OWN_WORDS.get(own, own[:40]),) if own else ())
 
 

@@ -47,8 +47,12 @@ def named_as_given(run: Run, copies: Copies) -> Run:
     """Return a run that was read from copies and speaks of the addresses they were made from."""
     if not copies.made_from:
         return run
-    lines = {name: tuple(map(copies.shown, getattr(run, name))) for name in ("unreadable", "warnings")}
-    return replace(run, shown_path=copies.shown, **lines)
+    return replace(
+        run,
+        shown_path=copies.shown,
+        unreadable=tuple(map(copies.shown, run.unreadable)),
+        warnings=tuple(map(copies.shown, run.warnings)),
+    )
 
 
 def copies_kept(given: Sequence[str]) -> tuple[Copies, Callable[[], None]]:
