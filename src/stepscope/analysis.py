@@ -15,6 +15,7 @@ Nothing is computed before it is asked for, and nothing twice.
 """
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
 from stepscope.run.load import Progress, Run
 from stepscope.run.load import load as load_run
+from stepscope.run.remote.copies import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 from stepscope.tables.table import Table
@@ -65,19 +67,26 @@ def load(
     cache_folder: PathLike | None = None,
     progress: Progress | None = None,
 ) -> "Analysis":
-    """Return the analysis of a run folder, a trace, a folder or glob of traces, or a list of them.
+    """Return the analysis of a run folder, a trace, a folder or glob of traces, an address of one, or a list of them.
 
     The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
     once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`.
     """
-    given = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else os.fspath(path)  # type: ignore[arg-type]
-    run = load_run(
-        given,
-        jobs=jobs,
-        cache=cache,
-        cache_folder=None if cache_folder is None else Path(cache_folder),
-        progress=progress,
-    )
+    many = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else [os.fspath(path)]  # type: ignore[arg-type]
+    copies, forget = copies_kept(many)
+    try:
+        run = load_run(
+            list(copies.paths) if isinstance(path, list | tuple) else copies.paths[0],
+            jobs=jobs,
+            cache=cache and not copies.made_from,
+            cache_folder=None if cache_folder is None else Path(cache_folder),
+            progress=progress,
+        )
+    except BaseException:
+        forget()
+        raise
+    run = named_as_given(run, copies)
+    weakref.finalize(run, forget)
     known = GivenValues(
         flops_per_step=flops_per_step,
         tokens_per_step=tokens_per_step,

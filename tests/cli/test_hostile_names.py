@@ -29,6 +29,7 @@ COMMANDS = {
     "whatif": ["whatif", "RUN", "--set", "straggler=off"],
     "no such owners": ["code", "RUN"],
     "investigate": ["investigate", "RUN"],
+    "history": ["history", "RUN", "--by", "config"],
     "export": ["export", "RUN", "--perfetto", "OUT", "--csv", "FOLDER", "--tables", "steps"],
     "sql": ["sql", "RUN", "select name, 'a\x1b[31m[red]' from events limit 3"],
     "predict scale": ["predict", "scale", "PARALLEL", "--world-size", "8", "--link", "50"],

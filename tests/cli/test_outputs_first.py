@@ -12,6 +12,7 @@ COMMANDS = {
     "code": ["no-such-run"],
     "compare": ["no-such-run", "no-other-run"],
     "health": ["no-such-run"],
+    "history": ["no-such-folder"],
     "investigate": ["no-such-run"],
     "calibrate": ["--from-csv", "no-such-file.csv"],
     "sql": ["no-such-run", "select 1"],

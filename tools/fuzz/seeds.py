@@ -23,6 +23,8 @@ _COMMANDS = (
     (20, ("report", "RUN")),
     (6, ("report", "RUN", "--html", "out.html")),
     (6, ("health", "RUN", "--guides")),
+    (3, ("history", "RUN", "--json", "-")),
+    (2, ("history", "RUN", "--by", "host")),
     (3, ("health", "RUN", "--fail-on", "data_loading_pct>30", "--json", "-")),
     (4, ("investigate", "RUN")),
     (2, ("investigate", "RUN", "--fixed", "RUN", "--json", "-")),

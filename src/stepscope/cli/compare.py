@@ -3,16 +3,19 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.cli.given.addresses import as_given
 from stepscope.cli.given.progress import reading_progress
-from stepscope.cli.messages import warn
+from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
 from stepscope.compare.document import compare_bench_json
 from stepscope.compare.gates import judge_changes
+from stepscope.compare.history.against import runs_before
 from stepscope.compare.sides import ComparedRun, compared_light_run, compared_run, comparison_document
 from stepscope.diagnose.findings import Diagnosis, diagnose
 from stepscope.errors import UsageError
@@ -51,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the runs of both sides; a folder of runs stands for its runs."""
+    if args.against:
+        return _against(args)
     positional = [[one] for one in args.sides]
     named = [side for side in (args.a, args.b) if side]
     given = [*positional, *named]
@@ -58,6 +63,16 @@ def _sides(args: argparse.Namespace) -> tuple[list[str], list[str]]:
         raise UsageError(f"give two sides to compare, not {len(given)}; {_EXAMPLE}")
     a, b = ([str(path) for one in side for path in runs_in(one)] for side in given)
     return a, b
+
+
+def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """Return the runs of a history that one run is held against, and that run."""
+    if len(args.sides) != 1 or args.a or args.b:
+        raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
+    before = [str(path) for path in runs_before(Path(args.sides[0]), Path(args.against))]
+    names = f"{Path(before[0]).name} to {Path(before[-1]).name}"
+    say_with_answer(f"A: {len(before)} runs of {args.against} before it, {names}")
+    return before, [args.sides[0]]
 
 
 def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple[dict[str, Any], bool]:
@@ -96,7 +111,7 @@ def _compared(
         return compared_light_run(load_light(given))
     with reading_progress() as progress:
         found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
-    account = account_of(found, unprofiled_ms=unprofiled_ms)
+    account = account_of(as_given(args, found), unprofiled_ms=unprofiled_ms)
     diagnosis = diagnose(account)
     if drawn is not None:
         drawn.append((account, diagnosis))

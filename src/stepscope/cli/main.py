@@ -41,6 +41,7 @@ COMMANDS = {
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",
+    "history": "runs over time: step, MFU, memory, findings by commit and host; slow hosts",
     "doctor": "what is installed and what works here",
     "completion": "completion of commands and options for bash, zsh or fish",
 }
@@ -101,7 +102,12 @@ def _command(name: str, *arguments: str) -> int:
     command = command_parser(name)
     _refuse_dashes_as_value(command, arguments)
     args = command.parse_args(list(arguments))
-    code: int = _imported(f"stepscope.cli.{name}").run(args)
+    module = _imported(f"stepscope.cli.{name}")
+    if any("://" in word for word in arguments):
+        from stepscope.cli.given.addresses import run_on_copies
+
+        return run_on_copies(name, module.run, args)
+    code: int = module.run(args)
     return code
 
 

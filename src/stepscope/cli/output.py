@@ -8,7 +8,9 @@ import os
 import re
 import sys
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from stepscope.cli.messages import warn
@@ -28,7 +30,9 @@ def check_outputs(*paths: str | None, force: bool) -> None:
     if twice:
         raise UsageError(f"two outputs have the name {twice}; rename one of them")
     for path in asked:
-        if path != "-":
+        if _is_address(path):
+            _objects().refuse_object(path, force=force)
+        elif path != "-":
             refuse_existing(Path(path), force=force)
             _refuse_unwritable(Path(path))
 
@@ -72,7 +76,9 @@ def write_json(path: str | None, document: Any, *, force: bool) -> None:
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:
-    """Write bytes to the file `path`, piece by piece, and return how many they are."""
+    """Write bytes to the file or address `path`, piece by piece, and return how many they are."""
+    if _is_address(path):
+        return int(_objects().write_object(str(path), pieces, force=force))
     target = Path(path)
     refuse_existing(target, force=force)
     written = 0
@@ -104,6 +110,8 @@ def refuse_existing(target: Path, *, force: bool) -> None:
 
 def refuse_used_folder(path: str, *, force: bool) -> None:
     """Raise where `path` is a link, a file, or a folder that holds anything and `force` is not given."""
+    if _is_address(path):
+        raise UsageError(f"cannot write into {path}: folders are written on this machine only; give a path")
     folder = Path(path)
     try:
         why_not = why_no_folder(folder.absolute())
@@ -127,6 +135,17 @@ def make_folder(path: str) -> Path:
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Path(path)
+
+
+def _is_address(path: str | Path) -> bool:
+    if "://" not in str(path):  # as most: nothing is imported for them
+        return False
+    return bool(import_module("stepscope.run.remote.address").is_address(path))
+
+
+def _objects() -> ModuleType:
+    """Return what writes to addresses, imported where one is given."""
+    return import_module("stepscope.run.remote.objects")
 
 
 def _is_folder(path: Path) -> bool:

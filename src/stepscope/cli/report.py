@@ -194,4 +194,4 @@ def _report_runs(args: argparse.Namespace, runs: list[Path]) -> int:
 def _given(args: argparse.Namespace) -> list[str]:
     """Return the run as it was named, with the step's time where that was given."""
     unprofiled = args.unprofiled_step_ms
-    return [*args.run, *(["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else [])]
+    return [*getattr(args, "named_run", args.run), *(["--unprofiled-step-ms", f"{unprofiled:g}"] if unprofiled else [])]

@@ -22,6 +22,7 @@ class RunJson(TypedDict):
     versions: dict[str, Any] | None
     config: dict[str, Any] | None
     environment: dict[str, Any] | None
+    commit: str | None
     model: dict[str, Any] | None
     optimizer: Any
     ddp: dict[str, Any] | None

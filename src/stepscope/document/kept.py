@@ -149,6 +149,11 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
             yield entry
 
 
+def code_key() -> str:
+    """Return what tells this version of the program, changed files included, from any other."""
+    return _code()
+
+
 @cache
 def _code() -> str:
     """Return a digest of our own files by name, size and time, and of the interpreter."""

@@ -14,6 +14,7 @@ from stepscope.record.collectives.groups import backend, process_groups
 from stepscope.record.config import RecordConfig
 from stepscope.record.helper.clock_probe import boot_id
 from stepscope.record.rank import Place, initialized_distributed
+from stepscope.record.source_commit import source_commit
 from stepscope.record.strategy import ranks_per_replica, strategy_of
 from stepscope.version import __version__
 
@@ -50,6 +51,7 @@ def facts_at_start(config: RecordConfig, place: Place, *, created_ns: int) -> di
         "device": device(),
         "versions": versions(),
         "environment": environment(os.environ),
+        "commit": source_commit(),
     }
 
 

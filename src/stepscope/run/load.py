@@ -79,6 +79,8 @@ class Run(ArrayRecord):
     warnings: tuple[str, ...] = ()
     jobs: int = 1
     """ranks that are worked on at once"""
+    shown_path: Callable[[str], str] = str
+    """how a file of the run is named: by its path, or by the address it was copied from"""
 
     @property
     def world_size(self) -> int | None:

@@ -117,6 +117,11 @@ def is_folder(given: str) -> bool:
         return False
 
 
+def holds_traces(folder: Path) -> bool:
+    """Return whether a folder holds traces, directly or in folders of ranks; an `OSError` where it cannot be read."""
+    return bool(_in_folder(folder))
+
+
 def has_steps_only(given: Sequence[str | Path]) -> bool:
     """Return whether this is one run folder with step logs and no trace."""
     folder = Path(given[0]) if len(given) == 1 else None

@@ -48,6 +48,7 @@ def read_cached(
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
     budget: Budget | None = None,
+    min_raw_bytes: int = MIN_RAW_BYTES,
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
@@ -61,7 +62,7 @@ def read_cached(
     if cached:
         return cached
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
-    if key and trace.raw_bytes >= MIN_RAW_BYTES and key == _key(trace_path):
+    if key and trace.raw_bytes >= min_raw_bytes and key == _key(trace_path):
         try_to_write(target, lambda: _store(target, trace, key))
     return trace
 

@@ -5,6 +5,7 @@ examples:
   stepscope compare before/ after/ --fail-on 'step_ms>5%' --html compare.html
   stepscope compare --a run1 run2 run3 --b run4 run5 run6
   stepscope compare bench-results-1/ bench-results-2/
+  stepscope compare run/ --against runs/ --fail-on 'step_ms>5%'
 
 A and B are what `stepscope report` takes, a folder of run folders, or the results folder of `stepscope bench`.
 Several runs per side are better than one long one: runs differ from each other more than steps do.
@@ -21,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sides", metavar="A B", nargs="*", help="two runs, two folders of runs, or two bench results")
     parser.add_argument("--a", metavar="RUN", nargs="+", default=[], help="runs of the first side")
     parser.add_argument("--b", metavar="RUN", nargs="+", default=[], help="runs of the second side")
+    parser.add_argument(
+        "--against", metavar="FOLDER", help="folder of runs: the last ten like the one given are the first side"
+    )
     parser.add_argument("--json", metavar="PATH", help="write the comparison as JSON; - for standard output")
     parser.add_argument("--html", metavar="PATH", help="write the comparison as one HTML file that needs no network")
     parser.add_argument(

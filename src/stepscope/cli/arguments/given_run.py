@@ -26,5 +26,8 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(name, type=above_zero, metavar=metavar, help=what)
     parser.add_argument("--hardware", type=Path, metavar="FILE", help="TOML file with chips of your own")
     parser.add_argument("--jobs", type=at_least_one, metavar="N", help="files read at once (default: all cores)")
+    parser.add_argument(
+        "--engine", default="local", metavar="dask://HOST:PORT", help="read ranks on a Dask cluster (default: here)"
+    )
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")

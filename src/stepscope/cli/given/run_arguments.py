@@ -25,10 +25,19 @@ def account_from(
 
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
+    if getattr(args, "engine", "local") != "local":
+        from stepscope.cli.given.cluster import read_ahead
+
+        read_ahead(args, run or args.run)
     with reading_progress() as progress:
-        return load(
+        found = load(
             run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
         )
+    if getattr(args, "copies", None) is None:
+        return found
+    from stepscope.cli.given.addresses import as_given
+
+    return as_given(args, found)
 
 
 def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> "Account":

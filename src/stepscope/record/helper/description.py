@@ -31,6 +31,7 @@ _OF_THE_JOB = (
     "versions",
     "config",
     "environment",
+    "commit",
     "model",
     "optimizer",
     "ddp",

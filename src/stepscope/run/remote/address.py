@@ -1,0 +1,57 @@
+"""Is a name an address (`s3://bucket/run`), and how is it shown? Standard library only: every command line asks it."""
+
+import re
+from urllib.parse import urlsplit, urlunsplit
+
+SCHEMES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "memory": "fsspec",
+}
+"""what may be given, and the package that speaks it besides fsspec"""
+_ADDRESS = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+
+
+def is_address(name: object) -> bool:
+    """Return whether a name is an address and not a path; `file://` and the like are refused where they are used."""
+    return isinstance(name, str) and _ADDRESS.match(name) is not None
+
+
+def scheme_of(address: str) -> str:
+    """Return the scheme of an address in small letters."""
+    return address.partition("://")[0].lower()
+
+
+def is_web(address: str) -> bool:
+    """Return whether an address is of a web server, which has no folders but pages that list files."""
+    return scheme_of(address) in ("http", "https")
+
+
+def shown_address(address: str) -> str:
+    """Return an address as it may be printed and kept: without user, password and query, which may be secrets.
+
+    >>> shown_address("https://me:secret@host/run/rank0.json?X-Signature=abc")
+    'https://host/run/rank0.json'
+    """
+    try:
+        parts = urlsplit(address)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:  # no host that could be
+        return address.partition("?")[0]
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def base_name(address: str) -> str:
+    """Return the last part of an address's path, that of the host where it has none.
+
+    >>> base_name("s3://bucket/runs/monday/"), base_name("s3://bucket"), base_name("https://host/a.json?x=1")
+    ('monday', 'bucket', 'a.json')
+    """
+    return shown_address(address).rstrip("/").rpartition("/")[2]

@@ -1,0 +1,139 @@
+"""Commands on runs that lie elsewhere: in fsspec's own memory, on a web server, in a bucket of an S3 server."""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.main import main
+
+fsspec = pytest.importorskip("fsspec")
+TRACES = Path(__file__).parents[1] / "data" / "gloo-linear"
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    out = tmp_path_factory.mktemp("local") / "report.json"
+    assert main(["report", str(TRACES), "--json", str(out), "--no-cache"]) == 0
+    return json.loads(out.read_text())
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    for path in TRACES.iterdir():
+        fs.pipe(f"/bucket/{TRACES.name}/{path.name}", path.read_bytes())
+    yield fs
+    fs.rm("/bucket", recursive=True)
+
+
+def same_but_sources(found: dict[str, Any], expected: dict[str, Any], root: str) -> bool:
+    """Return whether two reports are one, with the files of the first below `root`."""
+    names = [Path(source).name for source in expected["run"]["sources"]]
+    assert found["run"]["sources"] == [f"{root}/{name}" for name in names]
+    return {**found, "run": {**found["run"], "sources": None}} == {
+        **expected,
+        "run": {**expected["run"], "sources": None},
+    }
+
+
+def test_report_is_the_same_and_goes_back_to_the_bucket(bucket: Any, local: dict[str, Any], capsys: Any) -> None:
+    address = f"memory://bucket/{TRACES.name}"
+    assert main(["report", address, "--json", "memory://bucket/out.json", "--html", "memory://bucket/out.html"]) == 0
+    assert same_but_sources(json.loads(bucket.cat("/bucket/out.json")), local, address)
+    assert bucket.cat("/bucket/out.html").startswith(b"<!")
+    printed = capsys.readouterr().out
+    assert address in printed and "stepscope-remote" not in printed
+    assert main(["report", address, "--json", "memory://bucket/out.json"]) == 2
+    assert "already exists; use --force" in capsys.readouterr().err
+    assert not bucket.exists(f"/bucket/{TRACES.name}/.stepscope")
+
+
+def test_other_commands_take_addresses_too(bucket: Any, capsys: Any) -> None:
+    address = f"memory://bucket/{TRACES.name}"
+    assert main(["compare", address, str(TRACES), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main(["investigate", address]) == 2
+    assert "takes no address" in capsys.readouterr().err
+
+
+def test_errors_name_the_address(bucket: Any, capsys: Any) -> None:
+    bucket.pipe("/bucket/bad/rank0.trace.json", b"no trace")
+    assert main(["report", "memory://bucket/bad"]) == 2
+    said = capsys.readouterr().err
+    assert "memory://bucket/bad" in said and "stepscope-remote" not in said and said.count("\n") == 1
+    assert main(["report", "memory://bucket/none"]) == 2
+    assert "nothing at memory://bucket/none" in capsys.readouterr().err
+
+
+def test_python_reads_addresses(bucket: Any, local: dict[str, Any]) -> None:
+    import stepscope
+
+    run = stepscope.load(f"memory://bucket/{TRACES.name}")
+    assert same_but_sources(json.loads(run.to_json()), local, f"memory://bucket/{TRACES.name}")
+
+
+@pytest.fixture
+def web() -> Iterator[str]:
+    pytest.importorskip("aiohttp")
+    handler = functools.partial(_Quiet, directory=str(TRACES.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_report_from_a_web_server_is_the_same(web: str, local: dict[str, Any], tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "out.json"
+    assert main(["report", f"{web}/{TRACES.name}/", "--json", str(out)]) == 0
+    assert same_but_sources(json.loads(out.read_text()), local, f"{web}/{TRACES.name}")
+    assert main(["report", f"{web}/none/"]) == 2
+    assert f"nothing at {web}/none/" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    pytest.importorskip("moto")
+    pytest.importorskip("s3fs")
+    server = shutil.which("moto_server", path=str(Path(sys.executable).parent))
+    if server is None:
+        pytest.skip("moto without its server")
+    command = [server, "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "Running on" in line)
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield line.rpartition(" ")[2].strip()
+        finally:
+            process.kill()
+
+
+def test_report_from_an_s3_server_is_the_same(
+    s3_server: str, local: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("ENDPOINT_URL", s3_server), ("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    fs = fsspec.filesystem("s3")
+    fs.mkdir("bucket")
+    for path in TRACES.iterdir():
+        fs.pipe(f"bucket/{TRACES.name}/{path.name}", path.read_bytes())
+    address = f"s3://bucket/{TRACES.name}"
+    assert main(["report", address, "--json", "s3://bucket/out.json"]) == 0
+    fs.invalidate_cache()
+    assert same_but_sources(json.loads(fs.cat("bucket/out.json")), local, address)

@@ -1,0 +1,87 @@
+"""`stepscope history` and `compare --against`: text, JSON, gates and exit codes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.compare.history.folders import light_run
+
+from stepscope.cli.main import main
+
+TRACES = Path(__file__).parents[1] / "data" / "gloo-linear"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of light runs over four hosts, `bad` among them always, the last run slower than all others."""
+    folder = tmp_path_factory.mktemp("runs")
+    hosts = ["h1", "bad", "h3", "h4"]
+    for n in range(1, 9):
+        light_run(
+            folder / f"run-{n}",
+            created=f"2026-11-{n:02d}T08:00:00+00:00",
+            step_ms=20.0 + n % 3 / 10 + (4.0 if n == 8 else 0.0),
+            hosts=hosts,
+            late_ms=(0.0, 3.0),
+            commit=("b" if n == 8 else "a") * 40,
+            seed=n,
+            steps=12,
+        )
+    return folder
+
+
+def test_slow_host_and_regression_are_named(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", str(runs), "--no-cache"]) == 0
+    said = capsys.readouterr().out
+    assert "slow host bad: slowest in 8 of 8 jobs" in said
+    assert "newest run-8 (bbbbbbbbbb): slower" in said
+    assert "aaaaaaaaaa" in said and "3.00" in said  # memory in GB
+
+
+def test_json_has_runs_groups_and_hosts(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["history", str(runs), "--json", "-", "--by", "host", "--no-cache"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in found["runs"]] == [f"run-{n}" for n in range(1, 9)]
+    assert {group["name"]: group["runs"] for group in found["groups"]} == dict.fromkeys(("h1", "bad", "h3", "h4"), 8)
+    assert [host["host"] for host in found["hosts"] if host["is_slow"]] == ["bad"]
+    assert not (runs / ".stepscope").exists()
+
+
+def test_run_with_traces_has_findings_and_an_unreadable_one_code_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(TRACES, tmp_path / "one")
+    assert main(["history", str(tmp_path), "--json", "-"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["runs"]
+    assert row["findings"] and row["verdict"] and row["step_ms"] > 0 and row["hosts"] == ["vm"]
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "rank00000.pt.trace.json").write_text("\x1b[31mno trace")
+    assert main(["history", str(tmp_path)]) == 3
+    said = capsys.readouterr().out
+    assert "bad:" in said and "\x1b" not in said
+
+
+def test_wrong_use_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["history", str(tmp_path)],
+        ["history", str(tmp_path / "none")],
+        ["compare", "a", "b", "--against", "c"],
+    ):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert said.out == "" and said.err.count("\n") == 1
+
+
+def test_run_against_its_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for n in range(3):
+        shutil.copytree(TRACES, tmp_path / f"run{n}")
+        described = json.loads((TRACES / "run.json").read_text())
+        described["created"] = f"2026-11-0{n + 1}T00:00:00+00:00"
+        (tmp_path / f"run{n}" / "run.json").write_text(json.dumps(described))
+    words = ["compare", str(tmp_path / "run2"), "--against", str(tmp_path), "--no-cache", "--json", "-"]
+    assert main([*words, "--fail-on", "step_ms>5%"]) == 0
+    said = capsys.readouterr()
+    assert "A: 2 runs" in said.err and "run0 to run1" in said.err
+    assert len(json.loads(said.out)["a"]["runs"]) == 2
+    assert main([*words, "--fail-on", "step.unprofiled_ms>1"]) == 1

@@ -1,0 +1,53 @@
+"""Folders of runs with a known truth: step logs and run.json as the recorder leaves them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+MS = 1_000_000
+COMMAND = ["torchrun", "train.py"]
+
+
+def light_run(
+    folder: Path,
+    *,
+    created: str,
+    step_ms: float = 20.0,
+    hosts: Sequence[str] = ("a", "b"),
+    late_ms: Sequence[float] = (),
+    commit: str = "c" * 40,
+    steps: int = 40,
+    seed: int = 0,
+) -> Path:
+    """Write a run of one rank per host: each step takes as long as the latest rank, the others wait for it."""
+    folder.mkdir(parents=True)
+    noise = np.random.default_rng(seed).normal(0, 0.1, (len(hosts), steps))
+    late = np.array([*late_ms, *[0.0] * (len(hosts) - len(late_ms))])[:, None]
+    own = step_ms + late + noise
+    whole = own.max(axis=0)
+    for rank in range(len(hosts)):
+        lines = [json.dumps({"schema": 1, "rank": rank, "world_size": len(hosts)})]
+        now = 0
+        for step in range(steps):
+            dur, wait = round(whole[step] * MS), round((whole[step] - own[rank, step]) * MS)
+            line = {"step": step, "dur_ns": dur, "profiled": False, "phase": "before", "start_ns": now}
+            line |= {"end_ns": now + dur, "device_ns": None, "regions": {"gradient_sync": {"ns": wait, "n": 1}}}
+            line |= {"memory": {"reserved_bytes": 3_000_000_000 + rank}}
+            lines.append(json.dumps(line))
+            now += dur
+        (folder / f"rank{rank:05d}.steps.jsonl").write_text("\n".join(lines) + "\n")
+    described = {
+        "schema": 1,
+        "created": created,
+        "commit": commit,
+        "command": COMMAND,
+        "world_size": len(hosts),
+        "strategy": "ddp",
+        "device": {"kind": "cuda", "name": "NVIDIA H200"},
+        "model": {"parameters": 72},
+        "ranks": {str(rank): {"host": host} for rank, host in enumerate(hosts)},
+    }
+    (folder / "run.json").write_text(json.dumps(described))
+    return folder

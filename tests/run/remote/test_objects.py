@@ -1,0 +1,109 @@
+"""Files at addresses: only what is asked for, within bounds, and never a name that leads elsewhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+fsspec = pytest.importorskip("fsspec")
+
+from stepscope.errors import InputError, UsageError  # noqa: E402
+from stepscope.run.remote.address import base_name, is_address, shown_address  # noqa: E402
+from stepscope.run.remote.copies import local_copies  # noqa: E402
+from stepscope.run.remote.objects import RemoteFile, Room, copy_file, files_at, write_object  # noqa: E402
+
+
+@pytest.fixture
+def bucket() -> Iterator[Any]:
+    fs = fsspec.filesystem("memory")
+    fs.pipe("/runs/a/rank0.json", b"{}")
+    fs.pipe("/runs/a/rank_1/deep/trace.json", b"[]")
+    fs.pipe("/runs/a/.stepscope/cache", b"x")
+    yield fs
+    fs.rm("/runs", recursive=True)
+
+
+@pytest.mark.parametrize("name", ["s3://b/run", "memory://a", "http://h/x", "FILE:///etc/passwd", "x+y://z"])
+def test_what_has_a_scheme_is_an_address(name: str) -> None:
+    assert is_address(name)
+
+
+@pytest.mark.parametrize("name", ["run/", "C:\\run", "a:b", "-", "run://"[:4], "", None, Path("s3:/b")])
+def test_all_else_is_a_path(name: object) -> None:
+    assert not is_address(name)
+
+
+def test_secrets_of_an_address_are_not_shown() -> None:
+    assert shown_address("https://me:pw@host:8/a/b.json?sig=1#x") == "https://host:8/a/b.json"
+    assert shown_address("s3://bucket/run") == "s3://bucket/run"
+    assert "pw" not in shown_address("http://[::bad?pw")
+    assert base_name("memory://runs/a/") == "a"
+
+
+def test_folder_file_and_glob(bucket: Any) -> None:
+    assert [one.name for one in files_at("memory://runs/a")] == [("rank0.json",), ("rank_1", "deep", "trace.json")]
+    assert [one.name for one in files_at("memory://runs/a/rank0.json")] == [("rank0.json",)]
+    assert [one.name for one in files_at("memory://runs/a/rank*.json")] == [("rank0.json",)]
+
+
+def test_copies_are_gone_afterwards_and_have_the_same_names(bucket: Any) -> None:
+    with local_copies(["memory://runs/a", "here"]) as copies:
+        folder = Path(copies.paths[0])
+        assert folder.name == "a" and copies.paths[1] == "here"
+        assert (folder / "rank_1" / "deep" / "trace.json").read_bytes() == b"[]"
+        assert folder.parent.parent.stat().st_mode & 0o077 == 0
+        assert copies.shown(f"{folder}/rank0.json is bad") == "memory://runs/a/rank0.json is bad"
+    assert not folder.parent.parent.exists()
+
+
+def test_wanted_files_alone_are_copied(bucket: Any) -> None:
+    with local_copies(["memory://runs/a"], wanted=lambda name: name == "rank0.json") as copies:
+        assert [p.name for p in Path(copies.paths[0]).rglob("*")] == ["rank0.json"]
+
+
+@pytest.mark.parametrize("address", ["file:///etc/passwd", "zip://x::http://h/y", "ftp://h/x", "reference://x"])
+def test_other_schemes_are_one_sentence(address: str) -> None:
+    with pytest.raises(UsageError, match="begins with s3://"):
+        files_at(address)
+
+
+def test_nothing_there_is_one_sentence() -> None:
+    with pytest.raises(InputError, match=r"nothing at memory://nowhere/x\.json; check"):
+        files_at("memory://nowhere/x.json")
+
+
+def test_a_copy_ends_where_there_is_no_room(bucket: Any, tmp_path: Path) -> None:
+    bucket.pipe("/runs/big", b"x" * 5_000_000)
+    with pytest.raises(InputError, match="temporary folder"):
+        copy_file("memory://runs/big", RemoteFile("/runs/big", ("big",), 1), tmp_path / "big", Room(2_000_000))
+    assert (tmp_path / "big").stat().st_size <= 2_000_000
+    with pytest.raises(InputError, match="temporary folder"):
+        Room(10).expect(11)
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a\\b", "a\x00b", "a\nb", "x" * 256])
+def test_names_that_lead_elsewhere_are_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = fsspec.filesystem("memory")
+    listed = [{"name": f"/evil/{name}", "type": "file", "size": 1}, {"name": "/evil/ok", "type": "file", "size": 1}]
+    monkeypatch.setattr(type(fs), "isdir", lambda *_: True)
+    monkeypatch.setattr(type(fs), "ls", lambda *_, **__: listed)
+    assert [one.name for one in files_at("memory://evil")] == [("ok",)]
+
+
+def test_half_of_an_output_is_none(bucket: Any) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"half"
+        raise UsageError("no more")
+
+    with pytest.raises(UsageError, match="no more"):
+        write_object("memory://runs/out.json", pieces(), force=False)
+    assert not bucket.exists("/runs/out.json")
+    assert write_object("memory://runs/out.json", [b"a", b"bc"], force=False) == 3
+    with pytest.raises(UsageError, match="already exists; use --force"):
+        write_object("memory://runs/out.json", [b"new"], force=False)
+    assert bucket.cat("/runs/out.json") == b"abc"
+    with pytest.raises(UsageError, match="it is a folder"):
+        write_object("memory://runs", [b"new"], force=True)
+    with pytest.raises(UsageError, match="takes no files"):
+        write_object("http://127.0.0.1:9/x", [b"new"], force=True)
