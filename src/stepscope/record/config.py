@@ -8,7 +8,7 @@ together without exchanging a word.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from stepscope.errors import UsageError
@@ -69,6 +69,11 @@ class RecordConfig:
     nccl_log: bool = False
     debug: tuple[str, ...] = ()  # debug switches of torch and NCCL, by their names in `nccl_log`
     nvtx: bool = True  # where CUDA is
+
+    # A trial of `stepscope tune`: what is set in the job from outside (see `trial`), and after how many steps it ends.
+    settings: dict[str, Any] = field(default_factory=dict)
+    trial_steps: int | None = None
+    only_set: bool = False  # nothing is recorded
 
     # How long anything of ours may take once training is over.
     close_wait_s: float = 30.0  # for this rank's own files

@@ -48,9 +48,10 @@ def frame_step(config: RecordConfig) -> int | None:
 def next_busy_step(step: int, config: RecordConfig, *, also: int) -> int | None:
     """Return the first step from `step` on before which the recorder has something to do; None where none is left.
 
-    Steps of warm-up and window, the one after each window, and `also`. In between, the phase does not change.
+    Steps of warm-up and window, the one after each window, the end of a trial, and `also`. In between, the phase does
+    not change.
     """
-    busy = [also] if also >= step else []
+    busy = [at for at in (also, config.trial_steps) if at is not None and at >= step]
     if not config.light:
         cycle_steps = config.wait + config.warmup + config.active
         cycle, within = divmod(step, cycle_steps)

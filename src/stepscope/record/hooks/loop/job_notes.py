@@ -26,6 +26,10 @@ class JobNotes:
             self._parameters = parameters
             self._model = weakref.ref(module)
 
+    def model(self) -> Any:
+        """Return that module, None before it was found and after the script dropped it."""
+        return self._model()
+
     def step_ended(self, loop: Loop) -> None:
         """Note what is known once the first steps are over."""
         if loop.steps in _NOTE_AFTER_STEPS:
