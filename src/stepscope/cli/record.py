@@ -16,6 +16,7 @@ from stepscope.record.launch.launch import LaunchOutcome, deaf_option, launch, w
 from stepscope.record.launch.outcome import RecordedRun, recorded_in
 from stepscope.record.launch.outside_tool import why_not_installed
 from stepscope.record.samplers.nccl_log import debug_environment
+from stepscope.record.track.sinks import place_from
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,6 +51,7 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         memory_history=args.memory,
         nccl_log=args.nccl_log,
         debug=tuple(args.debug.split(",")) if args.debug else (),
+        track=tuple(place_from(text) for text in args.track or ()),
         **_outside(args),
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config
