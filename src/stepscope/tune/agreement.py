@@ -1,6 +1,6 @@
 """Does the job still compute the same with a setting? Losses of the same backward, and sums over the parameters.
 
-    apart = max |loss - loss'| / |loss'|        over all backwards that both trials had
+    apart = max |loss - loss'| / |loss'|        over the first backwards, before rounding has grown into the loss
             |sum - sum'| / size'                over the parameters at the end
 
 Settings that change no number have to agree exactly; where the unchanged job itself differs from trial to trial (many
@@ -15,7 +15,10 @@ from stepscope.tune.candidates import EQUAL, INEXACT
 from stepscope.tune.trial import Trial
 
 ROUNDING_BOUND = 1e-3
-"""relative, over some tens of steps: what other orders of summation grow to while a model learns"""
+"""relative: what other orders of summation grow to in the first steps"""
+MAX_OWN = 1e-2
+"""by which the unchanged job may differ from itself: more is no rounding, but a seed that is not set"""
+_COMPARED = 16  # backwards
 INEXACT_BOUND = 0.05
 """for settings that may change results: further off is another training"""
 _OWN_TIMES = 3.0
@@ -35,14 +38,14 @@ class Agreement:
 def agreement(trial: Trial, base: Sequence[Trial], *, results: str) -> Agreement:
     """Return whether a trial computes what the trials of the unchanged job do."""
     own = max((a for other in base[1:] if (a := distance(other, base[0])) is not None), default=0.0)
-    if own > ROUNDING_BOUND:
+    if own > MAX_OWN:
         return Agreement(None, None, f"the unchanged job differs from itself by {own:.1e}: set its seeds")
     apart = distance(trial, base[0])
     if apart is None:
         return Agreement(None, None, "it left no loss and no parameters to compare")
     if results == INEXACT:
         return Agreement(apart <= INEXACT_BOUND, apart, f"losses or parameters differ by {apart:.1e}")
-    bound = max(0.0 if results == EQUAL else ROUNDING_BOUND, min(ROUNDING_BOUND, _OWN_TIMES * own))
+    bound = max(0.0 if results == EQUAL else ROUNDING_BOUND, min(MAX_OWN, _OWN_TIMES * own))
     if apart <= bound:
         return Agreement(True, apart, "equal" if apart == 0 else f"equal within rounding ({apart:.0e})")
     return Agreement(False, apart, f"losses or parameters differ by {apart:.1e}")
@@ -53,7 +56,8 @@ def distance(a: Trial, b: Trial) -> float | None:
 
     Sums over the parameters are compared where both trials took the same number of steps.
     """
-    apart = [_apart(x, y, b.losses[0]) for x, y in zip(a.losses, b.losses, strict=False)]
+    pairs = zip(a.losses[:_COMPARED], b.losses[:_COMPARED], strict=False)
+    apart = [_apart(x, y, b.losses[0]) for x, y in pairs]
     if a.parameters is not None and b.parameters is not None and a.steps == b.steps:
         apart.append(abs(a.parameters[0] - b.parameters[0]) / max(b.parameters[1], 1e-30))
     return max(apart, default=None)

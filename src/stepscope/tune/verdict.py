@@ -15,6 +15,9 @@ from stepscope.tune.gain import Gain, gain
 from stepscope.tune.rounds import Out, pairs
 from stepscope.tune.trial import Trial
 
+_MATTERS = 0.05
+_UNDECIDED = "may help, but within chance: more --rounds or a quieter machine would tell"
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -76,7 +79,9 @@ def _why_not(found: Gain | None, agrees: Agreement | None) -> str | None:
         return agrees.why if agrees else "nothing to compare"
     if found.beyond_chance:
         return None
-    return "slower" if found.slower else "within chance"
+    if found.slower:
+        return "slower"
+    return _UNDECIDED if found.share > _MATTERS else "within chance"
 
 
 def _row(judged: Judged) -> dict[str, object]:

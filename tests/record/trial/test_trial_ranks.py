@@ -1,4 +1,4 @@
-"""A trial of two ranks with steps that are only timed: both end after the last step with everything written, and torchrun is content."""
+"""Two ranks with steps that are only timed: both end after the last, all is written, torchrun is content."""
 
 import json
 import sys

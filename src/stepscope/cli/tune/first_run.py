@@ -86,15 +86,15 @@ def _job(folder: Path) -> Job:
 
 def _report(folder: Path) -> tuple[tuple[Named, ...], str | None]:
     """Return findings and verdict of the first run; none, with a warning, where it left no trace."""
-    from stepscope.analyze.account import account_of
-    from stepscope.diagnose.findings import diagnose
-    from stepscope.diagnose.verdict import conclude
-    from stepscope.run.load import load
-
     try:
+        from stepscope.analyze.account import account_of
+        from stepscope.diagnose.findings import diagnose
+        from stepscope.diagnose.verdict import conclude
+        from stepscope.run.load import load
+
         account = account_of(load([str(folder)]))
         found = diagnose(account)
-    except StepscopeError as error:
+    except (StepscopeError, ImportError) as error:  # a training image may lack what the analysis needs
         warn(f"no findings to go by: {error}")
         return (), None
     return tuple(Named(f.id, f.title, f.saving_pct) for f in found.worth), conclude(account, found).verdict

@@ -21,6 +21,7 @@ from stepscope.contract.late_ranks import DEFAULT_WINDOW_STEPS, RankScore, rank_
 from stepscope.contract.run_folder import steps_file
 from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.failsafe import explain, say
+from stepscope.record.steps.statistics import FIRST_STEPS
 from stepscope.record.track.alerts import alerts_of
 from stepscope.record.track.sinks import Sink, sinks_from
 from stepscope.units import NS_PER_MS, NS_PER_S
@@ -62,6 +63,8 @@ class RankSteps:
 
     def _take(self, found: Mapping[str, Any]) -> None:
         self.last = found
+        if found["step"] < FIRST_STEPS:  # which stand for no others
+            return
         sync = found.get("regions", {}).get(GRADIENT_SYNC, {}).get("ns", 0)
         self.dur_ns.append(found.get("device_ns") or found["dur_ns"])
         self.own_ns.append(max(0, found["dur_ns"] - sync))
@@ -122,7 +125,7 @@ class RunFollower:
     def look(self) -> None:
         """Read what is new, and send the last step's numbers where there is one."""
         new = [rank.read() for rank in self._ranks]
-        if not new or not new[0]:
+        if not new or not new[0] or not self._ranks[0].dur_ns:
             return
         scores = rank_scores({n: fmean(r.own_ns) / NS_PER_MS for n, r in enumerate(self._ranks) if r.own_ns})
         values, step = self._scalars(scores), int(self._ranks[0].last["step"])
