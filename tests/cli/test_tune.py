@@ -13,6 +13,7 @@ from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
 from stepscope.contract.tuning import TRIAL
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import LaunchOutcome
+from stepscope.tune.job import job_in
 
 LOADER = {"num_workers": 0, "map_style": True}
 
@@ -47,6 +48,8 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
     pretended = Pretended()
     for module in ("first_run", "trials", "kept"):
         monkeypatch.setattr(import_module(f"stepscope.cli.tune.{module}"), "launch", pretended)
+    here = import_module("stepscope.cli.tune.first_run")
+    monkeypatch.setattr(here, "_job", lambda folder: job_in(folder, cores=4, mimalloc=True))
     monkeypatch.chdir(tmp_path)
     return pretended
 
@@ -68,8 +71,9 @@ def test_workers_are_kept_and_the_rest_is_told(job: Pretended, capsys: pytest.Ca
 
 
 def test_nothing_to_keep_is_a_result(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tune("--only", "malloc", "--only", "OMP", "--json", "-") == 0
+    assert tune("--only", "OMP", "--json", "-") == 0
     found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["settings"]] == ["OMP_NUM_THREADS=4"]
     assert found["keep"] is None and found["command_to_keep"] is None
     assert "Nothing to keep" in Path("stepscope-tune/tune.txt").read_text()
 

@@ -45,7 +45,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[FirstRun, Trials, l
     script = folder / "train.py"
     script.write_text(SLOW_LOADER)
     first = first_run([sys.executable, str(script)], folder)
-    (workers,) = candidates(first.job, [f.id for f in first.findings], only=["loader.num_workers=2"]).tried or (None,)
+    workers = candidates(first.job, [f.id for f in first.findings], only=["loader.num_workers"]).tried[0]
     trials = Trials([sys.executable, str(script)], folder, steps=STEPS, warmup=WARMUP, limit_s=600)
     return first, trials, [trials("a", None), trials("b", workers)]
 
