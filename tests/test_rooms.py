@@ -17,7 +17,7 @@ GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text",
 SMALL = ("intervals", "records", "stats")
 DESK = (  # lowest first
     *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),
-    *("investigate", "tables", "report", "analysis", "cli"),
+    *("investigate", "tune", "tables", "report", "analysis", "cli"),
 )
 JOB = ("record", "bench", "integrations")
 TABLE_LIBRARIES = {"numpy", "wasmtime", "zlib_ng", "zstandard", "rich", "pyarrow", "duckdb"}

@@ -14,6 +14,8 @@ from stepscope.version import __version__
 _PUBLIC = {
     "Analysis": "stepscope.analysis",
     "CommunicationProfiler": "stepscope.cost.strategies.profiler",
+    "PerformanceTracker": "stepscope.record.track.tracker",
+    "StragglerDetector": "stepscope.record.track.detector",
     "Trainer": "stepscope.bench.trainer.trainer",
     "annotate_modules": "stepscope.record.annotate",
     "load": "stepscope.analysis",
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from stepscope.record.profile import profile as profile
     from stepscope.record.profile import region as region
     from stepscope.record.quick_check import quick_check as quick_check
+    from stepscope.record.track.detector import StragglerDetector as StragglerDetector
+    from stepscope.record.track.tracker import PerformanceTracker as PerformanceTracker
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,7 @@ from stepscope.tables.table import pyarrow_module
 from stepscope.units import NS_PER_US, printable, readable_bytes
 
 _GZIP = 31
+_SENT = ("wandb", "mlflow")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,13 +46,14 @@ def run(args: argparse.Namespace) -> int:
     written += [_write_tables(recorded, tables, args, form) for form in ("csv", "parquet") if getattr(args, form)]
     if args.tensorboard:
         written.append(_write_tensorboard(recorded, tables.account, args))
+    written += [_send(tables.account, kind, getattr(args, kind)) for kind in _SENT if getattr(args, kind)]
     _say(written, args)
     return 3 if recorded.unreadable else 0
 
 
 def _refuse_outputs(args: argparse.Namespace) -> None:
     """Raise before anything is read where nothing was asked for or an output cannot be written."""
-    if not (args.perfetto or args.csv or args.parquet or args.tensorboard):
+    if not any(getattr(args, name) for name in ("perfetto", "csv", "parquet", "tensorboard", *_SENT)):
         raise UsageError("nothing to write; give --perfetto FILE, --csv DIR, --parquet DIR or --tensorboard DIR")
     if args.perfetto == "-":
         raise UsageError("--perfetto: a timeline is binary and cannot go to standard output; give a file name")
@@ -117,6 +119,12 @@ def _write_tensorboard(recorded: Run, account: Account, args: argparse.Namespace
         "files": len(files),
         "warnings": [*notes, *recorded.warnings],
     }
+
+
+def _send(account: Account, kind: str, name: str) -> dict[str, Any]:
+    from stepscope.cli.given.send_run import send_run
+
+    return send_run(account, kind, name)
 
 
 def _pieces(timeline: Timeline, path: str, progress: Progress | None) -> Iterable[bytes]:

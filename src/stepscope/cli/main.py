@@ -38,6 +38,7 @@ COMMANDS = {
     "export": "the run for other tools: one timeline of all ranks, tables, TensorBoard",
     "sql": "SQL over the tables of a run",
     "view": "the report, the tables and the timeline in the browser",
+    "tune": "fixes that need no code change, tried in turn with the unchanged job: what to keep",
     "bench": "what is fastest here: implementations, settings, sizes, world sizes",
     "calibrate": "what do collectives take on this machine, with their error",
     "predict": "time of a collective, memory, FLOPs, strategies, other world sizes",

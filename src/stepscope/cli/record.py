@@ -18,6 +18,7 @@ from stepscope.record.launch.outside_tool import why_not_installed
 from stepscope.record.live.endpoint import address_from
 from stepscope.record.live.otlp import collector_from
 from stepscope.record.samplers.nccl_log import debug_environment
+from stepscope.record.track.sinks import place_from
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,6 +56,7 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         debug=tuple(args.debug.split(",")) if args.debug else (),
         metrics=args.metrics,
         otlp=args.otlp,
+        track=tuple(place_from(text) for text in args.track or ()),
         **_outside(args),
     )
     return config.with_steps(*steps_from(args.steps)) if args.steps else config

@@ -13,6 +13,8 @@ everything slow is in the helper process or on a background thread.
     helper/            the way out: handover, outbox, the writer process, run.json
     live/              while the job runs: windows that are asked for, stalls, metrics for Prometheus and OpenTelemetry
     launch/            `stepscope record`: the recorder put into a job without a change of code
+    trial/             `stepscope tune`: settings put in from outside, results kept, the job ended after N steps
+    track/             while training runs: late ranks, throughput, alerts, sent to TensorBoard, W&B, MLflow
     rank, strategy, facts             who and where this process is, and what the job is
     profile, annotate, quick_check    for users: stepscope.profile, stepscope.region
 """

@@ -8,7 +8,7 @@ together without exchanging a word.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from stepscope.errors import UsageError
@@ -76,6 +76,13 @@ class RecordConfig:
     otlp_period_s: float = 10.0
     asked_pause_s: float = 30.0  # from the end of a window that was asked for to the next one
     watch_stalls: bool = True
+
+    # A trial of `stepscope tune`: what is set in the job from outside (see `trial`), and after how many steps it ends.
+    settings: dict[str, Any] = field(default_factory=dict)
+    trial_steps: int | None = None
+    only_set: bool = False  # nothing is recorded
+
+    track: tuple[str, ...] = ()  # where rank 0 sends scalars while training runs, as `track.sinks` reads them
 
     # How long anything of ours may take once training is over.
     close_wait_s: float = 30.0  # for this rank's own files

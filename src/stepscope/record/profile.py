@@ -24,6 +24,7 @@ from stepscope.record.failsafe import say
 from stepscope.record.launch.recording_by import followed_from_outside
 from stepscope.record.progress_notes import FOLDERS, leave_word
 from stepscope.record.session import Recorder, current
+from stepscope.record.usual_names import usual_settings
 from stepscope.record.window.schedule import why_no_window
 
 
@@ -56,7 +57,8 @@ class profile:
     The window is (wait + warmup + active) * repeat steps; all other steps are timed without the profiler.
     `out` is the run folder (default: TORCH_TRACE_DIR, else ./stepscope-run); a folder that holds a run already is
     never overwritten, a sibling is made. `ranks` is "all", "0", "0,3" or a list. `on_trace_ready` replaces our own
-    export and is called with the torch profiler. `light` records step and region times only.
+    export and is called with the torch profiler. `light` records step and region times only. The usual names of
+    torch's profiler (`schedule`) and of guides (`output_dir`, `rank0_only`, ...) are taken too: see `usual_names`.
     """
 
     def __init__(
@@ -84,12 +86,14 @@ class profile:
         self._recorder: Recorder | None = None
         self._steps_here = True
         self._folder: Path | None = None
+        usual = usual_settings(settings)
+        ranks = usual.pop("ranks", ranks)
         self.config = RecordConfig(
-            out=str(out) if out is not None else default_out(),
-            wait=wait,
-            warmup=warmup,
-            active=active,
-            repeat=repeat,
+            out=usual.pop("out", None) or (str(out) if out is not None else default_out()),
+            wait=usual.pop("wait", wait),
+            warmup=usual.pop("warmup", warmup),
+            active=usual.pop("active", active),
+            repeat=usual.pop("repeat", repeat),
             activities=None if activities is None else tuple(_activity_name(a) for a in activities),
             record_shapes=record_shapes,
             profile_memory=profile_memory,

@@ -43,6 +43,7 @@ from stepscope.record.steps.evaluation import Evaluation
 from stepscope.record.steps.log import PastStep, StepLog
 from stepscope.record.steps.regions import Regions, summed
 from stepscope.record.steps.statistics import FIRST_STEPS
+from stepscope.record.trial.ending import end_trial
 from stepscope.record.window.kineto_settings import set_kineto_settings
 from stepscope.record.window.profiler_guard import ProfilerGuard
 from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
@@ -164,6 +165,8 @@ class Recorder:
             self._step_end(at_ns)
         except Exception as e:  # noqa: BLE001 - training comes first
             self._fail(e)
+        if self.step == self.config.trial_steps:
+            end_trial(self)
 
     def step_may_end(self) -> int:
         """Return this moment, by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.

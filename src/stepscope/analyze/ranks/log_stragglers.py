@@ -20,7 +20,7 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.contract.late_ranks import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import Centre, centre, mad_sigma, slow_start
 from stepscope.stats.student_t import t_quantile
@@ -28,8 +28,6 @@ from stepscope.stats.student_t import t_quantile
 Floats = npt.NDArray[np.float64]
 
 WAITING = "regions.gradient_sync.ns"
-_NOISE_SHARE = 0.02
-"""own times of equal ranks differ by this share of a step at least"""
 _MIN_STEPS = 5
 _FEW_STEPS = 10
 _FALSE_ALARMS = 0.0125
@@ -91,7 +89,7 @@ def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
     by_step = _by_step(own, typical, i)
     middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
     late = middle.value
-    error = max(middle.error * sqrt(len(by_step) / tells), _NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
+    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
     reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(own), tells - 1)
     usual = float(np.mean(others))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, data_loading, recorded_events
 from stepscope.analyze.ranks.window import host_compute
+from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.run.aligned import UNMATCHED, Aligned
 from stepscope.run.load import Run
@@ -27,11 +28,6 @@ from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 
-DEFAULT_WINDOW_STEPS = 100
-DEFAULT_SCORE = 2.0
-DEFAULT_SLOWDOWN = 1.10
-_NOISE_SHARE = 0.02
-"""own times of equal ranks differ by this share of a step at least, so a smaller spread is luck"""
 _WAITS_LESS = 0.5
 """a straggler waits less than this share of what the others wait"""
 _SAME_OPERATORS = 0.02
@@ -88,7 +84,7 @@ def find_stragglers(
         others = own[peers]
         mine, theirs = float(own[index].mean()), others.mean(axis=1)
         late_ns = mine - float(np.median(theirs))
-        noise = max(mad_sigma(theirs), _NOISE_SHARE * float(np.median(theirs)))
+        noise = max(mad_sigma(theirs), NOISE_SHARE * float(np.median(theirs)))
         score = late_ns / noise if noise else 0.0
         late_in = own[index] >= slowdown * others.mean(axis=0)
         if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:

@@ -6,6 +6,7 @@ examples:
   stepscope export run-folder/ --perfetto t.pftrace --ranks 0-7 --steps 12:14 --gpu-only
   stepscope export run-folder/ --csv tables/ --tables steps,budget
   stepscope export run-folder/ --tensorboard logs/                  then: tensorboard --logdir logs/
+  stepscope export run-folder/ --mlflow my-experiment               curves and the report, to a tracking server
 
 Without filters a run of more than a million slices is thinned, and what was left out is said. Times in the tables are
 nanoseconds; docs/tables.md has every column.
@@ -28,6 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--csv", metavar="DIR", help="tables as CSV, one file each")
     parser.add_argument("--parquet", metavar="DIR", help="tables as Parquet, one file each")
     parser.add_argument("--tensorboard", metavar="DIR", help="each rank's trace and curves over steps, for TensorBoard")
+    parser.add_argument("--wandb", metavar="PROJECT", help="send curves and report to W&B, where it is installed")
+    parser.add_argument(
+        "--mlflow", metavar="EXPERIMENT", help="send curves and report to MLflow, where it is installed"
+    )
     parser.add_argument(
         "--tables", type=_tables, default=tuple(TABLES), metavar="A,B", help="only these tables (default: all)"
     )

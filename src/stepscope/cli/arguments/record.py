@@ -3,6 +3,7 @@
 examples:
   stepscope record -- torchrun --nproc-per-node=8 train.py --lr 1e-4
   stepscope record --light -- python train.py
+  stepscope record --light --track tensorboard:runs/a -- torchrun --nproc-per-node=8 train.py
   stepscope record --steps 100:105 --ranks 0,3 --out runs/base -- srun python train.py
   stepscope record --light --metrics 9400 -- torchrun --nproc-per-node=8 train.py
 
@@ -27,6 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step-of", metavar="UNIT", help="what a step is: loader, optimizer, 4 (optimizer steps), Adam#1"
     )
     parser.add_argument("--light", action="store_true", help="time steps and regions only, no profiler")
+    parser.add_argument(
+        "--track",
+        action="append",
+        metavar="WHERE",
+        help="send numbers: tensorboard:DIR, wandb:PROJECT, mlflow:EXPERIMENT",
+    )
     parser.add_argument("--shapes", action="store_true", help="record operator shapes")
     parser.add_argument("--stacks", action="store_true", help="record Python stacks")
     parser.add_argument("--no-owners", action="store_true", help="no step with Python frames after the profiled ones")

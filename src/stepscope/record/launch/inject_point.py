@@ -26,19 +26,50 @@ def begin() -> None:
         wanted = ".".join(map(str, MIN_TORCH))
         say(f"recording needs torch {wanted} or newer, found {torch.__version__}; this process runs unrecorded")
         return
+    if config.only_set:
+        from stepscope.record.trial.begin import only_set
+
+        only_set(config)
+        return
     from stepscope.record.hooks.install import install
     from stepscope.record.hooks.loop.step_unit import unit_from
     from stepscope.record.samplers.nccl_log import turn_on_nccl_log
 
     if config.nccl_log:
         turn_on_nccl_log(os.environ)  # now, because NCCL looks once, when its first communicator is made
-    install(lambda: _recorder(config), unit_from(config.step_of))
+    samplers: list[Any] = []
+    hooks = install(lambda: _recorder(config, samplers, hooks), unit_from(config.step_of))
+    if config.trial_steps is not None:
+        from stepscope.record.trial.begin import begin_trial
+
+        samplers.append(begin_trial(config, hooks))
 
 
-def _recorder(config: RecordConfig) -> Any:
+def _recorder(config: RecordConfig, samplers: list[Any], hooks: Any) -> Any:
     """Return the recorder; None in a data loader's worker, and where the script has one: then its steps hold."""
     from stepscope.record.session import Recorder, current
 
     if torch.utils.data.get_worker_info() is not None or current() is not None:
         return None
-    return Recorder.start(config)
+    recorder = Recorder.start(config)
+    for sampler in [*samplers, *_followers(config, recorder, hooks)]:
+        recorder.add_sampler(sampler)
+    return recorder
+
+
+def _followers(config: RecordConfig, recorder: Any, hooks: Any) -> list[Any]:
+    """Return who sends numbers on while training runs: rank 0, where that is asked for."""
+    from stepscope.record.rank import place_of_process
+
+    if not config.track or place_of_process().rank != 0:
+        return []
+    from stepscope.record.track.run_follower import RunFollower
+
+    return [
+        RunFollower(
+            list(config.track),
+            folder=lambda: recorder.run_folder,
+            world_size=lambda: place_of_process().world_size,
+            batch=hooks.learned.batch,
+        )
+    ]

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -49,8 +49,14 @@ class LaunchOutcome:
     outputs: tuple[Path, ...] = ()  # of an outside tool
 
 
-def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str, str] | None = None) -> LaunchOutcome:
-    """Return how the command ended, after running it under the recorder."""
+def launch(
+    command: Sequence[str],
+    config: RecordConfig,
+    *,
+    environ: Mapping[str, str] | None = None,
+    run: Callable[[Sequence[str], dict[str, str]], int] | None = None,
+) -> LaunchOutcome:
+    """Return how the command ended, after running it under the recorder; `run` runs it in another way."""
     config = replace(
         config, command=tuple(command), out=str(Path(config.out).absolute()), run_id=config.run_id or uuid.uuid4().hex
     )
@@ -60,7 +66,7 @@ def launch(command: Sequence[str], config: RecordConfig, *, environ: Mapping[str
         env = job_environment(config, os.environ if environ is None else environ)
         if config.outside_tool is not None and is_one_process(command, env):
             command, env = under_tool(command, config, rank=0), {**env, UNDER_TOOL: "1"}
-        exit_code = _run(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
+        exit_code = (run or _run)(command, {**env, SEEN_VARIABLE: str(seen)} if seen else env)
         folders = _folders(config, seen)
         return LaunchOutcome(
             exit_code,

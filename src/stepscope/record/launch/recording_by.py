@@ -15,4 +15,5 @@ def already_recorded() -> bool:
 
 def followed_from_outside() -> bool:
     """Return whether the hooks of `stepscope record` are in this process and mark steps and regions by themselves."""
-    return _INJECTED in sys.modules and RecordConfig.from_env() is not None
+    config = RecordConfig.from_env() if _INJECTED in sys.modules else None
+    return config is not None and not config.only_set

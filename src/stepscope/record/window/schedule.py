@@ -65,9 +65,10 @@ def free_step(config: RecordConfig) -> int:
 def next_busy_step(step: int, config: RecordConfig, *, also: int, asked: Sequence[WindowPlan] = ()) -> int | None:
     """Return the first step from `step` on before which the recorder has something to do; None where none is left.
 
-    Steps of warm-up and window, the one after each window, and `also`. In between, the phase does not change.
+    Steps of warm-up and window, the one after each window, the end of a trial, and `also`. In between, the phase does
+    not change.
     """
-    busy = [also] if also >= step else []
+    busy = [at for at in (also, config.trial_steps) if at is not None and at >= step]
     busy += [max(step, plan.first - plan.warmup) for plan in asked if step <= plan.last]
     if not config.light:
         cycle_steps = config.wait + config.warmup + config.active

@@ -1,0 +1,119 @@
+"""How ranks hear of each other's own times without a collective: each leaves a word, rank 0 gathers, all read that.
+
+    rank r   put own/r  {"own_ms", "steps"}
+    rank 0   look own/0 ... own/n-1, put own/all
+    rank r   look own/all
+
+All of it is on a thread of its own; the training thread only hands over a number. Words are kept in the job's key-value
+store, by a connection of our own, or as files in a folder that all ranks share.
+"""
+
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from stepscope.contract.run_folder import atomic_write, json_object_in
+from stepscope.record.helper.side_channel import ChannelClosed, open_side_channel
+
+_ALL = "own/all"
+
+
+class Channel(Protocol):
+    """Where words are left."""
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word."""
+
+    def look(self, key: str) -> str | None:
+        """Return a word, None where there is none yet."""
+
+    def close(self) -> None:
+        """Say and hear nothing more."""
+
+
+class FolderChannel:
+    """Words as files; `own/3` is `own-3.jsonl`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, key: str, text: str) -> None:
+        """Leave a word, whole or not at all."""
+        with atomic_write(self._path(key)) as f:
+            f.write(text.encode())
+
+    def look(self, key: str) -> str | None:
+        """Return a word."""
+        found = json_object_in(self._path(key))
+        return json.dumps(found) if found else None
+
+    def close(self) -> None:
+        """Leave the files where they are."""
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key.replace('/', '-')}.jsonl"
+
+
+class Exchange:
+    """Hands own times out and in; `known` is what was heard last, by rank."""
+
+    def __init__(self, *, rank: int, world_size: int, channel: Channel | None) -> None:
+        self.known: dict[int, float] = {}
+        self._rank, self._world_size, self._channel = rank, world_size, channel
+        self._waiting: queue.Queue[float | None] = queue.Queue(maxsize=2)
+        self._thread: threading.Thread | None = None
+
+    def tell(self, own_ms: float) -> None:
+        """Hand over this rank's own time; dropped where the last ones are still on their way."""
+        if self._channel is None:
+            self.known = {self._rank: own_ms}
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="stepscope-stragglers", daemon=True)
+            self._thread.start()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(own_ms)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End the thread. No call may be under way when the interpreter ends."""
+        if self._thread is not None:
+            with contextlib.suppress(queue.Full):
+                self._waiting.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+        if self._channel is not None:
+            self._channel.close()
+
+    def _work(self) -> None:
+        while (own_ms := self._waiting.get()) is not None:
+            try:
+                self.swap(own_ms)
+            except (ChannelClosed, RuntimeError, OSError, ValueError):  # the job's store went first
+                return
+
+    def swap(self, own_ms: float) -> None:
+        """Leave this rank's word and read what there is."""
+        assert self._channel is not None
+        self._channel.put(f"own/{self._rank}", json.dumps({"own_ms": own_ms}))
+        if self._rank == 0:
+            words = {rank: self._channel.look(f"own/{rank}") for rank in range(self._world_size)}
+            heard = {str(rank): _number(json.loads(word), "own_ms") for rank, word in words.items() if word}
+            self._channel.put(_ALL, json.dumps({rank: ms for rank, ms in heard.items() if ms is not None}))
+        everybody = self._channel.look(_ALL)
+        if everybody:
+            found = json.loads(everybody)
+            self.known = {int(rank): ms for rank in found if (ms := _number(found, rank)) is not None}
+
+
+def job_channel() -> Channel | None:
+    """Return a channel through the job's own store, None where it has none."""
+    return open_side_channel()
+
+
+def _number(found: Mapping[str, Any], name: str) -> float | None:
+    value = found.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

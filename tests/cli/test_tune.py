@@ -1,0 +1,118 @@
+"""`stepscope tune`: the whole command on a job that is only pretended, and what it refuses."""
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.contract.run_folder import RUN_JSON, rank_file, steps_file
+from stepscope.contract.tuning import TRIAL
+from stepscope.record.config import RecordConfig
+from stepscope.record.launch.launch import LaunchOutcome
+from stepscope.tune.job import job_in
+
+LOADER = {"num_workers": 0, "map_style": True}
+
+
+class Pretended:
+    """Leaves what a job would: 40 ms per step, a quarter of it with workers."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.exit_code = 0
+
+    def __call__(
+        self, command: Sequence[str], config: RecordConfig, *, environ: Any = None, run: Any = None
+    ) -> LaunchOutcome:
+        self.started += 1
+        self.environ, self.config = environ, config
+        folder = Path(config.out)
+        folder.mkdir(parents=True)
+        dur_ns = (10 if "loader.num_workers" in config.settings else 40) * 10**6 + 10**4 * (self.started % 3)
+        line = {"start_ns": 1, "end_ns": 2, "dur_ns": dur_ns, "device_ns": None, "profiled": False, "phase": "before"}
+        steps = [{"step": n, "regions": {}, **line} for n in range(config.trial_steps or 0)]
+        lines = [{"schema": 1, "rank": 0, "world_size": 1}, *steps]
+        (folder / steps_file(0)).write_text("".join(json.dumps(one) + "\n" for one in lines))
+        (folder / RUN_JSON).write_text(json.dumps({"device": {"kind": "cpu"}, "hosts": {"here": [0]}}))
+        noted = {"losses": [2.0, 1.0], "took": list(config.settings), "loaders": [LOADER], "threads": 1}
+        (folder / rank_file(0, TRIAL)).write_text(json.dumps(noted))
+        return LaunchOutcome(self.exit_code, (folder,), python_seen=True, torch_seen=True)
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretended:
+    pretended = Pretended()
+    for module in ("first_run", "trials", "kept"):
+        monkeypatch.setattr(import_module(f"stepscope.cli.tune.{module}"), "launch", pretended)
+    here = import_module("stepscope.cli.tune.first_run")
+    monkeypatch.setattr(here, "_job", lambda folder: job_in(folder, cores=4, mimalloc=True))
+    monkeypatch.chdir(tmp_path)
+    return pretended
+
+
+def tune(*words: str) -> int:
+    return main(["tune", "--rounds", "3", "--steps", "6", *words, "--", "python", "train.py"])
+
+
+def test_workers_are_kept_and_the_rest_is_told(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune() == 0
+    out = capsys.readouterr().out
+    assert "Keep loader.num_workers=" in out and "75 % less" in out and "Results: equal." in out
+    assert all(len(line) <= 80 for line in out.splitlines() if "--apply" not in line)
+    found = json.loads(Path("stepscope-tune/tune.json").read_text())
+    assert found["keep"]["settings"].keys() == {"loader.num_workers"}
+    assert found["keep"]["gain_low_pct"] > 70 and found["command_unchanged_script"].endswith("-- python train.py")
+    assert Path("stepscope-tune/tune.txt").read_text() == out
+    assert len(found["trials"]) == job.started - 1
+
+
+def test_nothing_to_keep_is_a_result(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune("--only", "OMP", "--json", "-") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["settings"]] == ["OMP_NUM_THREADS=4"]
+    assert found["keep"] is None and found["command_to_keep"] is None
+    assert "Nothing to keep" in Path("stepscope-tune/tune.txt").read_text()
+
+
+def test_what_is_kept_is_applied_and_nothing_else(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = {"loader.num_workers": 2, "os.system": "x", "ddp.bucket_cap_mb": "huge"}
+    variables = {"OMP_NUM_THREADS": "2", "LD_PRELOAD": "evil.so", "NCCL_ALGO": 3}
+    Path("tune.json").write_text(json.dumps({"keep": {"settings": wanted, "environment": variables}}))
+    assert tune("--apply", "tune.json") == 0
+    assert job.config.settings == {"loader.num_workers": 2} and job.config.only_set
+    assert job.environ["OMP_NUM_THREADS"] == "2" and "evil.so" not in job.environ.values()
+    job.exit_code = -15
+    Path("tune.json").write_text('{"keep": null}')
+    job.config = None  # type: ignore[assignment]
+    Path(RecordConfig.out).rename("elsewhere")
+    assert tune("--apply", "tune.json") == 143
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["tune"], "command is missing"),
+        (["tune", "--rounds", "2", "--", "x"], "at least 3"),
+        (["tune", "--apply", "nowhere.json", "--", "x"], "nowhere.json"),
+        (["tune", "--apply", "list.json", "--", "x"], "no result of"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_2(
+    words: list[str], said: str, job: Pretended, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("list.json").write_text("[1]")
+    assert main(words) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and job.started == 0
+
+
+def test_a_job_that_fails_is_said_with_its_output(job: Pretended, capsys: pytest.CaptureFixture[str]) -> None:
+    job.exit_code = 7
+    assert tune() == 2
+    assert "exit code 7" in capsys.readouterr().err
+    assert tune() == 2
+    assert "not empty" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""What is kept, on simulated jobs whose truth is known: nothing where nothing helps, what helps where it does."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from stepscope.tune.agreement import agreement
+from stepscope.tune.candidates import EQUAL, INEXACT, ROUNDING, Candidate, together
+from stepscope.tune.experiment import experiment
+from stepscope.tune.gain import MAX_FALSE, gain
+from stepscope.tune.rounds import BASE, order_of
+from stepscope.tune.trial import Trial
+
+SETTINGS = tuple(Candidate(f"s{n}", EQUAL, "", {f"s{n}": n}) for n in range(8))
+LOSSES = (2.0, 1.5, 1.25)
+JOBS = 200
+
+
+def simulated(noise: Callable[[random.Random, int], float], saves: dict[str, float], seed: int):
+    """Return who runs a trial of a simulated job of 100 ms per step, of which settings save shares."""
+    rng, count = random.Random(f"job {seed}"), 0
+
+    def run(when: str, candidate: Candidate | None) -> Trial:
+        nonlocal count
+        count += 1
+        shares = [saves.get(name, 0.0) for name in (candidate.settings if candidate else ())]
+        step_ms = 100.0 * noise(rng, count)
+        for share in shares:
+            step_ms *= 1 - share
+        return Trial(step_ms, 20, LOSSES, (1.0, 10.0), tuple(candidate.settings) if candidate else ())
+
+    return run
+
+
+def steady(rng: random.Random, count: int) -> float:
+    return rng.lognormvariate(0, 0.02)
+
+
+def with_hiccups(rng: random.Random, count: int) -> float:
+    return rng.lognormvariate(0, 0.01) * (3.0 if rng.random() < 0.1 else 1.0)
+
+
+def drifting(rng: random.Random, count: int) -> float:
+    return rng.lognormvariate(0, 0.01) * (1 - 0.01 * count)
+
+
+@pytest.mark.parametrize("noise", [steady, with_hiccups, drifting])
+def test_jobs_in_which_nothing_helps_keep_nothing(noise: Callable[[random.Random, int], float]) -> None:
+    kept = [experiment(SETTINGS, simulated(noise, {}, seed), rounds=5).keep for seed in range(JOBS)]
+    assert sum(one is not None for one in kept) <= MAX_FALSE * JOBS
+
+
+def test_the_setting_that_helps_is_kept_and_no_other() -> None:
+    found = experiment(SETTINGS, simulated(steady, {"s3": 0.3}, 1), rounds=5)
+    assert found.keep is not None and found.keep.candidate.name == "s3"
+    assert found.keep.gain is not None and found.keep.gain.low < 0.3 < found.keep.gain.high
+    assert [j.candidate.name for j in found.settings if j.keeps] == ["s3"]
+
+
+def test_several_that_help_are_run_together() -> None:
+    found = experiment(SETTINGS, simulated(steady, {"s1": 0.3, "s5": 0.4}, 1), rounds=5)
+    assert found.keep is found.combined and found.combined is not None
+    assert found.combined.candidate.name == "s5 + s1"
+    assert found.combined.gain is not None and found.combined.gain.share > 0.5
+
+
+def test_what_hinders_the_other_is_kept_alone() -> None:
+    def both_are_slow(when: str, candidate: Candidate | None) -> Trial:
+        names = set(candidate.settings) if candidate else set()
+        ms = {frozenset(): 100.0, frozenset({"s1"}): 70.0, frozenset({"s2"}): 60.0}.get(frozenset(names), 90.0)
+        return Trial(ms * rng.lognormvariate(0, 0.01), 20, LOSSES, None, tuple(names))
+
+    rng = random.Random(0)
+    found = experiment(SETTINGS[1:3], both_are_slow, rounds=5)
+    assert found.combined is not None and found.keep is not None and found.keep.candidate.name == "s2"
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"),
+    [
+        (Trial(None, failed="it ended with exit code 1"), "exit code 1"),
+        (Trial(10.0, 20, LOSSES, None, ()), "changed nothing"),
+        (Trial(10.0, 20, (2.0, 1.6, 1.25), None, ("s0",)), "changes results"),
+        (Trial(10.0, 20, (2.0, None, 1.25), None, ("s0",)), "changes results"),
+        (Trial(10.0, 20, (), None, ("s0",)), "no loss"),
+    ],
+)
+def test_what_fails_or_computes_something_else_is_never_kept(trial: Trial, why: str) -> None:
+    base = Trial(100.0, 20, LOSSES)
+    found = experiment(SETTINGS[:1], lambda when, c: trial if c else base, rounds=3)
+    assert found.keep is None and why in str(found.settings[0].why_not)
+
+
+def test_results_are_held_to_what_the_setting_may_change() -> None:
+    base, near = Trial(1.0, 20, LOSSES), Trial(1.0, 20, (2.0, 1.50001, 1.25))
+    far = replace(near, losses=(2.0, 1.52, 1.25))
+    assert agreement(base, [base], results=EQUAL).why == "equal"
+    judged = {kind: [agreement(t, [base], results=kind).agrees for t in (near, far)] for kind in KINDS}
+    assert judged == {EQUAL: [False, False], ROUNDING: [True, False], INEXACT: [True, True]}
+    assert agreement(replace(far, losses=(9.0, 9.0)), [base], results=INEXACT).agrees is False
+    assert agreement(near, [base, near], results=EQUAL).agrees is True, "the job itself differs as much"
+    unseeded = agreement(base, [base, replace(far, losses=(3.0,))], results=EQUAL)
+    assert unseeded.agrees is None and "set its seeds" in unseeded.why
+
+
+KINDS = (EQUAL, ROUNDING, INEXACT)
+
+
+def test_parameters_are_compared_where_the_losses_are_not_there() -> None:
+    base = Trial(1.0, 20, parameters=(5.0, 100.0))
+    assert agreement(base, [base], results=EQUAL).agrees is True
+    assert agreement(replace(base, parameters=(6.0, 100.0)), [base], results=ROUNDING).agrees is False
+
+
+def test_an_interval_is_wider_the_more_was_tried_and_needs_three_rounds() -> None:
+    base, faster = [100.0, 101.0, 99.0], [90.0, 92.0, 89.0]
+    one, many = gain(base, faster, tried=1), gain(base, faster, tried=50)
+    assert one is not None and many is not None
+    assert one.beyond_chance and one.low > many.low and one.high < many.high
+    assert gain(base[:2], faster[:2], tried=1) is None
+
+
+def test_every_round_has_each_trial_once_in_another_order() -> None:
+    orders = [order_of(n, ["a", "b", "c"]) for n in range(4)]
+    assert all(sorted(order) == sorted([BASE, "a", "b", "c"]) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_of_settings_that_exclude_each_other_the_better_is_taken() -> None:
+    two, four = (Candidate(f"w={n}", EQUAL, "", {"w": n}) for n in (2, 4))
+    other = Candidate("x", ROUNDING, "", environment={"X": "1"})
+    both = together([four, two, other])
+    assert both.settings == {"w": 4} and both.environment == {"X": "1"} and both.results == ROUNDING
