@@ -155,7 +155,8 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
         for part, of_part in enumerate(parts):
             rank_of[of_part] = index
             place_of[of_part] = len(_PARTS) * np.arange(len(of_part)) + part
-    known: dict[Owner, int] = {}
+    known: defaultdict[Owner, int] = defaultdict()
+    known.default_factory = known.__len__  # the next number for an owner that comes for the first time
     owner, launch = np.full(len(nodes), NOTHING, np.int64), np.full(len(nodes), NOTHING, np.int64)
     for index, rank in enumerate(replay.shared.run.ranks):
         mine = np.flatnonzero(rank_of[nodes] == index)
@@ -166,8 +167,8 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
         _, first, alike = np.unique(names.codes(place, part), return_index=True, return_inverse=True)
         distinct = zip(place[first].tolist(), part[first].tolist(), strict=True)
         said = [(rank.rank, *names.of(at, _PARTS[code])) for at, code in distinct]
-        owner[mine] = np.array([known.setdefault(one, len(known)) for one in said])[alike]
-        launch[mine] = known.setdefault((rank.rank, *_LAUNCH), len(known))
+        owner[mine] = np.array([known[one] for one in said])[alike]
+        launch[mine] = known[(rank.rank, *_LAUNCH)]
     return list(known), owner, launch
 
 
