@@ -15,7 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.trace.table import Trace
 
 RANGES_PER_KERNEL = 5
 BYTES_PER_KERNEL = 640
@@ -92,10 +97,17 @@ def _read(path: Path) -> None:
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "base_mb": base_mb,
         "events": sum(t.num_events for t in traces),
-        "table_mb": sum(a.nbytes for t in traces for a in t.columns.values()) / 1e6,
+        "table_mb": _held_bytes(traces) / 1e6,
         "progress": len(told),
     }
     print(json.dumps(found))
+
+
+def _held_bytes(traces: "Sequence[Trace]") -> int:
+    """Return what the tables hold; a column of one value, and rows that several arguments share, count once."""
+    arrays = [a for t in traces for a in t.columns.values()]
+    arrays += [a for t in traces for one in t.args.values() for a in (one.rows, one.values)]
+    return sum({id(a): a.itemsize if a.strides == (0,) else a.nbytes for a in arrays}.values())
 
 
 def main() -> None:

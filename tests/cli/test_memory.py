@@ -47,6 +47,21 @@ def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "rank00000.memory.pickle" in capsys.readouterr().err
 
 
+def test_other_processes_on_the_device_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Job(ranks=1, steps=3).run(tmp_path)
+    memory = {"peak_allocated_bytes": 7 * 10**6, "reserved_bytes": 10**9, "peak_reserved_bytes": 10**9}
+    steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]
+    steps += [{"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1, "memory": memory} for i in range(4)]
+    device = {"kind": "device", "name": "NVIDIA H200", "uuid": "GPU-1", "index": 0}
+    state = {"kind": "state", "time_ns": 1, "step": 1, "throttle_reasons": [], "memory_used_bytes": 9 * 10**9}
+    for name, lines in (("steps", steps), ("telemetry", [device, state, state])):
+        (tmp_path / f"rank00000.{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["memory", str(tmp_path), "--no-cache"]) == 0
+    assert "other processes on it          8.0 GB" in capsys.readouterr().out
+    assert main(["memory", str(tmp_path), "--no-cache", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["other_processes"] == [{"rank": 0, "size_bytes": 8 * 10**9}]
+
+
 def test_run_without_memory_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Job(ranks=1, steps=3).run(tmp_path)
     assert main(["memory", str(tmp_path), "--no-cache"]) == 2

@@ -110,7 +110,8 @@ def _print(account: Account | None, snapshots: dict[int | None, SnapshotView], r
         fullest = rank if rank is not None else account.memory.fullest_rank
         for one in ranks:
             if one.rank == fullest:
-                print_rank_memory(one, out, ranks=len(ranks))
+                others = next((d.others_bytes for d in account.devices if d.rank == one.rank), None)
+                print_rank_memory(one, out, ranks=len(ranks), others_bytes=others)
     shown = list(snapshots.items()) if rank is None else [(r, v) for r, v in snapshots.items() if r in (rank, None)]
     fullest_first = sorted(shown, key=lambda item: -item[1].peak.allocated_bytes)
     for of_rank, view in fullest_first[:1]:

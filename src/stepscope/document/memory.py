@@ -35,6 +35,9 @@ def memory_document(
         "memory": memory_json(account.memory) if account else None,
         "memory_steps": [memory_of_steps(log) for log in account.run.logs] if account else [],
         "memory_peaks": [{**peak, "rank": rank} for rank, peak in beside.memory_peaks.items()] if beside else [],
+        "other_processes": [{"rank": one.rank, "size_bytes": one.others_bytes} for one in account.devices]
+        if account
+        else [],
         "snapshots": [snapshot_json(rank, view) for rank, view in snapshots.items()],
         "predicted_rank": of_rank,
         "predicted": [asdict(row) for row in predicted],

@@ -84,15 +84,15 @@ def _near_the_rest(columns: Columns) -> tuple[Bools, int]:
     """Return which events are not stray, and by how much times jump where many lie behind a gap, 0 where none do."""
     ts, dur, ph = columns["ts_ns"], columns["dur_ns"], columns["ph"]
     all_near = np.ones(len(ts), bool)
-    rows = np.flatnonzero(ph == _TIMED)
-    if not len(rows):
+    timed = ph == _TIMED
+    if not timed.any():
         return all_near, 0
-    start, end = (ts, ts + dur) if len(rows) == len(ts) else (ts[rows], ts[rows] + dur[rows])
+    start, end = (ts, ts + dur) if timed.all() else (ts[timed], ts[timed] + dur[timed])
     if _may_have_gap(start, end):
         stray, low, high, jump_ns = _stray(start, end)
     else:
-        stray, low, high, jump_ns = np.zeros(len(rows), bool), int(start.min()), int(end.max()), 0
-    all_near[rows[stray]] = False
+        stray, low, high, jump_ns = np.zeros(len(start), bool), int(start.min()), int(end.max()), 0
+    all_near[timed] = ~stray
     far = MIN_GAP_NS + high - low
     # What has no duration (memory, flows) is judged by the window that the others span.
     other = (ph != _TIMED) & (ph != _METADATA) & (ts != NONE_NS)

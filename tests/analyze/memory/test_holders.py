@@ -14,11 +14,12 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.memory.kept import FromBefore
 from stepscope.analyze.memory.leaks import leaks
 from stepscope.analyze.memory.usage import RankMemory
+from stepscope.diagnose.rules.memory_pressure import memory_pressure
 from stepscope.run.side_files import MemoryEdge, SideFiles
 from stepscope.trace.table import Int64s
 
 STEP = 1000.0
-STEPS = 4
+STEPS = 14
 
 
 def planted_step(r: PlantedRank, a: Allocator, n: int) -> None:
@@ -66,7 +67,7 @@ def test_what_is_alive_at_the_peak_by_line_and_module(account: Account) -> None:
     assert peak is not None and peak.step == STEPS - 1
     assert [(h.name.partition(" ")[0], h.size_bytes) for h in peak.by_source_line] == [
         ("model.py:3", 60 * MB),
-        ("train.py:12", 9 * MB),
+        ("train.py:12", 3 * (STEPS - 1) * MB),
     ]
     assert [(h.name, h.size_bytes) for h in peak.by_module] == [("blocks.1", 40 * MB), ("blocks.0", 20 * MB)]
 
@@ -77,6 +78,13 @@ def test_line_that_keeps_what_it_allocates_in_each_step_is_a_suspect(account: Ac
     assert leak.name.startswith("train.py:12 ")
     # of the last step nobody knows yet whether it is kept
     assert (leak.steps, leak.size_bytes, leak.bytes_per_step) == (STEPS - 1, 3 * (STEPS - 1) * MB, 3 * MB)
+
+
+def test_growth_is_found_with_the_line_that_keeps_it(account: Account) -> None:
+    (found,) = memory_pressure(account)
+    said = {e.what: e.value for e in found.evidence}
+    assert said["growth per step"] == 3 * MB
+    assert any("kept by train.py:12 " in what for what in said)
 
 
 def test_kept_once_is_no_leak() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.memory.categories import ACTIVATIONS, OTHER, CategorisedBlocks
 from stepscope.analyze.memory.events import NOT_HERE
@@ -24,7 +25,7 @@ class Leak:
     bytes_per_step: float
 
 
-def kept_over_steps(categories: CategorisedBlocks, step: Int64s, *, last_step: int) -> Int64s:
+def kept_over_steps(categories: CategorisedBlocks, step: npt.NDArray[np.integer], *, last_step: int) -> Int64s:
     """Return the blocks that were allocated in a step before the last one, and are there when the window ends.
 
     `step` is that of each event. Gradients and optimizer state are left out: they are kept on purpose.
@@ -37,7 +38,7 @@ def kept_over_steps(categories: CategorisedBlocks, step: Int64s, *, last_step: i
     return rows[(born_in >= 0) & (born_in < last_step)]
 
 
-def leaks(names: Sequence[str | None], step: Int64s, size_bytes: Int64s) -> tuple[Leak, ...]:
+def leaks(names: Sequence[str | None], step: npt.NDArray[np.integer], size_bytes: Int64s) -> tuple[Leak, ...]:
     """Return the names that keep something of at least two steps, the most first."""
     kept: dict[str, Counter[int]] = {}
     for name, of_step, size in zip(names, step.tolist(), size_bytes.tolist(), strict=True):

@@ -5,6 +5,7 @@ from stepscope.analyze.memory.usage import RankMemory
 from stepscope.diagnose.finding import Candidate, Evidence
 
 _NEAR_PCT = 95.0
+_MAX_SUSPECTS = 3
 
 
 def memory_pressure(account: Account) -> list[Candidate]:
@@ -45,4 +46,7 @@ def _evidence(r: RankMemory) -> list[Evidence]:
         lines.append(Evidence("times the cache was emptied", r.allocator_retries, "", where))
     if r.growth is not None and r.growth.leaks:
         lines.append(Evidence("growth per step", round(r.growth.bytes_per_step), "bytes", where))
+        for leak in r.leaks[:_MAX_SUSPECTS]:
+            kept = f"of each of {leak.steps} steps kept by {leak.name}"
+            lines.append(Evidence(kept, round(leak.bytes_per_step), "bytes", where))
     return lines

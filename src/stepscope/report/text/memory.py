@@ -61,14 +61,15 @@ def spark_line(values: Sequence[float], *, width: int = _WIDTH) -> str:
     return "".join(_BARS[int((len(_BARS) - 1) * (h - low) / (high - low)) if high > low else 0] for h in heights)
 
 
-def print_rank_memory(one: RankMemory, out: Console, *, ranks: int) -> None:
-    """Print the peak of a rank by category and holder, and whether it grows."""
+def print_rank_memory(one: RankMemory, out: Console, *, ranks: int, others_bytes: int | None = None) -> None:
+    """Print the peak of a rank by category and holder, and whether it grows; `others_bytes` is what others hold."""
     fullest = f", the fullest of {ranks}" if ranks > 1 else ""
     out.print(Text(f"rank {one.rank}{fullest}", style="bold"))
     totals = (
         ("peak allocated", one.peak_allocated_bytes),
         ("peak reserved", one.peak_reserved_bytes),
         ("device", one.device_total_bytes),
+        ("other processes on it", others_bytes),
         ("process on the host, peak", one.host_peak_bytes),
     )
     for name, size in totals:

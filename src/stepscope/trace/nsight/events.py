@@ -139,9 +139,16 @@ class Events:
 
     def _append(self, of: _Process, rows: Rows, keep: npt.NDArray[np.intp], lasting: Int64s) -> None:
         self._share.take(len(keep) * _BYTES_PER_EVENT)
-        columns = {"cat": rows.cat, "name": rows.name, "pid": rows.pid, "tid": rows.tid}
-        for name, values in (columns | {"ts_ns": rows.start_ns, "dur_ns": lasting}).items():
-            of.dense[name].add(values[keep])
+        columns: dict[str, npt.NDArray[Any]] = {
+            "cat": rows.cat,
+            "name": rows.name,
+            "pid": rows.pid,
+            "tid": rows.tid,
+            "ts_ns": rows.start_ns,
+            "dur_ns": lasting,
+        }
+        for name, column in columns.items():
+            of.dense[name].add(column[keep])
         for name, (values, known) in rows.args.items():
             where = np.flatnonzero(known[keep])
             if len(where):

@@ -91,7 +91,7 @@ def range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Comm
 def nccl_range_rows(db: Database, texts: Texts, schemas: Schemas, communicators: Communicators) -> Iterator[Rows]:
     """Yield the NVTX ranges of NCCL's calls alone; all ranges are walked, the others' texts are not read."""
     found = db.ids_between(*_NCCL_TEXTS, _MAX_NCCL_TEXTS)
-    conditions = {
+    conditions: dict[str, tuple[str, Sequence[Any]]] = {
         "text": ('"text" >= ? AND "text" < ?', list(_NCCL_TEXTS)),
         "textId": (f'"textId" IN ({", ".join("?" * len(found))})', found),
     }
