@@ -105,9 +105,9 @@ def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
         assert sum(state.path_ns.values()) == pytest.approx(found.step_ns - state.saving_ns)
 
 
-def test_run_steps_mark_windows_checkpoints_and_outliers() -> None:
+def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:
     logs = [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])]
-    found = run_steps(None, logs)
+    found = run_steps(run.run, logs)
     assert found is not None
     assert found.marks == {2: "checkpoint"}
     assert found.profiled.tolist() == [False, False, False, True]

@@ -4,7 +4,7 @@ is special about single steps.
 
 import numpy as np
 
-from stepscope.analyze.step.run_steps import RunSteps
+from stepscope.analyze.step.run_steps import MARKED, RunSteps
 from stepscope.report.pictures.axes import Scale, bottom_axis, left_axis, round_ticks, some_of, time_text, time_tick
 from stepscope.report.pictures.drawing import Drawing, Shape, dot, polygon, polyline, rect
 from stepscope.units import NS_PER_MS
@@ -15,10 +15,7 @@ MAX_LINES = 6
 _CLIP = 4.0
 """times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge"""
 _LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
-_MARKS = {
-    "evaluation": "input", "checkpoint": "copy", "compilation": "optimizer", "loader_start": "transfer",
-    "garbage_collection": "host",
-}  # fmt: skip
+_MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
 
 
 def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()) -> Drawing:
