@@ -179,6 +179,16 @@ def test_report_says_how_far_to_trust_it(account: Account) -> None:
     assert "what the profiler itself costs is unknown: no step without it was recorded" in trust
 
 
+def test_the_same_time_is_the_same_number_in_every_table(account: Account) -> None:
+    report = report_data(account, diagnose(account)).report
+    steps = report["run"]["num_steps"]
+    collectives = sum(row["wait_ms"] + row["transfer_ms"] for row in report["collectives"]) / steps
+    kernels = sum(row["ms_per_step"] for row in report["kernels"] if row["family"] == "communication")
+    assert kernels == pytest.approx(collectives)
+    others = [row for row in report["kernels"] if row["family"] != "communication"]
+    assert [row["count_per_step"] for row in others if row["name"] == "older"] == [0]  # launched before the steps
+
+
 def test_command_writes_the_page_and_spares_an_existing_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in two_ranks():
         rank.write(tmp_path)

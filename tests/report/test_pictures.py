@@ -1,6 +1,7 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -27,6 +28,7 @@ from stepscope.whatif.switches import switches
 STEP = 20_000
 STALL_US = 8_000
 LATE_US = 500
+SHAPES: dict[str, Any] = {"Input Dims": [[64, 32], [32, 16]]}
 
 
 def ranks() -> list[RankTrace]:
@@ -39,7 +41,7 @@ def ranks() -> list[RankTrace]:
             t = STEP * n
             late = (STALL_US + LATE_US) * k
             r.step(n, t - 100, t + STEP - 100)
-            with r.op("aten::mm", t - 90, t - 80, **{"Input Dims": [[64, 32], [32, 16]]}):
+            with r.op("aten::mm", t - 90, t - 80, **SHAPES):
                 r.kernel("gemm", at=t - 88, start=t, end=t + 800)
             with r.op("aten::add_", t + 850 + late, t + 860 + late):
                 r.kernel("add", at=t + 855 + late, start=t + 900 + late, end=t + 1_000 + late)
@@ -105,9 +107,9 @@ def test_pairs_of_fixes_save_what_the_findings_say(run: Analysis) -> None:
         assert sum(state.path_ns.values()) == pytest.approx(found.step_ns - state.saving_ns)
 
 
-def test_run_steps_mark_windows_checkpoints_and_outliers() -> None:
+def test_run_steps_mark_windows_checkpoints_and_outliers(run: Analysis) -> None:
     logs = [_log(0, [10, 10, 50, 10]), _log(1, [11, 10, 52, 10])]
-    found = run_steps(None, logs)
+    found = run_steps(run.run, logs)
     assert found is not None
     assert found.marks == {2: "checkpoint"}
     assert found.profiled.tolist() == [False, False, False, True]

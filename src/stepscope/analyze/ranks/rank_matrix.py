@@ -68,9 +68,10 @@ def _sent(rank: Rank, ranks: tuple[Rank, ...]) -> tuple[Floats, Floats]:
     index = {one.rank: i for i, one in enumerate(ranks)}
     messages, ring = np.zeros(len(ranks)), np.zeros(len(ranks))
     c, steps = rank.collectives, num_steps(rank)
-    for is_send, peer, size in zip(c.messages.is_send, c.messages.peer, c.messages.size_bytes, strict=True):
-        if is_send and int(peer) in index and size > 0:
-            messages[index[int(peer)]] += size
+    sends = c.messages.is_send & (c.messages.size_bytes > 0)
+    for peer in np.unique(c.messages.peer[sends]).tolist():
+        if peer in index:
+            messages[index[peer]] = float(c.messages.size_bytes[sends & (c.messages.peer == peer)].sum())
     codes = np.stack((c.op, c.group), axis=1) if len(c) else np.empty((0, 2), int)
     for op, group in np.unique(codes, axis=0).tolist():
         following = _next_in_group(rank.rank, c.groups[group], index)

@@ -46,6 +46,7 @@ def run_steps(run: Run, logs: Sequence[StepLog]) -> RunSteps | None:
 
 
 def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
+    logs = [log for log in logs if len(log)]
     step = np.unique(np.concatenate([log.step for log in logs]))
     dur = np.full((len(logs), len(step)), np.nan)
     profiled = np.zeros(len(step), bool)
@@ -73,5 +74,6 @@ def _from_traces(run: Run) -> RunSteps | None:
     step = np.array(sorted({n for mine in by_rank for n in mine}), np.int64)
     if not len(step):
         return None
-    dur = np.array([[mine.get(int(n), np.nan) for n in step] for mine in by_rank], float)
-    return RunSteps("recorded steps", step, tuple(r.rank for r in run.ranks), dur, np.ones(len(step), bool), {})
+    known = [(rank.rank, mine) for rank, mine in zip(run.ranks, by_rank, strict=True) if mine]
+    dur = np.array([[mine.get(int(n), np.nan) for n in step] for _, mine in known], float)
+    return RunSteps("recorded steps", step, tuple(rank for rank, _ in known), dur, np.ones(len(step), bool), {})

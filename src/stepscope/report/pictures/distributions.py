@@ -30,7 +30,7 @@ def durations_drawing(found: Distributions) -> Drawing:
                 said = (f"{_range(b)}: {name}", f"{time_text(value)} in {counts[b]:,.0f} kernels")
                 shapes.append(rect(at + 2, y(below + value), wide - 4, y(below) - y(below + value), colour, tip=said))
             below += value
-        if len(bins) <= 10 or k % 2 == 0:
+        if k % (1 if len(bins) <= 8 else 3) == 0:
             shapes.append(words(at + wide / 2, BASE + 16, _edge(b), anchor="middle"))
     shapes.append(words((LEFT + WIDTH) / 2, HEIGHT - 8, "duration of a kernel", anchor="middle"))
     rows = [

@@ -8,7 +8,7 @@ from stepscope.report.pictures.axes import Scale, left_axis, powers, time_text
 from stepscope.report.pictures.drawing import Drawing, Shape, dot, polyline, words
 from stepscope.units import NS_PER_MS
 
-WIDTH, HEIGHT, LEFT, BASE, TOP = 560, 300, 66, 262, 14
+WIDTH, HEIGHT, LEFT, BASE, TOP = 560, 300, 66, 262, 26
 MAX_KERNELS = 60
 _COLOUR = {"compute-bound": "forward", "memory-bound": "transfer", "latency": "wait"}
 

@@ -4,7 +4,7 @@ is special about single steps.
 
 import numpy as np
 
-from stepscope.analyze.step.run_steps import RunSteps
+from stepscope.analyze.step.run_steps import MARKED, RunSteps
 from stepscope.report.pictures.axes import Scale, bottom_axis, left_axis, round_ticks, some_of, time_text, time_tick
 from stepscope.report.pictures.drawing import Drawing, Shape, dot, polygon, polyline, rect
 from stepscope.units import NS_PER_MS
@@ -12,13 +12,12 @@ from stepscope.units import NS_PER_MS
 WIDTH, HEIGHT, LEFT, BASE, TOP = 1180, 250, 66, 224, 22
 MAX_POINTS = 600
 MAX_LINES = 6
+MAX_DOTS = 300
+"""special steps that are marked, the longest first"""
 _CLIP = 4.0
 """times of the median that the picture reaches at most for a few outliers; what is beyond is drawn at its edge"""
 _LINES = ("forward", "copy", "input", "optimizer", "host", "transfer")
-_MARKS = {
-    "evaluation": "input", "checkpoint": "copy", "compilation": "optimizer", "loader_start": "transfer",
-    "garbage_collection": "host",
-}  # fmt: skip
+_MARKS = dict(zip(MARKED, ("input", "copy", "optimizer", "transfer", "host"), strict=True))
 
 
 def run_steps_drawing(found: RunSteps, *, outliers: frozenset[int] = frozenset()) -> Drawing:
@@ -94,10 +93,10 @@ def _dots(
     found: RunSteps, x: Scale, y: Scale, middle: np.ndarray, high: np.ndarray, outliers: frozenset[int]
 ) -> list[Shape]:
     shapes = []
-    for k, step in enumerate(found.step.tolist()):
+    special = [k for k, step in enumerate(found.step.tolist()) if step in outliers or step in found.marks]
+    for k in sorted(special, key=lambda k: -float(high[k]))[:MAX_DOTS]:
+        step = int(found.step[k])
         mark = found.marks.get(step)
-        if step not in outliers and mark is None:
-            continue
         colour = _MARKS[mark] if mark else "high"
         said = [f"step {step}: {time_text(float(middle[k]))}", *([mark.replace("_", " ")] if mark else ["outlier"])]
         shapes.append(dot(x(step), y(min(float(high[k]), y.high)), 4, colour, tip=said))

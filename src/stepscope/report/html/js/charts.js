@@ -12,7 +12,7 @@ function waterfall(report) {
     if (!last && row.pct_of_peak < 0.05) continue;
     bars.push([words(row.loss), row.pct_of_peak, last ? 0 : left, last ? "bar-total" : lossClass(row.loss), row]);
   }
-  const [width, line, from, to] = [560, Math.max(22, Math.min(30, 210 / bars.length)), 150, 470];
+  const [width, line, from, to] = [560, Math.max(22, Math.min(30, 210 / bars.length)), window.innerWidth > 480 ? 150 : 184, 470];
   const x = (pct) => from + ((to - from) * pct) / 100;
   const chart = picture(width, bars.length * line + 4, "Waterfall from peak to achieved FLOP rate; the table below holds its numbers");
   bars.forEach(([name, pct, start, kind, row], i) => {
