@@ -1,14 +1,21 @@
-"""Every example in every help is a command line that its parser takes; predictions that need no file are made."""
+"""Every example in every help is a command line that its parser takes, and what needs no job of its own is run."""
 
+import gzip
+import json
 import re
 import shlex
+import shutil
 from importlib import import_module
+from pathlib import Path
 
 import pytest
+from tests.analyze.owners.owned_folder import owned_folder
+from tests.report.pages import comparison
 
 from stepscope.cli.arguments.bench import WHAT as BENCHES
 from stepscope.cli.arguments.predict import WHAT as PREDICTIONS
 from stepscope.cli.main import COMMANDS, command_parser, main
+from stepscope.cost.collectives.points import OPERATIONS
 
 MODULES = (
     *COMMANDS,
@@ -61,3 +68,72 @@ def test_prediction_of_an_example_is_made(words: list[str], capsys: pytest.Captu
     assert len(WITHOUT_FILES) > 5
     assert main(words) == 0
     assert capsys.readouterr().out
+
+
+DATA = Path(__file__).parents[1] / "data"
+JOBS = {"demo", "record", "bench"}
+SERVES = {"view"}
+OWNERS = {"code", "--without"}
+# Names that stand for the reader's own, and what the planted run has instead.
+OWN = {"train.py:42": "train.py:10", "module:layers.*.bn": "module:blocks.*", "data.py:7=0.5": "train.py:12=0.5"}
+OWN |= {"0-7": "0-1", "12:14": "8:10"}
+NOT_HERE = {"profile.sqlite", "rank3.ncu-rep", "logs/*.csv"}
+"""files of tools whose import has tests of its own, with real ones"""
+
+
+def is_run_here(words: list[str]) -> bool:
+    """Return whether an example needs neither a job, nor a reader, nor another tool's file."""
+    starts = words[0] in JOBS | SERVES or "--" in words or {"--backend", "--simulate", "--tables"} & set(words)
+    return not starts and not NOT_HERE & set(words) and words not in WITHOUT_FILES
+
+
+RUN_HERE = [words for _, words in ALL if is_run_here(words)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with everything that examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    linear, files = DATA / "gloo-linear", DATA / "side_files"
+    for name in ("run-folder", "second-run", "before", "after", *(f"run{i}" for i in range(1, 7))):
+        shutil.copytree(linear, folder / name)
+    owned_folder(folder / "owned", ranks=4)
+    (folder / "traces").mkdir()
+    for rank in range(2):
+        shutil.copy(linear / f"rank0000{rank}.pt.trace.json.gz", folder / "traces" / f"rank{rank}.json.gz")
+    (folder / "trace.json").write_bytes(gzip.decompress((linear / "rank00000.pt.trace.json.gz").read_bytes()))
+    snapshot = gzip.decompress((DATA / "memory_snapshot" / "snapshot.pickle.gz").read_bytes())
+    (folder / "snapshot.pickle").write_bytes(snapshot)
+    (folder / "dumps").mkdir()
+    for dump in (DATA / "flight_recorder").glob("*.gz"):
+        (folder / "dumps" / dump.stem).write_bytes(gzip.decompress(dump.read_bytes()))
+    for n in (1, 2):
+        (folder / f"bench-results-{n}").mkdir()
+        (folder / f"bench-results-{n}" / "results.json").write_text(json.dumps(comparison()))
+    sizes = [(ranks, 1 << k) for ranks in (2, 4) for k in range(10, 24)]
+    times = [f"{op},{ranks},{size},{20 * ranks + size / 1e4}" for op in OPERATIONS for ranks, size in sizes]
+    (folder / "times.csv").write_text("\n".join(["op,world_size,bytes,median_us", *times]))
+    given = {"all_reduce_perf.txt": "all_reduce.txt", "nccl_tests.json": "all_gather.json"}
+    for name, called in {**given, "config.json": "config.json"}.items():
+        shutil.copy(files / name, folder / called)
+    assert main(["calibrate", "--from-csv", str(folder / "times.csv"), "--out", str(folder / "calibration.json")]) == 0
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", RUN_HERE, ids=[" ".join(words)[:70] for words in RUN_HERE])
+def test_example_is_run(
+    words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    owned = OWNERS & set(words)
+    given = ["owned" if owned and word == "run-folder/" else OWN.get(word, word) for word in words]
+    if words[1].startswith("/tmp/nccl_trace"):  # the shell names the files
+        given = [words[0], *map(str, sorted((place / "dumps").iterdir()))]
+    gates = "--fail-on" in words
+    if words[0] == "calibrate":  # by default several write the same file
+        given += ["--force"] if "--out" in words else ["--out", f"{len(given[1])}.json"]
+    code = main(given)
+    said = capsys.readouterr()
+    assert code in ((0, 1) if gates else (0,)), said.err
+    assert said.out or "-" not in words
