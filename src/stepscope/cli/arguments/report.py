@@ -6,7 +6,8 @@ examples:
   stepscope report trace.json --json - | jq .ranks
   stepscope report run-folder/ --html report.html
 
-A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank.
+A run without traces (`record --light`, or a job shorter than its window) shows step and region times by rank. A folder
+of runs shows one row per run, and the results folder of `stepscope bench` its series.
 Files over 32 MB leave a cache in `.stepscope/` beside them, so that a second report is quick (--no-cache).
 """
 

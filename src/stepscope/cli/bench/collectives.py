@@ -12,6 +12,7 @@ from stepscope.cli.calibrate import measure_points
 from stepscope.cli.output import write_json
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.points import Point
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import NS_PER_MS, NS_PER_US, readable_bytes
 
@@ -57,5 +58,5 @@ def _print(document: Document, folder: Path) -> None:
             f"{s['algbw_gb_per_s']:.3f}",
             f"{s['busbw_gb_per_s']:.3f}",
         )
-    out.print(table)
+    print_fitting(table, out, least_needed=("algbw GB/s",))
     out.print(f"results in {folder}", markup=False)

@@ -15,6 +15,7 @@ from stepscope.cli.bench.session import Document, command_line, elsewhere, finis
 from stepscope.cli.messages import print_stderr
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
+from stepscope.report.fit import print_fitting
 from stepscope.report.svg.scaling import scaling_svg
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
@@ -116,7 +117,7 @@ def _print(scaled: list[ScalingPoint], out: Console) -> None:
         interval = f"{100 * s.low:.0f} - {100 * s.high:.0f} %"
         step = "?" if s.median_ns is None else f"{ms(s.median_ns):.2f}"
         table.add_row(s.mode, str(s.world_size), step, f"{s.speedup:.2f}", f"{100 * s.efficiency:.0f} %", interval)
-    out.print(table)
+    print_fitting(table, out, least_needed=("speed-up",))
 
 
 def _print_cores(document: Document, out: Console) -> None:

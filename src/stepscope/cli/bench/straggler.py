@@ -14,6 +14,7 @@ from stepscope.cli.bench.arguments import results_folder, shared_settings
 from stepscope.cli.bench.session import Document, document_of, elsewhere, finish_bench, start_ranks
 from stepscope.document.plain_values import in_ms
 from stepscope.errors import UsageError
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.bench import print_doubts
 from stepscope.report.text.terminal import plain_table
 from stepscope.results.times import ratio
@@ -89,7 +90,7 @@ def _show(document: Document, out: Console) -> None:
             f"{sum(late['late_ms'] for late in right) / len(right):.1f}" if right else "-",
             f"{sum(late['score'] for late in right) / len(right):.1f}" if right else "-",
         )
-    out.print(table)
+    print_fitting(table, out, least_needed=("score", "95 % interval", "late by ms"))
     out.print("named: by the step logs of light mode, from own times before the wait for gradients", markup=False)
     print_doubts(document["series"], out)
 

@@ -10,6 +10,7 @@ from stepscope.cli.predict.answer import is_for_terminal
 from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.errors import UsageError
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import readable_bytes, us
 
@@ -60,7 +61,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
         how = row.get("how") or f"{row['algorithm']} wins"
         cells = (readable_bytes(row["bytes"]), str(row["world_size"]), f"{row['time_us']:.1f}", between, how)
         table.add_row(row["op"], *cells)
-    out.print(table)
+    print_fitting(table, out, least_needed=("how", "90 % between"))
     _print_algorithms(rows, out)
 
 

@@ -12,6 +12,7 @@ from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric
 from stepscope.errors import UsageError
 from stepscope.predict.scale import ScaledStep, Scaling, scaled
+from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms
 
@@ -94,7 +95,7 @@ def _print(document: dict[str, Any], asked: list[int]) -> None:
             f"{100 * row['weak_efficiency']:.0f} %",
             mfu,
         )
-    out.print(table)
+    print_fitting(table, out, least_needed=("last rank", "comm", "MFU"))
     out.print(f"communication from {document['source']}")
     for note in document["notes"]:
         out.print(note)

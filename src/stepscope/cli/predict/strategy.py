@@ -17,6 +17,7 @@ from stepscope.cost.strategies.time import CollectiveTimes, times_of
 from stepscope.errors import UsageError
 from stepscope.predict.strategy import TYPICAL_RANGE, Advice, Candidate, Question, advise, time_band
 from stepscope.predict.strategy_time import Speed
+from stepscope.report.fit import print_fitting
 from stepscope.report.html.sheets.predict import layout_name
 from stepscope.report.text.terminal import console, plain_table
 from stepscope.units import ms, readable_bytes
@@ -127,7 +128,7 @@ def _print(found: dict[str, Any]) -> None:
     table = plain_table(out, "strategy", "micro-batch", "memory", "step ms", "between", "exposed comm", "MFU")
     for row in found["candidates"]:
         table.add_row(*_cells(row))
-    out.print(table)
+    print_fitting(table, out, least_needed=("exposed comm", "micro-batch", "between"))
     best, rule = found["recommended"], found["simple_rule"]
     out.print(f"recommended: {layout_name(best)}, {best['step_ms']:.0f} ms per step ({found['reason']})")
     out.print(f"simple rule (DDP if it fits, else ZeRO-3): {layout_name(rule)}, {rule['step_ms']:.0f} ms per step")

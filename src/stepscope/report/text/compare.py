@@ -28,6 +28,7 @@ def print_comparison(document: Document, out: Console) -> None:
     _metrics(document["metrics"], out)
     for what in ("kernels", "operators"):
         _rows(what, document[what], document[f"{what}_changed"], out)
+    _code(document["code"], out)
     _findings(document["findings"], out)
     _end(document, out)
 
@@ -86,7 +87,7 @@ def _budget(parts: Sequence[Document], out: Console) -> None:
         table.add_row(f"{len(rest)} other parts", *(_number(sum(p[k] for p in rest)) for k in ("a", "b")),
                       _signed(sum(p["change"] for p in rest)), "", "")  # fmt: skip
     total = [sum(p[k] for p in parts) for k in ("a", "b", "change")]
-    table.add_row("step", _number(total[0]), _number(total[1]), _signed(total[2]), "", "", style="bold")
+    table.add_row("all parts", _number(total[0]), _number(total[1]), _signed(total[2]), "", "", style="bold")
     print_fitting(table, out, least_needed=("95 % interval",))
 
 
@@ -112,6 +113,19 @@ def _rows(what: str, rows: Sequence[Document], count: int, out: Console) -> None
     print_fitting(table, out, least_needed=("A calls", "B calls"))
     if count > _MAX_ROWS:
         out.print(f"... {count} {what} differ at all; --json and --html have more")
+
+
+def _code(lines: Sequence[Document], out: Console) -> None:
+    """Print the lines that got slower most, where owners were recorded."""
+    slower = [line for line in lines if line["change"] > 0][:_MAX_ROWS]
+    if not slower:
+        return
+    table = plain_table(out, "lines of code that got slower", "A ms", "B ms", "change ms", "")
+    for line in slower:
+        place = f"{line['file']}:{line['line']}  {(line['source'] or '').strip()}"
+        cells = [_number(line["a"]), _number(line["b"]), _signed(line["change"])]
+        table.add_row(row_name(place, width=60), *cells, _marked(line["what"]))
+    print_fitting(table, out)
 
 
 def _findings(findings: Sequence[Document], out: Console) -> None:
