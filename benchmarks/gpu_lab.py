@@ -1,6 +1,7 @@
 """The benchmark lab on a GPU: data parallelism on four NCCL ranks that share it, then sweeps on one rank.
 
     PYTHONPATH=src python benchmarks/gpu_lab.py --out results                (about eight minutes)
+    PYTHONPATH=src python benchmarks/gpu_lab.py --out results --parts strategy-small,strategy-large
     PYTHONPATH=src python benchmarks/gpu_lab.py --out results --parts ddp --device cpu    (small, to try the script)
 
 Every part writes `PART.json` (a results document, as `stepscope bench` writes it) as soon as it is done; the traces of
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_lab_sweeps import LIMIT_S as SWEEP_LIMIT_S
-from gpu_lab_sweeps import SWEEPS, one_sweep
+from gpu_lab_sweeps import RANKS, SWEEPS, one_sweep
 from gpu_record import guarded, shared_device
 
 from stepscope.bench.data_parallel.bucket_finalists import DEFAULT_MB, finalists
@@ -28,7 +29,6 @@ from stepscope.bench.session.launch import launch
 from stepscope.bench.session.rank_records import environment, rows
 from stepscope.bench.session.results import results
 
-RANKS = 4
 DATA_PARALLEL = ("ddp", "buckets", "fsdp")
 PARTS = (*DATA_PARALLEL, *SWEEPS)
 LIMIT_S = {"ddp": 190, "buckets": 120, "fsdp": 150}

@@ -1,7 +1,8 @@
-"""Sweeps on one rank of a GPU, each as a results document: the second part of gpu_lab.py, or by itself.
+"""Sweeps on a GPU, each as a results document: the second part of gpu_lab.py, or by itself.
 
     PYTHONPATH=src python benchmarks/gpu_lab_sweeps.py --out results [--only precision,attention] [--device cpu]
 
+All but `strategy-small` and `strategy-large`, for which gpu_lab.py has four ranks share the device, take one rank.
 Nothing but torch is needed; `sweep_verdict` judges the documents on any machine. Each is written after every
 measurement, so that what ends the script from outside loses one.
 """
@@ -11,6 +12,7 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ LIMIT_S = {
     "batch-size": 220,
     "dataloader": 200,
     "allocator": 210,
+    "strategy-small": 200,
+    "strategy-large": 340,
 }
 """the most important first"""
 SWEEPS = ("precision", "attention", "checkpointing", "compile")
@@ -42,6 +46,17 @@ TINY = {
     "name": "gpt", "d_model": 64, "num_layers": 2, "num_heads": 2, "seq_len": 32, "vocab_size": 256,
     "batch_size": 4, "precision": "bf16", "seed": 0, "options": {},
 }  # fmt: skip
+
+
+STRATEGIES = {
+    "strategy-small": ({"d_model": 512, "num_layers": 8, "num_heads": 8, "batch_size": 24}, {"runs": 3}),
+    "strategy-large": (
+        {"d_model": 1280, "num_layers": 16, "num_heads": 20, "batch_size": 2},
+        {"runs": 2, "steps": 8, "warmup_steps": 3, "memory_limit_bytes": 5 * 10**9},
+    ),
+}
+"""34 M parameters with all the memory; 336 M with 5 GB a rank, of which DDP's state alone takes 5.4"""
+RANKS = 4
 
 
 def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, Any]:
@@ -58,6 +73,8 @@ def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, A
     )
     if name == "batch-size":
         spec["options"] = {"checkpointing": "none"}
+    if name in STRATEGIES:
+        spec, method = strategy(name, spec, method, cuda=cuda)
     sweep, notes = prepared(name, spec, method, scratch, cuda=cuda)
 
     def document(so_far: SweepMeasurements) -> dict[str, Any]:
@@ -69,6 +86,15 @@ def one_sweep(name: str, scratch: Path, *, out: Path, cuda: bool) -> dict[str, A
     found = run_sweep(sweep, spec=spec, method=method, out=scratch, progress=said, keep=keep)
     shutil.rmtree(scratch, ignore_errors=True)
     return document(found)
+
+
+def strategy(name: str, spec: dict[str, Any], method: Method, *, cuda: bool) -> tuple[dict[str, Any], Method]:
+    """Return a strategy sweep's workload and method: ranks that share the device, or two tiny ones."""
+    sizes, how = STRATEGIES[name]
+    if not cuda:
+        return {**spec, "d_model": 16, "precision": "fp32"}, replace(method, world_size=2)
+    spec = {**spec, **sizes, "seq_len": 512, "precision": "fp32"}
+    return spec, replace(method, world_size=RANKS, share_devices=True, threads=2, **how)
 
 
 def written(document: dict[str, Any], path: Path) -> None:
@@ -90,6 +116,8 @@ def prepared(
     if name == "dataloader":
         spec["options"] = {"preprocess_us": 2000}
         return sweep_named(name, spec, {"workers": [0, 1, 2, 4]}), {}
+    if name in STRATEGIES:
+        return sweep_named("strategy", spec, {"world_size": method.world_size}), {}
     return sweep_named(name, spec, {}), {}
 
 

@@ -26,6 +26,8 @@ SWEEPS = (
     "allocator",
     "accumulation",
     "dataloader",
+    "strategy-small",
+    "strategy-large",
 )
 
 

@@ -243,13 +243,15 @@ def test_nothing_measured_is_said() -> None:
 def test_accumulation_on_ranks_says_what_it_saves_in_communication() -> None:
     variants = [{"name": "1 x 4"}, {"name": "4 x 1"}, {"name": "4 x 1 each", "once": "4 x 1"}]
     found = verdict(
-        row("1 x 4", 40, samples=4), row("4 x 1", 60, samples=4), row("4 x 1 each", 90, samples=4),
+        row("1 x 4", 40, samples=4, memory_gb=8.0), row("4 x 1", 60, samples=4, memory_gb=4.0),
+        row("4 x 1 each", 90, samples=4, memory_gb=3.0),
         row("2 x 4", 60, samples=8, off=0.5), name="accumulation", goal="memory",
         variants=[*variants, {"name": "2 x 4", "other_samples": True}],
     )  # fmt: skip
     advice = "\n".join(found.advice)
     assert "exchanging gradients once in 4 x 1 is 1.5" in advice
     assert "2 x 4, more samples to a step, is 1.3" in advice
+    assert "4 x 1: saves 50 %" in advice and "each: saves" not in advice  # nobody should exchange more often
     assert "2 x 4 is out" not in advice and "agree is not known" not in advice  # there is nothing to compare
 
 

@@ -41,14 +41,14 @@ def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
         return _strategies(document, every, rows, mfu_reason)
     reference = next(v for v in every if v.name == first["name"])
     rest = [v for v in every if v.gain and v is not reference]
+    once_of = {v["name"]: v["once"] for v in sweep["variants"] if v.get("once")}
     if sweep["name"] == "batch-size":
         chosen, advice = size_advice(reference, rest, rows)
     elif sweep["goal"] == "memory":
-        chosen, advice = memory_advice(reference, rest)
+        chosen, advice = memory_advice(reference, [v for v in rest if v.name not in once_of])
     else:
         chosen, advice = time_advice(reference, rest, rows)
     if sweep["name"] == "accumulation":
-        once_of = {v["name"]: v["once"] for v in sweep["variants"] if v.get("once")}
         advice += communication_saved(reference, rest, rows, once_of=once_of)
     if sweep["name"] == "allocator":
         advice += held_memory(reference, rest)
