@@ -34,7 +34,7 @@ class Pretended:
         folder.mkdir(parents=True)
         dur_ns = (10 if "loader.num_workers" in config.settings else 40) * 10**6 + 10**4 * (self.started % 3)
         line = {"start_ns": 1, "end_ns": 2, "dur_ns": dur_ns, "device_ns": None, "profiled": False, "phase": "before"}
-        steps = [{"step": n, "regions": {}, **line} for n in range(config.trial_steps or 0)]
+        steps: list[dict[str, Any]] = [{"step": n, "regions": {}, **line} for n in range(config.trial_steps or 0)]
         lines = [{"schema": 1, "rank": 0, "world_size": 1}, *steps]
         (folder / steps_file(0)).write_text("".join(json.dumps(one) + "\n" for one in lines))
         (folder / RUN_JSON).write_text(json.dumps({"device": {"kind": "cpu"}, "hosts": {"here": [0]}}))

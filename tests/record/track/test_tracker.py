@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from stepscope.contract.late_ranks import rank_scores  # noqa: E402
 from stepscope.contract.run_folder import steps_file  # noqa: E402
 from stepscope.errors import UsageError  # noqa: E402
-from stepscope.record.track.alerts import alerts_of  # noqa: E402
+from stepscope.record.track.alerts import Alert, alerts_of  # noqa: E402
 from stepscope.record.track.run_follower import RunFollower  # noqa: E402
 from stepscope.record.track.sinks import sink_from  # noqa: E402
 from stepscope.record.track.tracker import PerformanceTracker  # noqa: E402
@@ -48,7 +48,8 @@ def test_what_is_not_known_is_left_out_with_its_reason() -> None:
 
 
 def test_alerts_are_said_once_while_they_last() -> None:
-    clock, heard = Clock(), []
+    clock = Clock()
+    heard: list[Alert] = []
     tracker = PerformanceTracker(window=40, clock=clock, on_alert=heard.append)
     for step in range(60):
         clock.now_s += 0.1 if step < 30 else 0.15

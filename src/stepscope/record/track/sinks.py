@@ -12,7 +12,7 @@ needed here: the desk side sends a finished run's curves and its report by the s
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -38,13 +38,12 @@ class Sink(Protocol):
         """End."""
 
 
-def sink_from(where: "str | Callable[[int, Scalars], Any] | Sink") -> Sink:
-    """Return the sink that a text names or an object is."""
+def sink_from(where: Any) -> Sink:
+    """Return the sink that a text names, an object is, or a function becomes."""
     if isinstance(where, str):
         kind, _, name = place_from(where).partition(":")
-        made: Sink = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}[kind](name)
-        return made
-    return where if hasattr(where, "scalars") else Function(where)  # type: ignore[arg-type, return-value]
+        return _MAKE[kind](name)
+    return where if hasattr(where, "scalars") else Function(where)
 
 
 def place_from(text: str) -> str:
@@ -55,12 +54,11 @@ def place_from(text: str) -> str:
     return f"{kind}:{Path(name).absolute()}" if kind == "tensorboard" else text
 
 
-def sinks_from(given: "str | Callable[[int, Scalars], Any] | Sink | Iterable[Any] | None") -> list[Sink]:
+def sinks_from(given: Any) -> list[Sink]:
     """Return the sinks of one place, several, or none."""
     if given is None:
         return []
-    many = given if isinstance(given, list | tuple) else [given]
-    return [sink_from(one) for one in many]
+    return [sink_from(one) for one in (given if isinstance(given, list | tuple) else [given])]
 
 
 class TensorBoard:
@@ -166,3 +164,6 @@ def _imported(name: str) -> Any:
         return import_module(name)
     except ImportError as e:
         raise UsageError(f"{name} cannot be imported: {e}; run: pip install {name}") from e
+
+
+_MAKE: dict[str, Callable[[str], Sink]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
