@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
+from stepscope.analyze.live.picture import Given
+from stepscope.cli.given.ask import put_request, withdraw
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
 from stepscope.cli.watch.site import LiveSite
-from stepscope.contract.live import LIVE_FOLDER, REQUEST
+from stepscope.cli.watch.watched import Watched
+from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowRequest, read_request
+from stepscope.errors import InputError
 
 
 def job(folder: Path, *, ended: str | None = None, launch: str = "a") -> Path:
@@ -46,6 +50,36 @@ def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert newest_attempt(first) == tmp_path / "run-3" == newest_attempt(tmp_path / "run-3")
     assert main(["watch", str(first)]) == 0
     assert f"stepscope report {tmp_path / 'run-3'}" in capsys.readouterr().out
+
+
+def test_restart_while_watching_is_followed(tmp_path: Path) -> None:
+    watched = Watched(job(tmp_path / "run"), Given())
+    assert not watched.look() and watched.picture is not None and not watched.news
+    job(tmp_path / "run-2", ended="closed")
+    assert watched.look() and watched.folder == tmp_path / "run-2"
+    assert watched.news == [f"the job has restarted: {tmp_path / 'run-2'}"]
+
+
+def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
+    run, elastic = job(tmp_path / "run"), {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
+    for rank in (0, 1):
+        write_facts(run, rank, "killed", environment=elastic)
+    watched = Watched(run, Given())
+    assert not watched.look() and watched.is_over  # it is waited for
+    for rank in (0, 1):
+        write_facts(run, rank, "killed", environment={**elastic, "TORCHELASTIC_RESTART_COUNT": "3"})
+    assert watched.look()
+
+
+def test_second_request_at_once_is_refused(tmp_path: Path) -> None:
+    first = WindowRequest("a", 1, "test")
+    put_request(tmp_path, first)
+    with pytest.raises(InputError, match="another window has just been asked for"):
+        put_request(tmp_path, WindowRequest("b", 1, "test"))
+    withdraw(tmp_path, WindowRequest("b", 1, "test"))
+    assert read_request(tmp_path) == first
+    withdraw(tmp_path, first)
+    assert read_request(tmp_path) is None
 
 
 @pytest.mark.parametrize(

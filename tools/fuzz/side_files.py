@@ -31,6 +31,8 @@ class Side:
 SIDES = (
     Side("run/run.json", "gloo-linear/run.json"),
     Side("run/rank00000.steps.jsonl", "gloo-linear/rank00000.steps.jsonl"),
+    Side("run/rank00001.steps.jsonl", "gloo-linear/rank00001.steps.jsonl", (("watch", "run", "--once"),)),
+    Side("run/live/rank00001.jsonl", "side_files/live_status.jsonl", (("watch", "run", "--once"),)),
     Side("run/rank00001.flight_recorder.jsonl", "gloo-linear/rank00001.flight_recorder.jsonl"),
     Side(
         "run/rank00000.owners.json.gz",

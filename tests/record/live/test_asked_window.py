@@ -132,6 +132,11 @@ def test_ranks_agree_by_files_alone(tmp_path: Path) -> None:
     outcome(tmp_path, 0, 0)
     ranks[0].looks()
     assert (tmp_path / LIVE_FOLDER / REQUEST).exists()
+    ask(tmp_path, "instead")  # somebody took the first request back, but its window is planned
+    ranks[0].looks()
+    refused = read_plan(tmp_path)
+    assert refused is not None and str(refused.refused).startswith("another window is under way, steps ")
+    ask(tmp_path, "a")
     outcome(tmp_path, 1, 0)
     ranks[0].looks()
     assert not (tmp_path / LIVE_FOLDER / REQUEST).exists()

@@ -146,10 +146,8 @@ class Live:
 
     def _decide(self, folder: Path, request: WindowRequest, now_s: float) -> None:
         """Rank 0: answer a request once all ranks are heard of; end it once all have recorded it."""
-        if self._planned is not None and self._planned.id == request.id:
-            if self._is_over(folder, self._planned):
-                self._planned, self._last_over_s = None, now_s
-                self._forget_request(folder)
+        if self._planned is not None:
+            self._end_or_refuse(folder, request, self._planned, now_s)
             return
         if self._seen is None or self._seen[0] != request.id:
             self._seen = (request.id, now_s)
@@ -163,6 +161,17 @@ class Live:
         else:
             self._planned = plan
             self._next_number += 1
+
+    def _end_or_refuse(self, folder: Path, request: WindowRequest, planned: WindowPlan, now_s: float) -> None:
+        """Rank 0: end the window under way where all have recorded it; until then no other one is planned."""
+        if self._is_over(folder, planned):
+            self._planned, self._last_over_s = None, now_s
+            if request.id == planned.id:
+                self._forget_request(folder)
+        elif request.id != planned.id:  # the one before was taken back
+            refused = f"another window is under way, steps {planned.first} to {planned.last - 1}"
+            self._put(PLAN, asdict(WindowPlan(request.id, refused=refused)))
+            self._forget_request(folder)
 
     def _rules(self, now_s: float) -> Rules:
         return Rules(
