@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.stats.robust import centre, mad_sigma, slow_start, spread, theil_sen, trend
+from stepscope.stats.robust import centre, mad_sigma, medians_without_each, slow_start, spread, theil_sen, trend
 
 
 def test_spread_leaves_unknown_out() -> None:
@@ -105,3 +105,12 @@ def test_centre_of_few_values() -> None:
     assert centre([]).value == 0.0
     assert (centre([7.0]).value, centre([7.0]).error) == (7.0, 0.0)
     assert centre([1.0, 3.0]).value == 2.0
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+def test_medians_without_each_are_those_of_the_others(ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    for rows in (rng.normal(size=(ranks, 30)), rng.integers(0, 3, (ranks, 30)).astype(float)):
+        plain = np.array([np.median(np.delete(rows, i, axis=0), axis=0) for i in range(ranks)])
+        assert (medians_without_each(rows) == plain).all()
+    assert np.isnan(medians_without_each(np.ones((1, 3)))).all()

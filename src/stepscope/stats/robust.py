@@ -52,6 +52,28 @@ def centre(values: npt.ArrayLike) -> Centre:
     return Centre(float(np.median(means)), float(ends[1] - ends[0]) / 2 * sqrt(n / len(x)))
 
 
+def medians_without_each(rows: Floats) -> Floats:
+    """Return, for each row, the median of all other rows in each column: by one sort, not one for each row.
+
+    >>> medians_without_each(np.array([[1.0], [2.0], [9.0]])).tolist()
+    [[5.5], [5.0], [1.5]]
+    """
+    n = len(rows) - 1
+    if n < 1:
+        return np.full(rows.shape, np.nan)
+    order = np.argsort(rows, axis=0, kind="stable")
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(len(rows))[:, None], axis=0)
+    ordered = np.take_along_axis(rows, order, axis=0)
+    low, high = (n - 1) // 2, n // 2
+
+    def without(k: int) -> Floats:
+        """Return the k-th value of the others: one further where the row itself comes before it."""
+        return np.where(place <= k, ordered[k + 1], ordered[k])
+
+    return (without(low) + without(high)) / 2
+
+
 def num_stretches(mask: npt.NDArray[np.bool_]) -> int:
     """Return in how many stretches of neighbours something holds: what lasts for a while happened once."""
     return int((mask & ~np.concatenate(([False], mask[:-1]))).sum())

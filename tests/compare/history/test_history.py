@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,9 +121,14 @@ def test_rows_are_kept_and_only_changed_runs_read_again(tmp_path: Path, monkeypa
     first = history_rows(tmp_path)
     assert [row.run for row in first] == ["old/one", "two"]
     light_run(tmp_path / "three", created=day(3))
-    made = []
+    made: list[str] = []
     row_of_run = folder.row_of_run
-    monkeypatch.setattr(folder, "row_of_run", lambda run, **how: made.append(run.name) or row_of_run(run, **how))
+
+    def counted(run: Path, **how: Any) -> HistoryRow:
+        made.append(run.name)
+        return row_of_run(run, **how)
+
+    monkeypatch.setattr(folder, "row_of_run", counted)
     assert len(history_rows(tmp_path)) == 3 and made == ["three"]
     with (tmp_path / "two" / "run.json").open("a") as f:
         f.write(" ")

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from stepscope.contract.late_ranks import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.run.step_log import StepLog
-from stepscope.stats.robust import Centre, centre, mad_sigma, slow_start
+from stepscope.stats.robust import Centre, centre, mad_sigma, medians_without_each, slow_start
 from stepscope.stats.student_t import t_quantile
 
 Floats = npt.NDArray[np.float64]
@@ -80,18 +80,22 @@ def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
     own = own_ns(logs, window_steps=window_steps)
     if own is None or len(own) < 2 or min((~np.isnan(row)).sum() for row in own) < _MIN_STEPS:
         return []
-    return [_late_rank(log.rank, own, i) for i, log in enumerate(logs)]
-
-
-def _late_rank(rank: int, own: Floats, i: int) -> LateRank:
     typical = np.nanmedian(own, axis=1)
+    # Against the others in the same step, or as they usually are where unknown.
+    late = own - medians_without_each(np.where(np.isnan(own), typical[:, None], own))
+    return [
+        _late_rank(log.rank, row[~np.isnan(row)], typical, i)
+        for i, (log, row) in enumerate(zip(logs, late, strict=True))
+    ]
+
+
+def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int) -> LateRank:
     others = np.delete(typical, i)
-    by_step = _by_step(own, typical, i)
     middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
     late = middle.value
     error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
-    reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(own), tells - 1)
+    reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(typical), tells - 1)
     usual = float(np.mean(others))
     return LateRank(
         rank=rank,
@@ -153,11 +157,3 @@ def _own_ns(log: StepLog) -> Floats:
     waited = np.where(np.abs(waited) < _MAX_WAIT_NS, waited, np.nan)
     own = log.dur_ns - (np.zeros(len(log)) if np.isnan(waited).all() else waited)
     return np.where(log.unprofiled, own, np.nan) if log.unprofiled.any() else np.asarray(own, float)
-
-
-def _by_step(own: Floats, typical: Floats, rank: int) -> Floats:
-    """Return how late a rank is in each step, against the others there, or as they usually are where unknown."""
-    others = np.delete(own, rank, axis=0)
-    usual = np.where(np.isnan(others), np.delete(typical, rank)[:, None], others)
-    late: Floats = own[rank] - np.median(usual, axis=0)
-    return np.asarray(late[~np.isnan(late)])
