@@ -106,6 +106,8 @@ class Columns:
             if column.kind is ArgKind.FLOAT:
                 rows, values = _floats(rows, values, strings.strings)
                 bad += self._sparse[number][0].length - len(rows)
+            if column.kind is ArgKind.TEXT:
+                values = values.astype(np.int32)
             if len(rows):
                 same = known.setdefault(len(rows), rows)  # shapes, types and values of operators lie on the same rows
                 columns[column.name] = SparseColumn(same if np.array_equal(same, rows) else rows, values)

@@ -17,7 +17,7 @@ from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
 from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Rows, Scanner
 
-BLOCK_BYTES = 2 << 20
+BLOCK_BYTES = 3 << 20
 _SEARCHED_BYTES = 1 << 16
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
 _MAX_TRIES = 64

@@ -44,7 +44,8 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         arg = args.get(column.name)
         if arg is None:
             continue
-        if arg.values.dtype != np.int64 or arg.rows.dtype.kind not in "iu" or len(arg.rows) != len(arg.values):
+        wanted = np.int32 if column.kind is ArgKind.TEXT else np.int64
+        if arg.values.dtype != wanted or arg.rows.dtype.kind not in "iu" or len(arg.rows) != len(arg.values):
             return False
         if not _within(arg.rows, 0, count - 1) or (np.diff(arg.rows.astype(np.int64)) <= 0).any():
             return False

@@ -59,7 +59,8 @@ def _sparse(name: str, kind: ArgKind, parts: Sequence[Trace], ids: Sequence[Int6
         rows.append(column.rows + first)
         values.append(_renumbered(column.values, new) if kind is ArgKind.TEXT else column.values)
         first += part.num_events
-    return SparseColumn(np.concatenate(rows), np.concatenate(values))
+    joined = np.concatenate(values)
+    return SparseColumn(np.concatenate(rows), joined.astype(np.int32) if kind is ArgKind.TEXT else joined)
 
 
 def _renumbered(column: npt.NDArray[Any], new: Int64s) -> Int64s:

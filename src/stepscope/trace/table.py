@@ -19,7 +19,8 @@ class SparseColumn(ArrayRecord):
     """One argument: `values[i]` belongs to event row `rows[i]`; rows ascend."""
 
     rows: npt.NDArray[np.integer[Any]]
-    values: Int64s
+    values: npt.NDArray[np.integer[Any]]
+    """of a text: its number, in 32 bits"""
 
     def dense(self, num_rows: int, *, missing: int) -> Int64s:
         """Return one value per event row, `missing` where the event has none."""
@@ -37,7 +38,7 @@ class SparseColumn(ArrayRecord):
             found = self.dense(end, missing=missing)[rows if known.all() else np.where(known, rows, 0)]
             return found if known.all() else np.where(known, found, missing)
         i = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        return np.where(self.rows[i] == rows, self.values[i], missing)
+        return np.where(self.rows[i] == rows, self.values[i], np.int64(missing))
 
 
 @dataclass(frozen=True)

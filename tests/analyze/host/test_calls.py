@@ -21,7 +21,7 @@ def table(found: list[tuple[int, int, int]]) -> HostCalls:
     thread, start, length = (np.array([r[i] for r in rows], np.int64) for i in range(3))
     end = start + length
     at = np.arange(len(rows))
-    return HostCalls(at, np.zeros(len(rows), np.int32), thread, start, end, call_stack_parents(thread, start, end), at)
+    return HostCalls(at, np.zeros(len(rows), np.int32), thread, start, end, call_stack_parents(thread, start, end))
 
 
 @pytest.mark.slow

@@ -33,22 +33,22 @@ class HostCalls(ArrayRecord):
     start_ns: Int64s
     end_ns: Int64s
     parent: Places
-    index_of_row: Places
-    """index of each event row, -1 for rows that are no operator"""
 
     def __len__(self) -> int:
         return len(self.row)
 
     def at_rows(self, rows: Rows) -> Int64s:
-        """Return the indices of event rows; -1 stays -1."""
-        if not len(self.index_of_row):
-            return np.full(len(rows), -1, np.int64)
-        return np.where(rows >= 0, self.index_of_row[rows], np.int64(-1))
+        """Return the indices of event rows; -1 for rows that are no call here, and for -1."""
+        end = int(self.row.max(initial=-1)) + 1
+        index_of_row = np.full(end + 1, -1, np.int32)  # in the last place: of no row
+        index_of_row[self.row] = np.arange(len(self))
+        return index_of_row[np.where((rows >= 0) & (rows < end), rows, end)].astype(np.int64)
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
         out = np.zeros(len(self), np.int64)
-        current, moment, until = np.arange(len(self)), self.start_ns.copy(), self._next_start()
+        current: npt.NDArray[np.integer] = np.arange(len(self))
+        moment, until = self.start_ns.copy(), self._next_start()
         while len(current):  # from each start to the next one, up the callers that are still open
             stop = np.maximum(np.minimum(self.end_ns[current], until), moment)
             np.add.at(out, current, stop - moment)
@@ -60,7 +60,7 @@ class HostCalls(ArrayRecord):
     def with_called(self, values: Floats) -> Floats:
         """Return each call's value plus those of everything it called, directly or not."""
         out = values.copy()
-        current = np.flatnonzero(values)
+        current: npt.NDArray[np.integer] = np.flatnonzero(values)
         carried = values[current]
         current = self.parent[current]
         while (inside := current >= 0).any():
@@ -128,8 +128,6 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     end = start + trace["dur_ns"][row]
     order = stack_order(thread, start, end)
     row, thread, start, end = row[order], thread[order], start[order], end[order]
-    index_of_row = np.full(trace.num_events, -1, np.int32)
-    index_of_row[row] = np.arange(len(row))
     return HostCalls(
         row=row.astype(np.int32),
         name=trace["name"][row],
@@ -137,7 +135,6 @@ def call_stacks(trace: Trace, row: Rows) -> HostCalls:
         start_ns=start,
         end_ns=end,
         parent=call_stack_parents(thread, start, end).astype(np.int32),
-        index_of_row=index_of_row,
     )
 
 

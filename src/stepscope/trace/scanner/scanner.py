@@ -9,7 +9,7 @@ from stepscope.trace.schema import ARGS, DENSE
 
 _ROW_CAPACITY = 1 << 15
 """as in columns.h"""
-_INPUT_BYTES = 3 << 20
+_INPUT_BYTES = 4 << 20
 """room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
 _SALVAGED_BYTES = 1 << 16
 """the end of a file whose events do not end properly: there may be fields in it"""

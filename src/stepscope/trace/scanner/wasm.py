@@ -76,4 +76,4 @@ class Instance:
 
     def view(self, address: int, dtype: str, count: int) -> npt.NDArray[Any]:
         """Return a view of `count` values in memory, valid until the next call."""
-        return self.memory()[address : address + count * np.dtype(dtype).itemsize].view(dtype)
+        return np.ndarray((count,), dtype, self.memory(), address)
