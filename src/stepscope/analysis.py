@@ -32,7 +32,7 @@ from stepscope.document.code import CodeView, code_view
 from stepscope.document.report import report_json
 from stepscope.errors import InputError, UsageError
 from stepscope.json_text import json_text
-from stepscope.predict.memory_job import memory_of
+from stepscope.predict.memory_job import memory_job, memory_of
 from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
@@ -165,7 +165,9 @@ class Analysis(Plots):
         found = memory_of(self.account, rank)
         if found is None:
             raise InputError("no memory of that rank was recorded; record with `stepscope record --memory`")
-        return tuple(memory_what_if(change, found[1], found[2]) for change in changes)
+        one, moments = found
+        job = memory_job(self.account, one)
+        return tuple(memory_what_if(change, moments, job) for change in changes)
 
     def without(self, *owners: str, scale: Sequence[str] = (), ranks: Sequence[int] | None = None) -> Answer:
         """Return the step without lines (`"train.py:42"`) or modules (`"module:layers.*.bn"`) of the user's code.

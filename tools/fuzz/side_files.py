@@ -59,7 +59,11 @@ SIDES = (
     Side(
         "run/rank00001.memory.pickle",
         "side_files/memory.pickle",
-        (("memory", "run"), ("memory", "run/rank00001.memory.pickle", "--json", "-"), ("report", "run")),
+        (
+            ("memory", "run", "--what-if", "zero=1", "--what-if", "checkpointing=2"),
+            ("memory", "run/rank00001.memory.pickle", "--what-if", "batch=2x", "--json", "-"),
+            ("report", "run"),
+        ),
     ),
     Side("job.nccl.log", "nccl_logs/nccl_vm_1059.log", (("import", "job.nccl.log", "--into", "run", "--force"),)),
     Side("run/job.nccl.log", "nccl_logs/nccl_vm_1060.log"),

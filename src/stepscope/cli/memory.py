@@ -12,9 +12,9 @@ from stepscope.cli.messages import warn
 from stepscope.cli.output import check_outputs, write_json
 from stepscope.document.memory import memory_document
 from stepscope.errors import InputError
-from stepscope.predict.memory_job import MemoryJob, memory_of
+from stepscope.predict.memory_job import MemoryJob, memory_job, memory_of
 from stepscope.predict.memory_states import predicted_states
-from stepscope.predict.memory_what_if import memory_what_if
+from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.text.memory import print_memory_what_ifs, print_predicted, print_rank_memory, print_snapshot
 from stepscope.report.text.terminal import console
 from stepscope.run.memory_files import is_snapshot, memory_snapshots, storages_beside
@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, force=args.force)
     snapshots, unreadable = _snapshots(args.run)
     account = _account(args, bool(snapshots))
-    rank, moments, job = _held(account, snapshots, args.rank)
+    rank, moments = _held(account, snapshots, args.rank)
     predicted = predicted_states(account.run.description, moments) if account is not None else ()
-    what_ifs = [memory_what_if(change, moments, job) for change in args.what_if]
+    what_ifs = _what_ifs(args.what_if, account, moments, rank)
     if args.json:
         document = memory_document(
             account, snapshots, predicted=predicted, what_ifs=what_ifs, warnings=unreadable, of_rank=rank
@@ -65,15 +65,25 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
 
 def _held(
     account: Account | None, snapshots: dict[int | None, SnapshotView], rank: int | None
-) -> tuple[int | None, Moments | None, MemoryJob]:
+) -> tuple[int | None, Moments | None]:
     """Return what changes are worked out from: the traces' memory events, without any the fullest snapshot."""
-    number, moments, job = (memory_of(account, rank) if account is not None else None) or (rank, None, MemoryJob())
-    if moments is None:
-        shown = {r: view for r, view in snapshots.items() if rank is None or r in (rank, None)}
-        fullest = max(shown, key=lambda r: shown[r].peak.allocated_bytes, default=None)
-        if shown:
-            return fullest, snapshot_moments(shown[fullest].by_purpose), job
-    return number, moments, job
+    found = memory_of(account, rank) if account is not None else None
+    if found is not None and found[1] is not None:
+        return found[0].rank, found[1]
+    shown = {r: view for r, view in snapshots.items() if rank is None or r in (rank, None)}
+    if not shown:
+        return rank if found is None else found[0].rank, None
+    fullest = max(shown, key=lambda r: shown[r].peak.allocated_bytes)
+    return fullest, snapshot_moments(shown[fullest].by_purpose, shown[fullest].phases)
+
+
+def _what_ifs(
+    changes: list[str], account: Account | None, moments: Moments | None, rank: int | None
+) -> list[MemoryWhatIf]:
+    """Return the answer to each change."""
+    of = [one for one in account.run.ranks if one.rank == rank] if account is not None and changes else []
+    job = memory_job(account, of[0]) if account is not None and of else MemoryJob()
+    return [memory_what_if(change, moments, job) for change in changes]
 
 
 def _free(rank: int | None, taken: dict[int | None, SnapshotView]) -> int | None:

@@ -42,13 +42,13 @@ class MemoryJob:
     """between pinned memory of the host and the device, as copies of the run had it"""
 
 
-def memory_of(account: Account, rank: int | None = None) -> tuple[int, Moments | None, MemoryJob] | None:
-    """Return the number of a rank (the fullest by default), what it held, and its job; None without any memory."""
+def memory_of(account: Account, rank: int | None = None) -> tuple[Rank, Moments | None] | None:
+    """Return a rank (the fullest by default) and what it held; None without any memory."""
     fullest = account.memory.fullest_rank if account.memory else None
     wanted = rank if rank is not None else fullest
     for one, found in zip(account.run.ranks, account.strategy.passes, strict=True):
         if one.rank == wanted:
-            return one.rank, rank_moments(account.run, one, found), memory_job(account, one)
+            return one, rank_moments(account.run, one, found)
     return None
 
 

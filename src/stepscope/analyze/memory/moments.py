@@ -3,7 +3,7 @@
 The curves behind the peak: what is changed in one category changes each of them, and the peak may move.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.memory.categories import CATEGORIES, CategorisedBlocks, categorised
 from stepscope.analyze.memory.events import MemoryEvents, blocks_of, memory_events
 from stepscope.analyze.memory.kept import FromBefore
-from stepscope.analyze.step.phases import Passes, Phases
+from stepscope.analyze.step.phases import Passes, Phase, Phases
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
@@ -59,13 +59,13 @@ def rank_moments(run: Run, rank: Rank, found: Passes) -> Moments | None:
     return Moments(phase, curves, on_device=not events.on_host, is_whole=older.is_known)
 
 
-def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None]) -> Moments | None:
-    """Return the moments of a snapshot's timeline, None where it has no history; its phases are unknown."""
+def snapshot_moments(by_purpose: Mapping[str, tuple[int, ...] | None], phases: Sequence[str]) -> Moments | None:
+    """Return the moments of a snapshot's timeline, None where it has no history."""
     if not any(by_purpose.values()):
         return None
     named = {_OF_PURPOSE.get(name, name): curve for name, curve in by_purpose.items()}
     curves = {name: None if curve is None else np.array(curve, np.int64) for name, curve in named.items()}
-    return Moments(None, curves, on_device=True)
+    return Moments(np.array([Phase[name.upper()] for name in phases], np.uint8), curves, on_device=True)
 
 
 def category_curves(events: MemoryEvents, categories: CategorisedBlocks, older: FromBefore) -> Curves:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from stepscope.analyze.hang.groups import user_frame
-from stepscope.analyze.memory.snapshot.purposes import OTHER, PURPOSES, Purposes, purposes_of
+from stepscope.analyze.memory.snapshot.purposes import OTHER, PURPOSES, Part, Purposes, purposes_of
 from stepscope.analyze.memory.snapshot.replay import NOT_HERE, History, history_of
 from stepscope.trace.pickles.memory_snapshot import MemorySnapshot
 
@@ -92,6 +92,8 @@ class SnapshotView:
     timeline: dict[str, tuple[int, ...]]
     by_purpose: dict[str, tuple[int, ...] | None]
     """at the moments of `timeline`; None is unknown, and then part of `unknown`"""
+    phases: tuple[str, ...]
+    """forward, backward or optimizer, at the moments of `timeline`"""
     reasons: dict[str, str]
 
 
@@ -120,6 +122,7 @@ def snapshot_view(snapshot: MemorySnapshot, *, storages: Mapping[int, str] | Non
         leaks=_leaks(snapshot, history, purposes),
         timeline=_timeline(snapshot, history),
         by_purpose=_curves(history, purposes, reasons),
+        phases=tuple(Part(int(purposes.part[i])).name.lower() for i in _largest_moments(history)),
         reasons=reasons,
     )
 
