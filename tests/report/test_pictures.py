@@ -1,5 +1,7 @@
 """Pictures made of a run with a known truth: what they show is what was planted."""
 
+import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -18,7 +20,7 @@ from stepscope.report.html.data import KINDS
 from stepscope.report.html.grid import grid_of
 from stepscope.report.html.one_step import slices_of
 from stepscope.report.pictures.all_pictures import pictures_of
-from stepscope.report.pictures.drawing import Drawing, rect, words
+from stepscope.report.pictures.drawing import PALETTE, Drawing, rect, words
 from stepscope.report.pictures.pipeline import diagram
 from stepscope.report.pictures.run_steps import run_steps_drawing
 from stepscope.run.load import load
@@ -135,6 +137,13 @@ def test_pipeline_has_the_ideal_below_the_measured_schedule() -> None:
     texts = [s["text"] for s in drawing.shapes if s["is"] == "text"]
     assert "measured, 20.0 ms" in texts and "ideal: the same order, no waiting, 20.0 ms" in texts
     assert "stage 1 · rank 5" in texts
+
+
+def test_notebooks_have_the_colours_of_the_page() -> None:
+    style = files("stepscope.report.html").joinpath("report.css").read_text()
+    light = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", style.split("}", 1)[0]))
+    own = {"quiet", "text", "line"}  # on white and on dark, as a notebook may be either
+    assert {name: value for name, value in PALETTE.items() if name not in own and light[name] != value} == {}
 
 
 def test_names_in_a_picture_are_escaped() -> None:

@@ -181,8 +181,6 @@ def _kernel(k: Kernel) -> dict[str, Any]:
             "total_ms": ms(k.total_ns),
             "mean_ms": ms(k.mean_ns),
             "max_ms": ms(k.max_ns),
-            "count_per_step": k.count_per_step,
-            "ms_per_step": ms_or_none(k.ns_per_step),
             "share": k.share,
             "tensor_core": k.tensor_core,
             "precision": k.precision,
@@ -197,6 +195,8 @@ def _kernel(k: Kernel) -> dict[str, Any]:
             "tensor_pct": k.tensor_pct,
             "stall": k.stall,
             "stall_share": k.stall_share,
+            "count_per_step": k.count_per_step,
+            "step_ms": ms_or_none(k.step_ns),
             "measured_share": k.measured_share,
         }
     )

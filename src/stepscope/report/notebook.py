@@ -10,16 +10,11 @@ from typing import Any
 from stepscope.analyze.account import Account
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.verdict import conclude
+from stepscope.report.pictures.drawing import PALETTE
+from stepscope.report.pictures.step import PART_COLOUR
 from stepscope.units import NS_PER_MS, printable
 
 MAX_FINDINGS = 5
-_COLOURS = {
-    "forward": "#0072b2", "backward": "#3f8fcb", "optimizer": "#5e6fc0", "other_compute": "#8fb3cf",
-    "exposed_transfer": "#e69f00", "wait": "#d55e00", "pipeline_bubble": "#d55e00", "copy": "#009e73",
-    "data_loading": "#c2619a", "launch_gap": "#9a8c00", "host_sync": "#9a8c00", "allocator": "#9a8c00",
-    "host_stall": "#9a8c00",
-}  # fmt: skip
-_OTHER = "#9aa4ae"
 
 
 def summary_line(account: Account, diagnosis: Diagnosis) -> str:
@@ -76,10 +71,14 @@ def _bar(parts: Iterable[tuple[str, float, float]]) -> str:
     """Return the budget as one bar; each part says its name and time where the pointer rests."""
     cells = "".join(
         f'<span title="{_safe(name)}: {time_ms:.2f} ms, {pct:.1f} %" style="display:inline-block;height:14px;'
-        f'width:{max(pct, 0):.2f}%;background:{_COLOURS.get(name, _OTHER)}"></span>'
+        f'width:{max(pct, 0):.2f}%;background:{_colour(name)}"></span>'
         for name, pct, time_ms in parts
     )
     return f'<div style="width:100%;max-width:640px;white-space:nowrap;font-size:0;overflow:hidden">{cells}</div>'
+
+
+def _colour(part: str) -> str:
+    return PALETTE.get(PART_COLOUR.get(part, part), PALETTE["unknown"])
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -61,7 +61,7 @@ class Kernel:
     """of all their waiting"""
     count_per_step: float | None = None
     """launched in recorded steps, mean over them; None without any"""
-    ns_per_step: float | None = None
+    step_ns: float | None = None
     """the time of those"""
     measured_share: float = 0.0
     """of its time in launches that were measured, or are alike to one that was"""
@@ -160,7 +160,7 @@ class _Sums:
             stall=stall,
             stall_share=self.stalls[stall] / sum(self.stalls.values()) if stall else None,
             count_per_step=n["in_steps"] / num_steps if num_steps else None,
-            ns_per_step=n["in_steps_ns"] / num_steps if num_steps else None,
+            step_ns=n["in_steps_ns"] / num_steps if num_steps else None,
             measured_share=n["measured_ns"] / n["total_ns"] if n["total_ns"] else 0.0,
         )
 

@@ -11,7 +11,7 @@ from stepscope.units import NS_PER_MS
 from stepscope.whatif.switches import Switches
 
 WIDTH, LEFT, LINE = 760, 210, 24
-_PART = {
+PART_COLOUR = {
     "other_compute": "other", "exposed_transfer": "transfer", "pipeline_bubble": "wait", "data_loading": "input",
     "launch_gap": "host", "host_sync": "host", "allocator": "host", "host_stall": "host",
 }  # fmt: skip
@@ -24,7 +24,7 @@ _PATH = {
 def budget_drawing(step: StepBudget) -> Drawing:
     """Return where the step goes as one bar per part."""
     rows = [(p.part, p.ns_per_step / NS_PER_MS, p.pct) for p in step.parts if p.pct > 0]
-    bars = [(n.replace("_", " "), ms, f"{time_text(ms)}, {pct:.1f} %", _PART.get(n, n)) for n, ms, pct in rows]
+    bars = [(n.replace("_", " "), ms, f"{time_text(ms)}, {pct:.1f} %", PART_COLOUR.get(n, n)) for n, ms, pct in rows]
     whole = step.step_ns / NS_PER_MS
     return _bars("Where the step goes", sorted(bars, key=lambda b: -b[1]), f"A step of {time_text(whole)} by its parts")
 

@@ -118,8 +118,8 @@ function collectives(report) {
 function kernels(report) {
   if (!report.kernels.length) return null;
   const measured = report.kernels.some((r) => r.measured_share > 0);
-  const inSteps = report.kernels.some((r) => r.ms_per_step > 0);
-  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.ms_per_step })) : report.kernels;
+  const inSteps = report.kernels.some((r) => r.step_ms > 0);
+  const rows = inSteps ? report.kernels.map((r) => ({ ...r, count: r.count_per_step, total_ms: r.step_ms })) : report.kernels;
   const share = (title, field) => ({ title, get: (r) => r[field], show: (v) => (known(v) ? pctText(v) : NONE), number: true });
   return panel("kernels", "Kernels",
     el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks, " : ""}${inSteps ? "per step: what recorded steps launched" : "over the whole window"}.`.replace(/^./, (c) => c.toUpperCase())),
