@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
-from stepscope.analyze.step.logged_regions import is_rare, median_ns, region_names, region_ns
+from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
 from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding_ids import FINDING_IDS

@@ -66,9 +66,7 @@ def bench_results_of(document: dict[str, Any], *, name: str, path: Path) -> Benc
     kept = {s.name: s for s in found if s.samples_ns}
     if not kept:
         raise InputError(f"{path} has no series with samples_ms; was the benchmark interrupted?")
-    where, sweep = (
-        document.get(key) if isinstance(document.get(key), dict) else {} for key in ("environment", "sweep")
-    )
+    where, sweep = _object(document, "environment"), _object(document, "sweep")
     return BenchResults(
         name=name,
         command=str(document.get("command") or ""),
@@ -87,6 +85,11 @@ def _advice(document: dict[str, Any], sweep: dict[str, Any]) -> Iterator[str]:
     chosen = document.get("recommendation")
     if isinstance(chosen, dict) and isinstance(chosen.get("series"), str):
         yield f"recommended: {chosen['series']} ({_text(chosen.get('reason'))})"
+
+
+def _object(document: dict[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _text(value: object) -> str:

@@ -1,9 +1,10 @@
 """Look at a run in the browser: its report, its tables, its timeline in Perfetto.
 
-A folder of runs shows a list of them. The pages are served on this machine only, behind a token that is in the printed
-address. Ctrl-C ends it. The timeline opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing;
-where the `perfetto` extra is installed (pip install 'stepscope[perfetto]'), Perfetto's pages come from this machine too
-and no network is needed.
+The pages are served on this machine only, behind a token that is in the printed address. Ctrl-C ends it. The timeline
+opens at ui.perfetto.dev, which reads it inside your browser and uploads nothing; where the `perfetto` extra is
+installed (pip install 'stepscope[perfetto]'), Perfetto's pages come from this machine too and no network is needed.
+
+A folder of runs shows a list of them. A run without traces and the results of `stepscope bench` have a page too.
 
 examples:
   stepscope view run-folder/

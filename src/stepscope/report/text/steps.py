@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 
 from stepscope.analyze.ranks.log_stragglers import Floats, LateRank, late_ranks
-from stepscope.analyze.step.logged_regions import is_rare, median_ns, region_names, region_ns
+from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
 from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table
 from stepscope.run.step_log import StepLog, unprofiled_step

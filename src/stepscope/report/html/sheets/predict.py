@@ -134,11 +134,11 @@ def _flops(document: Document, asked: str) -> Sheet:
         Card("With recomputation", training["hardware"], "flops", "per token"),
         Card("Per step", document["model_flops_per_step"], "flops", "of the whole job"),
     )
-    cards = tuple(card for card in cards if card.value is not None)
+    known = tuple(card for card in cards if card.value is not None)
     return Sheet(
         "FLOPs of a model",
         (asked,),
-        cards,
+        known,
         (Section("flops", "Where they are", (), chart, table),),
         (document["convention"],),
     )

@@ -1,4 +1,4 @@
-"""What a page says twice it says equally: cards, lists, tables, labels of charts and the data behind them."""
+"""What holds for every kind of page: it says one number in one way, fits a phone, and a link shows its tables."""
 
 import json
 import re
@@ -142,6 +142,55 @@ def test_comparison_says_one_step(browser: Browser, pages: dict[str, str], tmp_p
         ]
         known = value_of(total)
         assert known and abs(sum(r[0] for r in rows if r) - known[0]) <= sum(r[1] for r in rows if r) + known[1]
+
+
+def test_every_page_fits_a_phone_and_says_nothing_on_the_console(
+    browser: Browser, pages: dict[str, str], tmp_path: Path
+) -> None:
+    browser.console(), browser.requests()
+    wide = {}
+    for name, text in pages.items():
+        path = tmp_path / f"{name}.html"
+        path.write_text(text)
+        browser.size(390, 800)
+        browser.open(path)
+        wide[name] = browser.run("return document.documentElement.scrollWidth")
+    browser.size(1280, 1000)
+    assert {name: width for name, width in wide.items() if width > 390} == {}
+    assert browser.console() == []
+    assert [url for url in browser.requests() if not url.startswith("file:")] == []
+
+
+def test_comparison_draws_budgets_lanes_and_lines(browser: Browser, pages: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "compare.html"
+    path.write_text(pages["compare"])
+    browser.open(path)
+    browser.waited("document.querySelector('#timelines svg path')")
+    assert browser.run("return document.querySelectorAll('#budget svg').length") == 2
+    assert browser.run("return document.querySelector('#code tbody tr td').textContent") == "model.py:3"
+    change = "return getComputedStyle(document.querySelector('#code .change-high, #code .unsure')).color"
+    assert browser.run(change)
+    assert browser.run("return [...document.querySelectorAll('.contents a')].length") > 5
+
+
+def test_order_and_filter_of_a_table_are_in_the_address(
+    browser: Browser, pages: dict[str, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "compare.html"
+    path.write_text(pages["compare"])
+    first = "return document.querySelector('#metrics tbody td').textContent"
+    browser.open(path)
+    browser.run(
+        "const i = document.querySelector('#metrics input'); i.value = 'steadiness';"
+        "i.dispatchEvent(new Event('input')); document.querySelector('#metrics th:nth-child(2) button').click()"
+    )
+    shown, hash_ = browser.run(first), browser.run("return location.hash")
+    assert shown.startswith("steadiness.") and "metrics=" in hash_
+    browser.go("about:blank")
+    browser.go(path.resolve().as_uri() + hash_)
+    browser.waited("document.documentElement.dataset.readyMs")
+    assert browser.run(first) == shown
+    assert browser.run("return document.querySelector('#metrics input').value") == "steadiness"
 
 
 def collected(browser: Browser, path: Path, text: str) -> Said:
