@@ -18,8 +18,9 @@ from typing import Any
 
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
 from stepscope.bench.sweeps.choices.sweep import Sweep, sweep_named
-from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sessions import Method
 from stepscope.contract.run_folder import atomic_write
 
 LIMIT_S = {

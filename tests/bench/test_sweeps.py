@@ -23,8 +23,9 @@ from stepscope.bench.sweeps import child  # noqa: E402
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
 from stepscope.bench.sweeps.choices.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
-from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
+from stepscope.bench.sweeps.control import fitting_sizes, interleaved, run_sweep  # noqa: E402
 from stepscope.bench.sweeps.host_offload import HostOptimizer  # noqa: E402
+from stepscope.bench.sweeps.sessions import Method  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
 from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
 from stepscope.bench.workloads.build import workload  # noqa: E402
