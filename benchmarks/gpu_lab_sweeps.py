@@ -49,7 +49,7 @@ TINY = {
 }  # fmt: skip
 
 
-STRATEGIES = {
+STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strategy-small": ({"d_model": 512, "num_layers": 8, "num_heads": 8, "batch_size": 24}, {"runs": 3}),
     "strategy-large": (
         {"d_model": 1280, "num_layers": 16, "num_heads": 20, "batch_size": 2},
