@@ -18,8 +18,9 @@ from typing import Any
 
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes
 from stepscope.bench.sweeps.choices.sweep import Sweep, sweep_named
-from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sessions import Method
 from stepscope.contract.run_folder import atomic_write
 
 LIMIT_S = {
@@ -48,7 +49,7 @@ TINY = {
 }  # fmt: skip
 
 
-STRATEGIES = {
+STRATEGIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "strategy-small": ({"d_model": 512, "num_layers": 8, "num_heads": 8, "batch_size": 24}, {"runs": 3}),
     "strategy-large": (
         {"d_model": 1280, "num_layers": 16, "num_heads": 20, "batch_size": 2},

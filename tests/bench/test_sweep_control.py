@@ -9,8 +9,9 @@ from stepscope.bench.session.launch import LaunchResult
 from stepscope.bench.session.launcher import Launched
 from stepscope.bench.sweeps import sessions
 from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
-from stepscope.bench.sweeps.control import Method, SweepMeasurements, fitting_sizes, run_sweep
+from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
 from stepscope.bench.sweeps.rows import sweep_document
+from stepscope.bench.sweeps.sessions import Method
 from stepscope.errors import UsageError
 
 SPEC = {"name": "gpt", "batch_size": 4, "precision": "fp32", "options": {}}

@@ -23,8 +23,9 @@ from stepscope.bench.sweeps import child  # noqa: E402
 from stepscope.bench.sweeps.choices.batch_size import largest_fitting, measured_sizes, next_probe  # noqa: E402
 from stepscope.bench.sweeps.choices.sweep import SWEEPS, Sweep, Tolerance, Variant, only, rounding, sweep_named  # noqa: E402
 from stepscope.bench.sweeps.compiler_caches import CompilerCaches  # noqa: E402
-from stepscope.bench.sweeps.control import Method, fitting_sizes, interleaved, run_sweep  # noqa: E402
+from stepscope.bench.sweeps.control import fitting_sizes, interleaved, run_sweep  # noqa: E402
 from stepscope.bench.sweeps.host_offload import HostOptimizer  # noqa: E402
+from stepscope.bench.sweeps.sessions import Method  # noqa: E402
 from stepscope.bench.sweeps.sketch import gradient_sketch  # noqa: E402
 from stepscope.bench.sweeps.train_step import TrainStep  # noqa: E402
 from stepscope.bench.workloads.build import workload  # noqa: E402
@@ -69,7 +70,7 @@ def test_rounds_start_with_another_variant_each() -> None:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(name: str) -> None:
-    sweep = sweep_named(name, SPEC, {"sizes": [4, 8]} if name == "batch-size" else {})
+    sweep = sweep_named(name, SPEC, {"batch-size": {"sizes": [4, 8]}, "strategy": {"world_size": 4}}.get(name, {}))
     names = [v.name for v in sweep.variants]
     assert len(set(names)) == len(names) >= 2
     assert sweep.variants[0].only_on is None

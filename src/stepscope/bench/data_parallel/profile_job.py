@@ -78,8 +78,9 @@ def profile_job(bench: Bench, settings: dict[str, Any]) -> None:
     rates = throughput(epochs, samples=samples, tokens=tokens)
     bench.emit(what="throughput", **rates._asdict())
     if bench.rank == 0:
-        about = {"regions_ms": times.mean_ms(), "operators": operators[0], "bench": vars_of(bench)}
-        text = summary_text(settings, epochs, rates=rates, **about)
+        text = summary_text(
+            settings, epochs, rates=rates, regions_ms=times.mean_ms(), operators=operators[0], bench=vars_of(bench)
+        )
         with atomic_write(folder / f"{name}_summary.txt") as f:
             f.write(text.encode())
 

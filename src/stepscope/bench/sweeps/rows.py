@@ -6,7 +6,8 @@ from typing import Any
 
 from stepscope.bench.session.results import results, series
 from stepscope.bench.sweeps.choices.sweep import Sweep
-from stepscope.bench.sweeps.control import Method, SweepMeasurements
+from stepscope.bench.sweeps.control import SweepMeasurements
+from stepscope.bench.sweeps.sessions import Method
 
 _UNCOUNTED = {
     "peak_memory_allocated_gb": None,
