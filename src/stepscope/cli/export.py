@@ -15,6 +15,7 @@ from stepscope.cli.output import check_outputs, make_folder, refuse_used_folder,
 from stepscope.cli.record import steps_from
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.errors import UsageError
+from stepscope.record.track.sinks import tracking_module
 from stepscope.report.tensorboard.folder import tensorboard_files
 from stepscope.report.timeline.chrome import chrome_trace
 from stepscope.report.timeline.filter import Filter
@@ -60,6 +61,8 @@ def _refuse_outputs(args: argparse.Namespace) -> None:
     check_outputs(args.perfetto, args.json, force=args.force)
     if args.parquet:
         pyarrow_module()
+    for kind in filter(partial(getattr, args), _SENT):
+        tracking_module(kind)
     for folder in filter(None, (args.csv, args.parquet, args.tensorboard)):
         refuse_used_folder(folder, force=args.force)
 

@@ -96,7 +96,7 @@ class WandB:
     """Weights & Biases."""
 
     def __init__(self, project: str) -> None:
-        self._module = _imported("wandb")
+        self._module = tracking_module("wandb")
         active = getattr(self._module, "run", None)
         self._own = active is None
         self._run = active if active is not None else self._module.init(project=project or None)
@@ -121,7 +121,7 @@ class MLflow:
     """MLflow."""
 
     def __init__(self, experiment: str) -> None:
-        self._module = _imported("mlflow")
+        self._module = tracking_module("mlflow")
         self._own = self._module.active_run() is None
         if self._own:
             if experiment:
@@ -159,7 +159,8 @@ class Function:
         """Do nothing."""
 
 
-def _imported(name: str) -> Any:
+def tracking_module(name: str) -> Any:
+    """Return the package of a tracking server; a `UsageError` where it is not installed."""
     try:
         return import_module(name)
     except ImportError as e:
