@@ -116,7 +116,7 @@ def test_switches_budget_the_step_again(page: Browser) -> None:
 def test_pictures_say_what_the_pointer_is_over_and_have_tables(page: Browser) -> None:
     page.run(
         "const r = document.querySelector('#traffic svg rect'); const b = r.getBoundingClientRect();"
-        "r.dispatchEvent(new MouseEvent('mousemove', {clientX: b.left + 2, clientY: b.top + 2}))"
+        "r.dispatchEvent(new MouseEvent('mousemove', {clientX: b.left + 2, clientY: b.top + 2, bubbles: true}))"
     )
     assert "waits for rank" in text(page, ".tip")
     page.run("document.querySelectorAll('.drawing details').forEach((d) => (d.open = true))")

@@ -32,7 +32,7 @@ def time_text(ms: float) -> str:
         return "0 ms"
     for limit, scale, unit in ((10_000, 1e-3, "s"), (0.9995, 1, "ms"), (0.0009995, 1e3, "µs")):
         if abs(ms) >= limit:
-            return f"{_digits(ms * scale)} {unit}"
+            return f"{digits(ms * scale)} {unit}"
     return f"{ms * 1e6:.0f} ns"
 
 
@@ -65,7 +65,12 @@ def bytes_tick(size: float) -> str:
     return f"{float(number):g} {unit}"
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
+    """Return a number with the digits that the page shows.
+
+    >>> digits(2.954), digits(29.54), digits(2954)
+    ('2.95', '29.5', '2,954')
+    """
     places = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{places}f}"
 

@@ -6,7 +6,7 @@ from stepscope.analyze.ranks.collectives import CollectiveRow
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.errors import UsageError
-from stepscope.report.pictures.axes import Scale, bytes_text, round_ticks
+from stepscope.report.pictures.axes import Scale, bytes_text, digits, round_ticks
 from stepscope.report.pictures.drawing import Drawing, Shape, polyline, rect, words
 
 WIDTH, LINE, LEFT, RIGHT = 560, 26, 190, 470
@@ -35,21 +35,21 @@ def bandwidth_drawing(rows: Sequence[CollectiveRow], calibration: Calibration | 
     for k, ((row, bw), limit) in enumerate(zip(known, could, strict=True)):
         y, name = k * LINE, f"{row.op} · {row.group.desc or row.group.name}"
         size = bytes_text((row.size_bytes or 0) / row.count)
-        share = f", {100 * bw / limit:.0f} % of the calibrated {limit * per:,.1f}" if limit else ""
-        said = (name, f"{bw * per:,.1f} {unit}{share}", f"{row.count:,} of {size} each")
+        share = f", {100 * bw / limit:.0f} % of the calibrated {digits(limit * per)}" if limit else ""
+        said = (name, f"{digits(bw * per)} {unit}{share}", f"{row.count:,} of {size} each")
         shapes.append(words(LEFT - 8, y + 17, name if len(name) <= 28 else name[:27] + "…", anchor="end"))
         shapes.append(rect(LEFT, y + 5, x(bw) - LEFT, LINE - 10, "transfer", tip=said))
         if limit:
             shapes.append(rect(x(limit) - 1.5, y + 1, 3, LINE - 2, "text", tip=said))
-        shapes.append(words(max(x(bw), x(limit or 0)) + 6, y + 17, f"{bw * per:,.1f}"))
-        table.append((name, size, f"{bw * per:,.1f}", f"{limit * per:,.1f}" if limit else "unknown"))
+        shapes.append(words(max(x(bw), x(limit or 0)) + 6, y + 17, f"{digits(bw * per)}"))
+        table.append((name, size, f"{digits(bw * per)}", f"{digits(limit * per)}" if limit else "unknown"))
     calibrated = any(could)
     note = "Lines are what this machine's calibration measured for the mean size." if calibrated else (
         "Without a calibration of this machine there is no line to hold them against (stepscope calibrate)."
     )  # fmt: skip
     return Drawing(
         title="Bandwidth of each group's collectives", width=WIDTH, height=bottom + 38, shapes=tuple(shapes),
-        label=f"Bus bandwidth of {len(known)} operations, at most {most * per:,.1f} {unit}",
+        label=f"Bus bandwidth of {len(known)} operations, at most {digits(most * per)} {unit}",
         legend=(("transfer", "in this run, without waiting"), *((("text", "calibrated"),) if calibrated else ())),
         notes=(note,), head=("collective", "mean size", unit, f"calibrated {unit}"), rows=tuple(table),
     )  # fmt: skip
