@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 from tests.limits import HANG_S
+from tests.report.pages import comparison
 from tests.run.traces import event
 
 from stepscope.cli.main import main
@@ -233,10 +235,47 @@ def test_run_without_traces_shows_its_step_logs(tmp_path: Path, capsys: pytest.C
 
 def test_other_uses_of_a_run_without_traces_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(steps_only(tmp_path))
-    for command in (["report", folder, "--json", "-"], ["health", folder]):
-        assert main(command) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and f"stepscope report {folder}" in said and "--light" in said
+    assert main(["health", folder]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"stepscope report {folder}" in said and "--light" in said
+
+
+def test_run_without_traces_has_json_a_page_and_a_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run").mkdir()
+    folder, page = str(steps_only(tmp_path / "run")), tmp_path / "steps.html"
+    assert main(["report", folder, "--json", "-"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["step"]["unprofiled_ms"], document["step"]["profiled_ms"]) == (30.0, None)
+    assert document["verdict"] == "straggler-bound" and document["stragglers"][0]["rank"] == 1
+    assert document["ranks"][0]["regions_ms"] == {"backward_pass": 3.0, "gradient_sync": 22.0}
+    assert "no trace was recorded" in document["warnings"][0] and document["findings"] == []
+    traced = {"run", "step", "ranks", "efficiency", "waterfall", "findings", "findings_combined", "checks", "code"}
+    assert traced <= set(document)
+    assert main(["report", folder, "--html", str(page)]) == 0
+    assert "Step: 30 ms" in page.read_text() and "Content-Security-Policy" in page.read_text()
+    assert main(["compare", folder, folder, "--json", "-"]) == 0
+    assert '"verdict": "no difference found"' in capsys.readouterr().out
+
+
+def test_results_of_a_benchmark_and_a_folder_of_runs_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("runs/one", "bench"):
+        (tmp_path / name).mkdir(parents=True)
+    steps_only(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "two").mkdir()
+    shutil.copytree(DATA / "gloo-linear", tmp_path / "runs" / "two", dirs_exist_ok=True)
+    assert main(["report", str(tmp_path / "runs"), "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"]
+    assert [row["name"] for row in rows] == ["one", "two"] and rows[0]["step_ms"] == 30.0
+    assert main(["report", str(tmp_path / "runs"), "--html", str(tmp_path / "runs.html")]) == 0
+    assert "2 runs" in capsys.readouterr().out
+    (tmp_path / "bench" / "results.json").write_text(json.dumps(comparison()))
+    assert main(["report", str(tmp_path / "bench"), "--html", str(tmp_path / "bench.html")]) == 0
+    assert "recommended: ddp_bucketed" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "bench"), "--json", "-"]) == 2
 
 
 @pytest.mark.parametrize("run", ["dlrm-8ranks", "h200-hsdp", "gloo-mesh"])
