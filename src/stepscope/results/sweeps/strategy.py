@@ -50,8 +50,8 @@ def recommendation(
         return None
     chosen = able[0]
     for other in able[1:]:
-        middle, _, high = ratio(runs[other.name], runs[chosen.name])
-        if middle < _WORTH and high < 1:
+        middle, _, most = ratio(runs[other.name], runs[chosen.name])
+        if middle < _WORTH and most < 1:
             chosen = other
     against = able[0] if chosen is not able[0] else _fastest(able[1:])
     none: tuple[float | None, float | None, float | None] = (None, None, None)
