@@ -70,7 +70,8 @@ def test_rounds_start_with_another_variant_each() -> None:
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_every_sweep_has_distinct_variants_and_a_first_one_that_runs_anywhere(name: str) -> None:
-    sweep = sweep_named(name, SPEC, {"batch-size": {"sizes": [4, 8]}, "strategy": {"world_size": 4}}.get(name, {}))
+    own: dict[str, Any] = {"batch-size": {"sizes": [4, 8]}, "strategy": {"world_size": 4}}
+    sweep = sweep_named(name, SPEC, own.get(name, {}))
     names = [v.name for v in sweep.variants]
     assert len(set(names)) == len(names) >= 2
     assert sweep.variants[0].only_on is None

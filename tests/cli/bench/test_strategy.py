@@ -1,11 +1,15 @@
 """`bench strategy` on two ranks: every strategy measured with time and memory, and one recommendation."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from stepscope.bench.session.launcher import Launched
+from stepscope.cli import bench
 from stepscope.cli.main import main
+from stepscope.errors import UsageError
 
 pytest.importorskip("torch")
 
@@ -50,3 +54,13 @@ def test_wrong_arguments_are_named_in_one_line(
     assert main(["bench", *arguments, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert named in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("what", "unless_told"), [("strategy", 2), ("accumulation", 1), ("batch-size", 1)])
+def test_sweeps_on_ranks_take_those_of_a_launcher(what: str, unless_told: int) -> None:
+    launched = Launched("torchrun", 1, 4, {})
+    args = Namespace(what=what, world_size=unless_told)
+    bench._take_ranks(args, launched)
+    assert args.world_size == 4
+    with pytest.raises(UsageError, match="--world-size 3"):
+        bench._take_ranks(Namespace(what=what, world_size=3), launched)

@@ -260,3 +260,13 @@ def test_results_are_held_against_the_exact_ones_where_the_first_is_not() -> Non
     variants = [{"name": "ddp-bf16", "tolerance": rounded}, {"name": "zero1"}, {"name": "zero2"}]
     found = verdict(row("ddp-bf16", 10, off=0.05), row("zero1", 20), row("zero2", 20), variants=variants)
     assert [v.agreement and v.agreement.agrees for v in found.variants] == [True, True, True]
+
+
+@pytest.mark.parametrize(("method", "times"), [({}, 4), ({"share_devices": True}, 1)])
+def test_mfu_is_of_all_devices_that_the_ranks_have(method: dict[str, Any], times: int) -> None:
+    environment = {"device": "NVIDIA H200", "device_memory_gb": 150.0, "world_size": 4, "devices_here": 1}
+    one = verdict(row("a", 10)).variants[0].mfu
+    sweep = {"name": "trial", "goal": "time", "reference": "first", "tolerance": TOLERANCE, "refusals": {},
+             "variants": [{"name": "a"}], "method": method}  # fmt: skip
+    found = sweep_verdict({"sweep": sweep, "series": [row("a", 10)], "environment": environment}).variants[0].mfu
+    assert one and found == pytest.approx(one / times)

@@ -9,6 +9,7 @@ from importlib import import_module
 from stepscope.bench.session.launcher import Launched, launched_by
 from stepscope.cli.arguments.bench import WHAT
 from stepscope.cli.arguments.bench.shared import WORLD_SIZE
+from stepscope.cli.arguments.bench.sweeps import RANKS
 from stepscope.cli.messages import print_stderr
 from stepscope.errors import UsageError
 
@@ -34,7 +35,8 @@ def _take_ranks(args: argparse.Namespace, launched: Launched) -> None:
         )
     if args.what not in _ON_RANKS:
         raise UsageError(f"bench {args.what} measures on one rank; start it without {launched.launcher}")
-    if getattr(args, "world_size", WORLD_SIZE) not in (WORLD_SIZE, launched.world_size):
+    unless_told = RANKS.get(args.what, WORLD_SIZE)
+    if getattr(args, "world_size", unless_told) not in (unless_told, launched.world_size):
         raise UsageError(
             f"--world-size {args.world_size} differs from the {launched.world_size} ranks that {launched.launcher} "
             "started; leave it out"

@@ -50,17 +50,20 @@ def recommendation(
         return None
     chosen = able[0]
     for other in able[1:]:
-        middle, _, high = ratio(runs[other.name], runs[chosen.name])
-        if middle < _WORTH and high < 1:
+        middle, _, most = ratio(runs[other.name], runs[chosen.name])
+        if middle < _WORTH and most < 1:
             chosen = other
     against = able[0] if chosen is not able[0] else _fastest(able[1:])
-    over = ratio(runs[chosen.name], runs[against.name]) if against else (None, None, None)
+    none: tuple[float | None, float | None, float | None] = (None, None, None)
+    over, low, high = ratio(runs[chosen.name], runs[against.name]) if against else none
     return Recommendation(
-        chosen.name,
-        _reason(chosen, able, variants, excluded),
-        against.name if against else None,
-        *over,
-        no_difference=over[1] is not None and over[1] <= 1 <= over[2],
+        series=chosen.name,
+        reason=_reason(chosen, able, variants, excluded),
+        against=against.name if against else None,
+        time_over=over,
+        time_over_low=low,
+        time_over_high=high,
+        no_difference=low is not None and high is not None and low <= 1 <= high,
         peak_memory_gb=chosen.peak_memory_gb,
         memory_limit_gb=limit_gb,
         excluded=excluded,

@@ -26,7 +26,7 @@ class Verdict:
 def sweep_verdict(document: Mapping[str, Any]) -> Verdict:
     """Return the verdict of a sweep's results."""
     sweep, rows = document["sweep"], {row["name"]: row for row in document["series"]}
-    peak, mfu_reason = _peak(document["environment"])
+    peak, mfu_reason = _peak(document["environment"], sharing=bool(sweep.get("method", {}).get("share_devices")))
     measured = [v for v in sweep["variants"] if v["name"] in rows]
     first = rows[measured[0]["name"]] if measured else None
     # What others are held against is exact: of the sweep's own tolerance, where one such was measured.
@@ -62,15 +62,18 @@ def _strategies(
     limit_gb = limit_bytes / 1e9 if limit_bytes else document["environment"].get("device_memory_gb")
     runs = {name: row["samples_ms"] for name, row in rows.items()}
     found = recommendation(every, runs, limit_gb=limit_gb)
-    return Verdict(every, found and found.series, tuple(strategy_sentences(found, every)), mfu_reason, found)
+    return Verdict(every, found.series if found else None, tuple(strategy_sentences(found, every)), mfu_reason, found)
 
 
-def _peak(environment: Mapping[str, Any]) -> tuple[float | None, str | None]:
+def _peak(environment: Mapping[str, Any], *, sharing: bool) -> tuple[float | None, str | None]:
+    """Return the peak of all devices, and what it is; ranks that share devices have only those between them."""
     memory_gb = environment.get("device_memory_gb")
     found = look_up(environment.get("device") or "", memory_bytes=int(memory_gb * 1e9) if memory_gb else None)
     peak = mfu_peak(found.chip) if found.chip else None
     if peak is None:
         return None, f"no MFU: {found.reason or 'the chip has no 16-bit tensor peak'}"
-    ranks = environment.get("world_size") or 1
+    devices = environment.get("world_size") or 1
+    if sharing and environment.get("devices_here"):
+        devices = min(devices, environment["devices_here"])
     per_device = f"{peak.flops_per_s / 1e12:.0f} TFLOP/s, dense {peak.precision}"
-    return ranks * peak.flops_per_s, f"MFU against {per_device}" + (", of each rank" if ranks > 1 else "")
+    return devices * peak.flops_per_s, f"MFU against {per_device}" + (f", of {devices} devices" if devices > 1 else "")

@@ -21,7 +21,7 @@ from stepscope.bench.sweeps.choices.batch_size import START
 from stepscope.cli.arguments.bench.shared import WORLD_SIZE, add_shared_arguments
 from stepscope.cli.arguments.sizes import above_zero, at_least_one, at_least_zero, size_bytes
 
-_RANKS = {"strategy": WORLD_SIZE, "accumulation": 1, "batch-size": 1}
+RANKS = {"strategy": WORLD_SIZE, "accumulation": 1, "batch-size": 1}
 """sweeps that can train on several ranks, and on how many they do unless told"""
 
 
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, what: str) -> None:
         parser.add_argument(
             "--preprocess-us", type=at_least_zero, default=0, metavar="US", help="work per sample while loading (0)"
         )
-    add_shared_arguments(parser, what=what, world_size=_RANKS.get(what))
+    add_shared_arguments(parser, what=what, world_size=RANKS.get(what))
 
 
 def _counts(text: str) -> tuple[int, ...]:
