@@ -20,8 +20,8 @@ def table(found: list[tuple[int, int, int]]) -> HostCalls:
     rows = sorted(found, key=lambda r: (r[0], r[1], -r[2]))
     thread, start, length = (np.array([r[i] for r in rows], np.int64) for i in range(3))
     end = start + length
-    at = np.arange(len(rows))
-    return HostCalls(at, np.zeros(len(rows), np.int32), thread, start, end, call_stack_parents(thread, start, end))
+    at, parent = np.arange(len(rows), dtype=np.int32), call_stack_parents(thread, start, end).astype(np.int32)
+    return HostCalls(at, np.zeros(len(rows), np.int32), thread, start, end, parent)
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def operator_cost(
     return None if call is None else cost(call)
 
 
-def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     """Return which operators to count: those with a cost and without a costed operator around them.
 
     `parents[i]` is the row of the operator around row i on the same thread, -1 where there is none.
