@@ -30,7 +30,6 @@ from stepscope.contract.live import (
 )
 from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.live.asked_window import Rules, plan_for
-from stepscope.record.live.export import Export
 from stepscope.record.live.process_state import process_state
 from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
 from stepscope.record.window.trace_file import place_whole
@@ -224,10 +223,12 @@ class Live:
             place_whole(json.dumps(content).encode() + b"\n", self._folder / LIVE_FOLDER / name)
 
 
-def _export(settings: dict[str, Any], **about: Any) -> "Export | None":
-    """Return what tells the metrics to others, None where nobody asked for them."""
+def _export(settings: dict[str, Any], **about: Any) -> Any:
+    """Return what tells the metrics to others (`Export`), None where nobody asked for them."""
     if not settings.get("metrics") and not settings.get("otlp"):
         return None
+    from stepscope.record.live.export import Export  # only then: the helper has to be there soon
+
     return Export({**settings, "host": socket.gethostname()}, **about)
 
 
