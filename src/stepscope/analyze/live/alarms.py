@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepscope.analyze.live.picture import Picture
-from stepscope.analyze.ranks.stragglers import DEFAULT_SLOWDOWN
+from stepscope.contract.late_ranks import DEFAULT_SLOWDOWN
 from stepscope.units import ms
 
 LOOKS = 3
