@@ -37,7 +37,7 @@ class HostCalls(ArrayRecord):
     def __len__(self) -> int:
         return len(self.row)
 
-    def at_rows(self, rows: Rows) -> Int64s:
+    def at_rows(self, rows: npt.NDArray[np.integer]) -> Int64s:
         """Return the indices of event rows; -1 for rows that are no call here, and for -1."""
         end = int(self.row.max(initial=-1)) + 1
         index_of_row = np.full(end + 1, -1, np.int32)  # in the last place: of no row

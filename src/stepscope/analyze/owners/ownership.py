@@ -122,7 +122,7 @@ class Ownership(ArrayRecord):
     matched_share: float | None
     """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
 
-    def of_rows(self, rows: Rows) -> Owned:
+    def of_rows(self, rows: npt.NDArray[np.integer]) -> Owned:
         """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
         trace = self.rank.trace
         own = self.by_call.at(self.calls.at_rows(rows))

@@ -152,9 +152,9 @@ def _owners(replay: Replay, nodes: Int64s) -> tuple[list[Owner], Int64s, Int64s]
     graph = replay.graph
     rank_of, place_of = np.full(len(graph), NOTHING, np.int32), np.zeros(len(graph), np.int64)
     for index, parts in enumerate(zip(graph.host, graph.arrival, graph.device, strict=True)):
-        for part, of_part in enumerate(parts):
+        for code, of_part in enumerate(parts):
             rank_of[of_part] = index
-            place_of[of_part] = len(_PARTS) * np.arange(len(of_part)) + part
+            place_of[of_part] = len(_PARTS) * np.arange(len(of_part)) + code
     known: defaultdict[Owner, int] = defaultdict()
     known.default_factory = known.__len__  # the next number for an owner that comes for the first time
     owner, launch = np.full(len(nodes), NOTHING, np.int64), np.full(len(nodes), NOTHING, np.int64)

@@ -90,7 +90,7 @@ def load_chips(path: str | Path) -> tuple[Chip, ...]:
 
 @cache
 def _built_in() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(read_side_text(Path(__file__).with_name("hardware.toml"), max_bytes=_MAX_TABLE_BYTES))
 
 
 def _chip(row: dict[str, Any], where: str) -> Chip:
