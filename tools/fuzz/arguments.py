@@ -19,7 +19,7 @@ _NEEDED: dict[tuple[str, ...], tuple[str, ...]] = {
     ("report",): (_RUN,),
     ("health",): (_RUN,),
     ("compare",): (_RUN, _RUN),
-    ("history",): (_RUN,),
+    ("history",): (_RUN, "--no-cache"),
     ("investigate",): (_RUN,),
     ("whatif",): (_RUN, "--set", "network=2x"),
     ("code",): (_RUN,),
