@@ -10,13 +10,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.report.browser import Browser
 
 from stepscope.analysis import load
 
+ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images" / "gallery"
 WIDTH, HEIGHT = 980, 600
 RUNS = {
