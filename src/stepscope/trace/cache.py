@@ -48,12 +48,12 @@ def read_cached(
     threads: int = 1,
     progress: Callable[[int], None] | None = None,
     budget: Budget | None = None,
-    min_raw_bytes: int = MIN_RAW_BYTES,
+    min_raw_bytes: int | None = None,
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
     The cache lies in `.stepscope` beside the trace, or in `cache_folder`; where that cannot be written to, there is
-    none.
+    none. `min_raw_bytes` is how large a trace has to be for one, where not as usual.
     """
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)
@@ -62,7 +62,8 @@ def read_cached(
     if cached:
         return cached
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
-    if key and trace.raw_bytes >= min_raw_bytes and key == _key(trace_path):
+    large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
+    if key and large_enough and key == _key(trace_path):
         try_to_write(target, lambda: _store(target, trace, key))
     return trace
 
