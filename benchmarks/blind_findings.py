@@ -27,7 +27,7 @@ HITS = ("line", "inside", "felt", "function")
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedFinding:
     """One finding beside the truth."""
 
     id: str
@@ -41,12 +41,12 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedSetting:
     """What the first findings say of a run, and what is true."""
 
     fault: str
     step_ms: float
-    findings: tuple[Named, ...]
+    findings: tuple[NamedFinding, ...]
     real_ms: float | None
     real_pct: float | None
     spread_ms: float | None
@@ -71,7 +71,7 @@ def closest(hits: list[str | None]) -> str | None:
     return next((hit for hit in HITS if hit in hits), None)
 
 
-def judged(fault: str, folder: Path, truth: dict[str, Any], count: int) -> Judged:
+def judged(fault: str, folder: Path, truth: dict[str, Any], count: int) -> JudgedSetting:
     """Load a run and set its first findings beside the truth."""
     run = stepscope.load(folder)
     step = run.document["step"]
@@ -82,7 +82,7 @@ def judged(fault: str, folder: Path, truth: dict[str, Any], count: int) -> Judge
         places = tuple(f"{place.file}:{place.line}" if place.line else str(place.module) for place in finding.where)
         saving_ms = finding.alone_ns / 1e6
         named.append(
-            Named(
+            NamedFinding(
                 id=finding.id,
                 title=finding.title,
                 places=places,
@@ -97,12 +97,12 @@ def judged(fault: str, folder: Path, truth: dict[str, Any], count: int) -> Judge
     real_pct = truth["cost_pct"]
     said = next((n for n in named if n.hit == hit), None) if hit else (named[0] if named else None)
     error = None if real_pct is None else (said.saving_pct if said else 0.0) - real_pct
-    return Judged(
+    return JudgedSetting(
         fault, step_ms, tuple(named), truth["cost_ms"], real_pct, truth["spread_ms"], hit=hit, error_pct=error
     )
 
 
-def shown(row: Judged, truth: dict[str, Any]) -> str:
+def shown(row: JudgedSetting, truth: dict[str, Any]) -> str:
     """Return the lines about one fault."""
     planted = ", ".join(f"{p['first']}-{p['last']} ({p['function']})" for p in truth["planted"])
     felt = ", ".join(str(p["first"]) for p in truth["felt"]) or "-"

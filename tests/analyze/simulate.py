@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.analyze.build import COMM_STREAM, COMPUTE_STREAM, RankTrace, built_run
 
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 
 LATENCY_US = 5.0
 GAP_US = 1.0
@@ -73,7 +73,7 @@ class Simulated:
         half = steps // 2
         return sum((ends[-1] - ends[half - 1]) / (steps - half) for ends in self.step_ends_us) / len(self.step_ends_us)
 
-    def aligned(self, folder: Path) -> Aligned:
+    def aligned(self, folder: Path) -> AlignedRun:
         """Return the job as loaded from its traces."""
         folder.mkdir(exist_ok=True)
         return aligned(built_run(folder, self.traces))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepscope.bench.session.launch import LaunchResult
-from stepscope.bench.session.launcher import Launched
+from stepscope.bench.session.launcher import LauncherPlace
 from stepscope.bench.sweeps import sessions
 from stepscope.bench.sweeps.choices.sweep import Sweep, Tolerance, Variant
 from stepscope.bench.sweeps.control import SweepMeasurements, fitting_sizes, run_sweep
@@ -173,7 +173,7 @@ def test_ranks_of_a_launcher_are_told_the_end_after_a_failure(tmp_path: Path, mo
         return ended(begun("a"), code=1 if session == 0 else 0, message="gone" if session == 0 else None)
 
     monkeypatch.setattr(sessions, "launch", play)
-    launched = Launched("torchrun", 0, 2, {})
+    launched = LauncherPlace("torchrun", 0, 2, {})
     found = run_sweep(
         sweep(Variant("a"), fresh=False), spec=SPEC, method=Method(runs=1, world_size=2), out=tmp_path,
         sessions=sessions.Sessions(launched),
@@ -187,5 +187,7 @@ def test_a_rank_of_a_launcher_follows_until_a_session_is_complete(
 ) -> None:
     results = [ended(begun("a"), code=3, message="gave up"), ended(begun("b"))]
     monkeypatch.setattr(sessions, "launch", lambda *_, **__: results.pop(0))
-    last = sessions.Sessions(Launched("torchrun", 1, 2, {})).follow(sessions.MEASURING, method=Method(), out=tmp_path)
+    last = sessions.Sessions(LauncherPlace("torchrun", 1, 2, {})).follow(
+        sessions.MEASURING, method=Method(), out=tmp_path
+    )
     assert last.complete and not results

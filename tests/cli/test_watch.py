@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tests.analyze.live.runs import claim, line, write_facts, write_log
 
-from stepscope.analyze.live.picture import Given
+from stepscope.analyze.live.picture import GivenNumbers
 from stepscope.cli.given.ask import put_request, withdraw
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
 from stepscope.cli.watch.site import LiveSite
-from stepscope.cli.watch.watched import Watched
+from stepscope.cli.watch.watched import WatchedJob
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowRequest, read_request
 from stepscope.errors import InputError
 
@@ -53,7 +53,7 @@ def test_restart_is_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_restart_while_watching_is_followed(tmp_path: Path) -> None:
-    watched = Watched(job(tmp_path / "run"), Given())
+    watched = WatchedJob(job(tmp_path / "run"), GivenNumbers())
     assert not watched.look() and watched.picture is not None and not watched.news
     job(tmp_path / "run-2", ended="closed")
     assert watched.look() and watched.folder == tmp_path / "run-2"
@@ -64,7 +64,7 @@ def test_job_that_was_killed_may_restart(tmp_path: Path) -> None:
     run, elastic = job(tmp_path / "run"), {"TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RESTART_COUNT": "1"}
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment=elastic)
-    watched = Watched(run, Given())
+    watched = WatchedJob(run, GivenNumbers())
     assert not watched.look() and watched.is_over  # it is waited for
     for rank in (0, 1):
         write_facts(run, rank, "killed", environment={**elastic, "TORCHELASTIC_RESTART_COUNT": "3"})

@@ -15,7 +15,7 @@ from stepscope.report.pictures.all_pictures import switches_json
 from stepscope.report.pictures.distributions import durations_drawing, queue_drawing
 from stepscope.report.pictures.rank_matrix import sending_drawing, waiting_drawing
 from stepscope.report.pictures.run_steps import run_steps_drawing
-from stepscope.whatif.switches import Switched, Switches
+from stepscope.whatif.switches import SwitchedStep, Switches
 
 SLICES_PER_RANK = 672
 KERNELS = (
@@ -358,7 +358,7 @@ def _switches() -> Switches:
     """Return a step of 261 ms with three fixes, the first two of which overlap by 5 ms."""
     savings = {(): 0, (0,): 23.3, (1,): 12, (2,): 6, (0, 1): 30.3, (0, 2): 29.3, (1, 2): 18}
     states = [
-        Switched(fixes, ms * 1e6, {"kernel": 0.8 * (261e6 - ms * 1e6), "host": 0.2 * (261e6 - ms * 1e6)})
+        SwitchedStep(fixes, ms * 1e6, {"kernel": 0.8 * (261e6 - ms * 1e6), "host": 0.2 * (261e6 - ms * 1e6)})
         for fixes, ms in savings.items()
     ]
     return Switches(261e6, (0, 1, 2), tuple(states), has_pairs=True)

@@ -45,7 +45,7 @@ from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.each_rank import each_rank
 from stepscope.run.load import Run
 from stepscope.units import ns_of_ms
@@ -59,7 +59,7 @@ class Account(ArrayRecord):
     """One run and all that is known of it."""
 
     run: Run
-    shared: Aligned
+    shared: AlignedRun
     ranks: tuple[RankView, ...]
     """in the order of `run.ranks`"""
     step: StepBudget | None
@@ -263,7 +263,7 @@ def _whole(run: Run) -> str:
 
 
 def _views(
-    shared: Aligned,
+    shared: AlignedRun,
     windows: Sequence[RankAccount | None],
     by_rank: Sequence[RankBudget | None],
     costs: Sequence[KernelCosts],
@@ -307,7 +307,7 @@ def _step_warnings(run: Run, replay: Replay | None, training: TrainingStep | Non
 def _warnings(
     run: Run,
     windows: Sequence[RankAccount | None],
-    shared: Aligned,
+    shared: AlignedRun,
     step: StepBudget | None,
     used: Efficiency,
     losses: Waterfall,

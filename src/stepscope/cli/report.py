@@ -61,7 +61,7 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
         from stepscope.report.text.summary import print_summary
         from stepscope.report.text.terminal import console
 
-        out = _Copied(sys.stdout)
+        out = _CopyingStream(sys.stdout)
         print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page())  # type: ignore[arg-type]
         text = out.copy()
     code = 3 if account.run.unreadable else 0
@@ -108,7 +108,7 @@ def _has_page() -> bool:
     return os.path.lexists("report.html")
 
 
-class _Copied:
+class _CopyingStream:
     """A stream of text that remembers what went through it."""
 
     def __init__(self, out: IO[str]) -> None:

@@ -39,7 +39,7 @@ from stepscope.tables.catalog import LogTables, RunTables
 from stepscope.units import printable
 
 
-class _Viewed(NamedTuple):
+class _ViewedRun(NamedTuple):
     name: str
     site: Site
     is_partial: bool = False
@@ -63,19 +63,19 @@ def run(args: argparse.Namespace) -> int:
     return 3 if viewed.is_partial else 0
 
 
-def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewed:
+def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _ViewedRun:
     """Return the pages of whatever was named."""
     if has_steps_only(given):
         return _light(given[0])
     if len(given) == 1 and is_bench_folder(given[0]):
         results = read_bench_results(given[0])
         page = sheet_page(bench_sheet(results))
-        return _Viewed(results.name, ViewSite(results.name, page, LogTables(()), None, names=()))
+        return _ViewedRun(results.name, ViewSite(results.name, page, LogTables(()), None, names=()))
     runs = folder_of_runs(given[0]) if len(given) == 1 else []
     return _folder(args, given[0], runs, perfetto) if runs else _traced(args, given, perfetto)
 
 
-def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewed:
+def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _ViewedRun:
     account = account_from(args, None if given == args.run else given)
     diagnosis = diagnose(account)
     site = ViewSite(
@@ -85,23 +85,23 @@ def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewe
         timeline=lambda: b"".join(perfetto_trace(with_owner_tracks(timeline_of(account.shared), account.shared))),
         perfetto=perfetto,
     )
-    return _Viewed(account.run.name, site, bool(account.run.unreadable))
+    return _ViewedRun(account.run.name, site, bool(account.run.unreadable))
 
 
-def _light(folder: str) -> _Viewed:
+def _light(folder: str) -> _ViewedRun:
     run = load_light(folder)
     page = sheet_page(steps_sheet(light_json(run), log_series(run.logs)))
-    return _Viewed(run.name, ViewSite(run.name, page, LogTables(run.logs), None, names=LogTables.NAMES))
+    return _ViewedRun(run.name, ViewSite(run.name, page, LogTables(run.logs), None, names=LogTables.NAMES))
 
 
-def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _Viewed:
+def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _ViewedRun:
     """Return a list of the runs in a folder, each of which leads to its own pages."""
     name = Path(folder).absolute().name
     entries = run_entries(args, runs)
     read = [entry for entry in entries if entry.report is not None]
     page = sheet_page(runs_sheet(name, entries, links=[link_to(i) for i in range(len(read))]))
     make = tuple(partial(_site_of, args, str(Path(folder) / entry.name), perfetto) for entry in read)
-    return _Viewed(name, RunsSite(page, make), len(read) < len(entries))
+    return _ViewedRun(name, RunsSite(page, make), len(read) < len(entries))
 
 
 def _site_of(args: argparse.Namespace, folder: str, perfetto: str) -> Site:

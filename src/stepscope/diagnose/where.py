@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
-from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.owners.ownership import OwnedWork, Ownership
 from stepscope.analyze.replay.owner_removal import recorded_host
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
@@ -122,7 +122,7 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
     owner = by_item.at(index)
     # What a wrapper sends in backward is of many modules: its place is the line that called backward.
     sent = old.collective != NOTHING
-    owner = Owned(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
+    owner = OwnedWork(np.where(sent & (owner.caller >= 0), owner.caller, owner.stack), *_rest(owner))
     found: Costs = defaultdict(
         float, costs_by_owner(owner, np.maximum(old.duration_ns - new.duration_ns, 0).astype(float))
     )
@@ -146,7 +146,7 @@ def _lost(owned: Ownership, old: Program, new: Program, replay: Replay) -> Costs
     return found
 
 
-def _rest(owner: Owned) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+def _rest(owner: OwnedWork) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
     return owner.caller, owner.module, owner.backward
 
 
@@ -167,7 +167,7 @@ def _span_parts(did: Activities, start: npt.NDArray[np.int64], end: npt.NDArray[
     return found
 
 
-def costs_by_owner(owner: Owned, ns: Floats) -> Costs:
+def costs_by_owner(owner: OwnedWork, ns: Floats) -> Costs:
     """Return times of some things summed by their owners."""
     took = np.flatnonzero(ns > 0)
     keys = np.stack((owner.stack[took], owner.caller[took], owner.module[took]), axis=1)

@@ -27,7 +27,7 @@ class LastArrivals(ArrayRecord):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Aligned(ArrayRecord):
+class AlignedRun(ArrayRecord):
     """A run whose ranks share a clock."""
 
     run: Run
@@ -48,7 +48,7 @@ class Aligned(ArrayRecord):
         return _last_arrivals(self)
 
 
-def aligned(run: Run) -> Aligned:
+def aligned(run: Run) -> AlignedRun:
     """Return the run on one clock."""
     matches = match_collectives(run.ranks)
     clocks = _clocks(run, matches)
@@ -63,7 +63,7 @@ def aligned(run: Run) -> Aligned:
             duration = (rank.collectives.end_ns - rank.collectives.start_ns)[rows]
             # A coalesced operation is in several matches: it waits for the latest of its peers.
             np.maximum.at(wait[index], rows, np.clip(waited[mine], 0, duration))
-    return Aligned(run, clocks, matches, tuple(wait), arrival)
+    return AlignedRun(run, clocks, matches, tuple(wait), arrival)
 
 
 def _clocks(run: Run, matches: Matches) -> Clocks:
@@ -89,7 +89,7 @@ def _arrivals(run: Run, clocks: Clocks, matches: Matches) -> Int64s:
     return arrival
 
 
-def _last_arrivals(shared: Aligned) -> LastArrivals:
+def _last_arrivals(shared: AlignedRun) -> LastArrivals:
     matches, begin, arrival = shared.matches, shared.matches.first[:-1], shared.arrival_ns
     if not len(matches):
         return LastArrivals(matches.rank_index, arrival)

@@ -95,7 +95,7 @@ class RankOwners(ArrayRecord):
     """why something is not known"""
 
 
-class _Refused(ValueError):
+class _RefusedField(ValueError):
     """A field of the file that cannot be used."""
 
 
@@ -119,23 +119,23 @@ def _document(path: Path) -> dict[str, Any]:
     unpack = zlib.decompressobj(_GZIP)
     text = unpack.decompress(read_side_file(path), MAX_BYTES)
     if unpack.unconsumed_tail or not unpack.eof:
-        raise _Refused(f"more than {MAX_BYTES:,} bytes unpacked" if unpack.unconsumed_tail else "cut off")
+        raise _RefusedField(f"more than {MAX_BYTES:,} bytes unpacked" if unpack.unconsumed_tail else "cut off")
     value = parsed_json(text).value
     if not isinstance(value, dict):
-        raise _Refused("no JSON object")
+        raise _RefusedField("no JSON object")
     return value
 
 
 def _owners(said: dict[str, Any], rank: int) -> RankOwners:
     if said.get("schema") != OWNERS_SCHEMA or said.get("rank") != rank:
-        raise _Refused("schema or rank is not what its name says")
+        raise _RefusedField("schema or rank is not what its name says")
     if said.get("lines") not in (EXECUTING, FUNCTIONS):
-        raise _Refused("lines")
+        raise _RefusedField("lines")
     files = _texts(said, "files")
     frames = tuple(_frame(entry, files) for entry in _list(said, "frames"))
     stacks = tuple(_stack(entry, len(frames)) for entry in _list(said, "stacks"))
     if sum(map(len, stacks)) > _MAX_STACK_ENTRIES:
-        raise _Refused("stacks")
+        raise _RefusedField("stacks")
     modules, names = _texts(said, "modules"), _texts(said, "names")
     sizes = {"name": len(names), "stack": len(stacks), "module": len(modules)}
     return RankOwners(
@@ -157,31 +157,31 @@ def _owners(said: dict[str, Any], rank: int) -> RankOwners:
 def _list(said: dict[str, Any], field: str) -> list[Any]:
     value = said.get(field)
     if not isinstance(value, list):
-        raise _Refused(field)
+        raise _RefusedField(field)
     return value
 
 
 def _texts(said: dict[str, Any], field: str) -> tuple[str, ...]:
     found = _list(said, field)
     if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in found):
-        raise _Refused(field)
+        raise _RefusedField(field)
     return tuple(found)
 
 
 def _frame(entry: Any, files: tuple[str, ...]) -> Frame:
     if not isinstance(entry, list) or len(entry) not in (4, 5):
-        raise _Refused("frames")
+        raise _RefusedField("frames")
     file, line, function, is_user, line_to = (*entry, entry[1])[:5]
     if not (_is_index(file, len(files)) and _is_index(line, _MAX_LINE) and isinstance(function, str)):
-        raise _Refused("frames")
+        raise _RefusedField("frames")
     if not _is_index(line_to, _MAX_LINE):
-        raise _Refused("frames")
+        raise _RefusedField("frames")
     return Frame(files[file], line, function[:_MAX_TEXT], bool(is_user), line_to)
 
 
 def _stack(entry: Any, num_frames: int) -> tuple[int, ...]:
     if not isinstance(entry, list) or len(entry) > _MAX_STACK or not all(_is_index(i, num_frames) for i in entry):
-        raise _Refused("stacks")
+        raise _RefusedField("stacks")
     return tuple(entry)
 
 
@@ -191,7 +191,7 @@ def _is_index(value: Any, size: int) -> bool:
 
 def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
     if not isinstance(entry, dict) or entry.get("role") not in ROLES:
-        raise _Refused("threads.role")
+        raise _RefusedField("threads.role")
     name = _column(entry, "name", 0, sizes["name"])
     count = len(name)
     columns = {
@@ -201,7 +201,7 @@ def _thread(entry: Any, sizes: dict[str, int]) -> OwnedThread:
     }
     gaps = _list(entry, "python")
     if not all(isinstance(gap, list) and len(gap) == 3 for gap in gaps):
-        raise _Refused("threads.python")
+        raise _RefusedField("threads.python")
     by_part = {str(i): [gap[i] for gap in gaps] for i in range(3)}
     return OwnedThread(
         role=entry["role"],
@@ -219,12 +219,12 @@ def _column(said: dict[str, Any], field: str, low: int, high: int, count: int | 
     """Return a list of whole numbers from `low` up to but not `high` as a column, of `count` entries where said."""
     values = said.get(field)
     if not isinstance(values, list) or (count is not None and len(values) != count):
-        raise _Refused(f"threads.{field}")
+        raise _RefusedField(f"threads.{field}")
     if not set(map(type, values)) <= {int}:
-        raise _Refused(f"threads.{field}")
+        raise _RefusedField(f"threads.{field}")
     column = np.array(values, np.int64)
     if len(column) and not (low <= column.min() and column.max() < high):
-        raise _Refused(f"threads.{field}")
+        raise _RefusedField(f"threads.{field}")
     return column
 
 
@@ -233,9 +233,9 @@ def _buckets(said: dict[str, Any]) -> tuple[tuple[str, ...], ...] | None:
     if given is None:
         return None
     if not isinstance(given, list) or not all(isinstance(bucket, list) for bucket in given):
-        raise _Refused("buckets")
+        raise _RefusedField("buckets")
     if not all(isinstance(name, str) and len(name) <= _MAX_TEXT for bucket in given for name in bucket):
-        raise _Refused("buckets")
+        raise _RefusedField("buckets")
     return tuple(tuple(bucket) for bucket in given)
 
 
@@ -244,13 +244,13 @@ def _loader(said: dict[str, Any]) -> tuple[tuple[str, float], ...] | None:
     if given is None:
         return None
     if not isinstance(given, list):
-        raise _Refused("loader")
+        raise _RefusedField("loader")
     found = []
     for entry in given:
         if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
-            raise _Refused("loader")
+            raise _RefusedField("loader")
         if not isinstance(entry[1], int | float) or not 0 <= entry[1] <= 1:
-            raise _Refused("loader")
+            raise _RefusedField("loader")
         found.append((entry[0][:_MAX_TEXT], float(entry[1])))
     return tuple(found)
 

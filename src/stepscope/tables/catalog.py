@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from stepscope.errors import UsageError
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
 from stepscope.tables.recorded import collectives, device_work, events, step_log, step_values, steps
@@ -74,7 +74,7 @@ class RunTables:
         return account_of(self._run)
 
     @cached_property
-    def _shared(self) -> Aligned:
+    def _shared(self) -> AlignedRun:
         if "account" in self.__dict__ or not (self._given is None or callable(self._given)):
             return self.account.shared
         return aligned(self._run)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.step.periods import step_periods
 from stepscope.contract.collectives import OPS
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import MISSING, StepLog
 from stepscope.tables.schema import TABLES
@@ -27,7 +27,7 @@ _ABSENT = np.iinfo(np.int64).min
 """in columns under construction: nothing is known"""
 
 
-def events(shared: Aligned) -> Table:
+def events(shared: AlignedRun) -> Table:
     """Return every event of the traces but flows and metadata."""
     texts, threads = StringTable(), StringTable()
     parts = [_events_of(shared, i, texts, threads) for i in range(len(shared.run.ranks))]
@@ -35,14 +35,14 @@ def events(shared: Aligned) -> Table:
                                      "process": threads.listed, "thread": threads.listed})  # fmt: skip
 
 
-def device_work(shared: Aligned) -> Table:
+def device_work(shared: AlignedRun) -> Table:
     """Return every kernel, copy and set."""
     texts = StringTable()
     parts = [_work_of(shared, i, texts) for i in range(len(shared.run.ranks))]
     return _joined("device_work", parts, {"kind": _KINDS, "name": texts.listed, "operator": texts.listed})
 
 
-def collectives(shared: Aligned) -> Table:
+def collectives(shared: AlignedRun) -> Table:
     """Return every communication operation of every rank."""
     groups = StringTable()
     match, last_rank = _matches(shared)
@@ -50,7 +50,7 @@ def collectives(shared: Aligned) -> Table:
     return _joined("collectives", parts, {"op": OPS, "process_group": groups.listed})
 
 
-def steps(shared: Aligned) -> Table:
+def steps(shared: AlignedRun) -> Table:
     """Return every recorded step of every rank."""
     return _joined("steps", [_steps_of(shared, i) for i in range(len(shared.run.ranks))], {})
 
@@ -89,7 +89,7 @@ def step_values(logs: Sequence[StepLog]) -> Table:
     return _joined("step_values", parts, {"what": names.listed})
 
 
-def _events_of(shared: Aligned, index: int, texts: StringTable, threads: StringTable) -> dict[str, Numbers]:
+def _events_of(shared: AlignedRun, index: int, texts: StringTable, threads: StringTable) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     trace = rank.trace
     there = (trace["ts_ns"] != NONE_NS) & ~of_kinds(rank.kinds, (EventKind.FLOW, EventKind.META))
@@ -112,7 +112,7 @@ def _events_of(shared: Aligned, index: int, texts: StringTable, threads: StringT
     }
 
 
-def _work_of(shared: Aligned, index: int, texts: StringTable) -> dict[str, Numbers]:
+def _work_of(shared: AlignedRun, index: int, texts: StringTable) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     work, trace = rank.work, rank.trace
     launched = work.launch_row >= 0
@@ -133,7 +133,7 @@ def _work_of(shared: Aligned, index: int, texts: StringTable) -> dict[str, Numbe
 
 
 def _collectives_of(
-    shared: Aligned, index: int, groups: StringTable, match: Int64s, last_rank: Int64s
+    shared: AlignedRun, index: int, groups: StringTable, match: Int64s, last_rank: Int64s
 ) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     c, wait = rank.collectives, shared.wait_ns[index]
@@ -160,7 +160,7 @@ def _collectives_of(
     }
 
 
-def _matches(shared: Aligned) -> tuple[list[Int64s], Int64s]:
+def _matches(shared: AlignedRun) -> tuple[list[Int64s], Int64s]:
     """Return the match of each collective of each rank (the last of several), and who came last to each match."""
     matches = shared.matches
     match = [np.full(len(rank.collectives), _ABSENT, np.int64) for rank in shared.run.ranks]
@@ -173,7 +173,7 @@ def _matches(shared: Aligned) -> tuple[list[Int64s], Int64s]:
     return match, numbers[matches.rank_index[latest]]
 
 
-def _steps_of(shared: Aligned, index: int) -> dict[str, Numbers]:
+def _steps_of(shared: AlignedRun, index: int) -> dict[str, Numbers]:
     rank = shared.run.ranks[index]
     recorded, periods = rank.steps, step_periods(rank)
     period, complete = np.full(len(recorded), _ABSENT, np.int64), np.full(len(recorded), _ABSENT, np.int64)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from stepscope.tune.candidates import Candidate, together
 from stepscope.tune.rounds import BASE, Out, order_of, still_in, why_out
 from stepscope.tune.trial import Trial
-from stepscope.tune.verdict import Judged, best, judged
+from stepscope.tune.verdict import JudgedSetting, best, judged
 
 RunTrial = Callable[[str, Candidate | None], Trial]
 """takes what to say of it, and the setting: None for the unchanged job"""
@@ -22,13 +22,13 @@ RunTrial = Callable[[str, Candidate | None], Trial]
 class Experiment:
     """What came of it."""
 
-    settings: tuple[Judged, ...]
-    combined: Judged | None
+    settings: tuple[JudgedSetting, ...]
+    combined: JudgedSetting | None
     """those worth keeping, together; None where there were not several"""
     base: tuple[Trial, ...]
 
     @property
-    def keep(self) -> Judged | None:
+    def keep(self) -> JudgedSetting | None:
         """Return what to keep, None for nothing."""
         return best(self.settings, self.combined)
 
@@ -72,6 +72,6 @@ def _series(tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str
     return series
 
 
-def _judged(candidate: Candidate, series: _Series, *, tried: int) -> Judged:
+def _judged(candidate: Candidate, series: _Series, *, tried: int) -> JudgedSetting:
     name = candidate.name
     return judged(candidate, series.trials[name], series.base, tried=tried, out=series.out.get(name))

@@ -20,7 +20,7 @@ _UNDECIDED = "may help, but within chance: more --rounds or a quieter machine wo
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedSetting:
     """One setting after its trials."""
 
     candidate: Candidate
@@ -38,13 +38,13 @@ class Judged:
 
 def judged(
     candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: Out | None = None
-) -> Judged:
+) -> JudgedSetting:
     """Return what came of a setting; `tried` is how many there were."""
     times = pairs(base, trials)
     found = gain([a for a, _ in times], [b for _, b in times], tried=tried)
     good, unchanged = ([t for t in some if t.failed is None] for some in (trials, base))
     agrees = _worst([agreement(t, unchanged, results=candidate.results) for t in good])
-    return Judged(
+    return JudgedSetting(
         candidate,
         fmean(b for _, b in times) if times else None,
         found,
@@ -53,7 +53,7 @@ def judged(
     )
 
 
-def best(single: Sequence[Judged], both: Judged | None) -> Judged | None:
+def best(single: Sequence[JudgedSetting], both: JudgedSetting | None) -> JudgedSetting | None:
     """Return what to keep: all together, else the best single one; None where nothing is worth it."""
     kept = sorted((j for j in single if j.keeps and j.gain), key=lambda j: -(j.gain.share if j.gain else 0.0))
     if both is not None and both.keeps and both.gain and kept and kept[0].gain:
@@ -61,7 +61,7 @@ def best(single: Sequence[Judged], both: Judged | None) -> Judged | None:
     return kept[0] if kept else None
 
 
-def document(kept: Judged | None, rows: Sequence[Judged]) -> Mapping[str, object]:
+def document(kept: JudgedSetting | None, rows: Sequence[JudgedSetting]) -> Mapping[str, object]:
     """Return the verdict as JSON: what is kept, and every setting that was tried."""
     return {"keep": _row(kept) if kept else None, "settings": [_row(j) for j in rows]}
 
@@ -84,7 +84,7 @@ def _why_not(found: Gain | None, agrees: Agreement | None) -> str | None:
     return _UNDECIDED if found.share > _MATTERS else "within chance"
 
 
-def _row(judged: Judged) -> dict[str, object]:
+def _row(judged: JudgedSetting) -> dict[str, object]:
     c, g, a = judged.candidate, judged.gain, judged.agreement
     return {
         "name": c.name,

@@ -20,7 +20,7 @@ MAX_NODES = 1_500_000
 
 
 @dataclass(frozen=True)
-class Switched:
+class SwitchedStep:
     """The step with some fixes made."""
 
     fixes: tuple[int, ...]
@@ -37,7 +37,7 @@ class Switches:
     step_ns: float
     findings: tuple[int, ...]
     """which findings have a switch"""
-    states: tuple[Switched, ...]
+    states: tuple[SwitchedStep, ...]
     """nothing made, then one fix each, then pairs"""
     has_pairs: bool
 
@@ -54,8 +54,8 @@ def switches(account: Account, diagnosis: Diagnosis) -> Switches | None:
     pairs = list(combinations(saves, 2))
     fits = len(replay.graph) * (len(saves) + len(pairs)) <= MAX_NODES
     made = [_Made(replay, diagnosis.fixes[i], diagnosis.findings[i].alone_ns, step_ns) for i in saves]
-    states = [Switched((), 0.0, _path(replay, step_ns))]
-    states += [Switched((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
+    states = [SwitchedStep((), 0.0, _path(replay, step_ns))]
+    states += [SwitchedStep((i,), one.alone_ns, one.path()) for i, one in zip(saves, made, strict=True)]
     if fits:
         by_finding = dict(zip(saves, made, strict=True))
         states += [by_finding[i].with_second(i, j, by_finding[j]) for i, j in pairs]
@@ -78,13 +78,13 @@ class _Made:
         """Return what the step with this fix consists of."""
         return _path(self._replay, self._step_ns - self.alone_ns)
 
-    def with_second(self, first: int, second: int, other: "_Made") -> Switched:
+    def with_second(self, first: int, second: int, other: "_Made") -> SwitchedStep:
         """Return the step with another fix made after this one: it saves what findings say it adds."""
         fix, both = other._fix, _changed(self._replay, other._fix)
         replayed = (self._replay.period_ns - both.period_ns) * to_step(self._recorded, self._step_ns)
         adds = max(0.0, bounded(replayed + fix.formula_ns, fix, step_ns=self._step_ns))
         saving = self.alone_ns + min(adds, self._step_ns - self.alone_ns)
-        return Switched((first, second), saving, _path(both, self._step_ns - saving))
+        return SwitchedStep((first, second), saving, _path(both, self._step_ns - saving))
 
 
 def _changed(replay: Replay, fix: Fix) -> Replay:

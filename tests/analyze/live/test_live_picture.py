@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.live.runs import line, write_facts, write_log
 
 from stepscope.analyze.live.alarms import BAD, BETWEEN, GOOD, LOOKS, Alarms, states_of
-from stepscope.analyze.live.picture import Given, picture_of
+from stepscope.analyze.live.picture import GivenNumbers, picture_of
 from stepscope.analyze.live.stalls import explained, place
 from stepscope.contract.live import Frame, Stall
 from stepscope.run.live.running import KEPT_STEPS, RunningJob
@@ -41,7 +41,7 @@ def test_pace_regions_and_memory(tmp_path: Path) -> None:
 
 def test_mfu_is_flops_over_peak_and_time(tmp_path: Path) -> None:
     running = RunningJob(balanced(tmp_path)).look()
-    picture = picture_of(running, Given(flops_per_step=4e12, peak_tflops=20.0))
+    picture = picture_of(running, GivenNumbers(flops_per_step=4e12, peak_tflops=20.0))
     assert picture.mfu == pytest.approx(4e12 * 10 / (20e12 * 4), rel=0.02)
 
 
@@ -49,7 +49,7 @@ def test_mfu_takes_the_flops_that_the_ranks_counted(tmp_path: Path) -> None:
     balanced(tmp_path)
     for rank in range(4):
         write_facts(tmp_path, rank, "running", flops={"total": 5e12, "forward": 1e12, "by_operator": {}})
-    picture = picture_of(RunningJob(tmp_path).look(), Given(peak_tflops=60.0))
+    picture = picture_of(RunningJob(tmp_path).look(), GivenNumbers(peak_tflops=60.0))
     assert picture.mfu == pytest.approx(4 * 3e12 * 10 / (60e12 * 4), rel=0.02)  # a backward is twice its forward
 
 

@@ -8,10 +8,10 @@ from tests.analyze.build import RankTrace, built_run
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.contract.collectives import bus_factor
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 
 
-def shared_of(folder: Path, traces: list[RankTrace]) -> tuple[Aligned, tuple[RankAccount | None, ...]]:
+def shared_of(folder: Path, traces: list[RankTrace]) -> tuple[AlignedRun, tuple[RankAccount | None, ...]]:
     shared = aligned(built_run(folder, traces))
     return shared, tuple(rank_account(r) for r in shared.run.ranks)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 
 from stepscope.analyze.ranks.stragglers import Straggler, common_steps, find_stragglers, own_times
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 
 GLOO = Path(__file__).parents[2] / "data" / "gloo-ddp"
@@ -226,7 +226,7 @@ def test_point_to_point_waits_blame_nobody(tmp_path: Path) -> None:
             trace.kernel("gemm", at=begin + 10, start=begin + 20, end=begin + own)
             op, peer = ("send", 1) if trace.rank == 0 else ("recv", 0)
             trace.collective(op, at=begin + 50, start=begin + own, end=begin + 9 * MS, peer=peer, elements=100)
-    shared: Aligned = aligned(built_run(tmp_path, traces))
+    shared: AlignedRun = aligned(built_run(tmp_path, traces))
     assert find_stragglers(shared) == []
 
 

@@ -9,13 +9,13 @@ from tests.analyze.simulate import kernel, simulate
 
 from stepscope.analyze.replay.logged_host import logged_factor
 from stepscope.analyze.replay.replay import replay_of
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 
 LAUNCHES, HOST_US, DEVICE_US = 20, 100, 500
 PROFILED_MS = LAUNCHES * HOST_US / 1000
 
 
-def recorded(folder: Path, forward_ms: Sequence[float]) -> Aligned:
+def recorded(folder: Path, forward_ms: Sequence[float]) -> AlignedRun:
     """Return a device-bound job whose host works in forward, and whose log has forwards of such lengths."""
     job = simulate([kernel(DEVICE_US, host_us=HOST_US) for _ in range(LAUNCHES)])
     (trace,) = job.traces

@@ -9,7 +9,7 @@ from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
 
 from stepscope.analyze.replay.host_program import host_program
 from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, device_program
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.trace.classify import EventKind
 
 
@@ -134,11 +134,11 @@ def gloo(rank: int, *, late_us: float) -> RankTrace:
 
 
 @pytest.fixture
-def cpu(tmp_path: Path) -> Aligned:
+def cpu(tmp_path: Path) -> AlignedRun:
     return aligned(built_run(tmp_path, [gloo(0, late_us=0), gloo(1, late_us=3000)]))
 
 
-def test_cpu_rank_waits_for_its_collectives(cpu: Aligned) -> None:
+def test_cpu_rank_waits_for_its_collectives(cpu: AlignedRun) -> None:
     program = host_program(cpu, 0, np.array([0, 1]))
     assert program.released_by.tolist() == [NOTHING, 0]
     assert program.tail_released_by == 1
@@ -146,7 +146,7 @@ def test_cpu_rank_waits_for_its_collectives(cpu: Aligned) -> None:
     assert (program.tail.own_ns / 1000).tolist() == pytest.approx([4000], abs=15)
 
 
-def test_cpu_rank_transfers_without_its_wait(cpu: Aligned) -> None:
+def test_cpu_rank_transfers_without_its_wait(cpu: AlignedRun) -> None:
     early, late = (host_program(cpu, index, np.array([0, 1])) for index in (0, 1))
     assert early.duration_ns == pytest.approx(late.duration_ns, rel=0.01)
     assert (late.duration_ns / 1000).tolist() == pytest.approx([990, 990], abs=2)

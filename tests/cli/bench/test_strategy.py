@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.bench.session.launcher import Launched
+from stepscope.bench.session.launcher import LauncherPlace
 from stepscope.cli import bench
 from stepscope.cli.main import main
 from stepscope.errors import UsageError
@@ -58,7 +58,7 @@ def test_wrong_arguments_are_named_in_one_line(
 
 @pytest.mark.parametrize(("what", "unless_told"), [("strategy", 2), ("accumulation", 1), ("batch-size", 1)])
 def test_sweeps_on_ranks_take_those_of_a_launcher(what: str, unless_told: int) -> None:
-    launched = Launched("torchrun", 1, 4, {})
+    launched = LauncherPlace("torchrun", 1, 4, {})
     args = Namespace(what=what, world_size=unless_told)
     bench._take_ranks(args, launched)
     assert args.world_size == 4

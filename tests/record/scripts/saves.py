@@ -12,7 +12,7 @@ folder.mkdir()
 torch.manual_seed(0)
 
 
-class Named(torch.nn.Module):
+class NamedFinding(torch.nn.Module):
     """With a hook of its own, whose number torch takes from one count for the whole process."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ def unchanged(module: torch.nn.Module, args: object) -> None:
     """A user's hook."""
 
 
-model: torch.nn.Module = Named()
+model: torch.nn.Module = NamedFinding()
 model.first.register_forward_pre_hook(unchanged)
 if is_ddp:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)

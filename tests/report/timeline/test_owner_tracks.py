@@ -11,15 +11,15 @@ from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.owner_tracks import LINES, MODULES, with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 
 
 @pytest.fixture
-def shared(tmp_path: Path) -> Aligned:
+def shared(tmp_path: Path) -> AlignedRun:
     return aligned(owned_folder(tmp_path, ranks=2))
 
 
-def test_lines_and_modules_are_tracks_beside_every_event(shared: Aligned) -> None:
+def test_lines_and_modules_are_tracks_beside_every_event(shared: AlignedRun) -> None:
     timeline = with_owner_tracks(timeline_of(shared), shared)
     assert [track.name for track in timeline.ranks[0].tracks][-2:] == [LINES, MODULES]
     slices = decoded(perfetto_trace(timeline))[0]
@@ -34,12 +34,12 @@ def test_lines_and_modules_are_tracks_beside_every_event(shared: Aligned) -> Non
         assert sum(name == "blocks.0.up" for _, _, name in added) == STEPS
 
 
-def test_a_slice_is_as_long_as_its_owner_ran(shared: Aligned) -> None:
+def test_a_slice_is_as_long_as_its_owner_ran(shared: AlignedRun) -> None:
     rank = decoded(perfetto_trace(with_owner_tracks(timeline_of(shared), shared)))[0][0]
     assert {dur for _, dur, name in rank if name == "blocks.0.up"} == {100_000}
 
 
-def test_filters_hold_for_them(shared: Aligned) -> None:
+def test_filters_hold_for_them(shared: AlignedRun) -> None:
     short = Filter(min_ns=150_000)
     kept = with_owner_tracks(timeline_of(shared, given=short), shared, given=short)
     assert "model.py:3 f" not in kept.names and "train.py:11 f" in kept.names

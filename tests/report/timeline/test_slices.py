@@ -21,7 +21,7 @@ from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.lanes import MAX_LANES, lanes
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import FIRST_PID, Timeline, timeline_of
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.load import load
 from stepscope.tables import csv as tables_csv
 
@@ -31,7 +31,7 @@ needs_trace_processor = pytest.mark.skipif(why_not() is not None, reason=why_not
 HOSTILE = '</script>\u2028"=cmd()\x1b]52;\U0001f4a5'
 
 
-def source(shared: Aligned) -> dict[int, list[tuple[int, int, str]]]:
+def source(shared: AlignedRun) -> dict[int, list[tuple[int, int, str]]]:
     """Return the complete events of each rank: start on the shared clock, duration, name."""
     found = {}
     for i, rank in enumerate(shared.run.ranks):
@@ -43,7 +43,7 @@ def source(shared: Aligned) -> dict[int, list[tuple[int, int, str]]]:
     return found
 
 
-def crossing_run(folder: Path) -> Aligned:
+def crossing_run(folder: Path) -> AlignedRun:
     """Return two ranks with overlapping kernels on a stream, a crossing range, zero lengths and hostile names."""
     built = []
     for rank in range(2):
@@ -160,7 +160,7 @@ def test_no_process_or_thread_is_taken_for_the_systems_own(tmp_path: Path) -> No
     assert len(tids) == sum(len(rank.tracks) for rank in timeline.ranks)
 
 
-def test_progress_is_told_in_slices(shared: Aligned) -> None:
+def test_progress_is_told_in_slices(shared: AlignedRun) -> None:
     told: list[tuple[int, int]] = []
     timeline = timeline_of(shared, progress=lambda done, total: told.append((done, total)))
     size = timeline.num_slices
@@ -186,17 +186,17 @@ def test_more_than_a_viewer_can_stack_is_left_out_and_said(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Aligned:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> AlignedRun:
     return aligned(late_run(tmp_path_factory.mktemp("late"), steps=5))
 
 
 class TestFilter:
-    def test_ranks(self, shared: Aligned) -> None:
+    def test_ranks(self, shared: AlignedRun) -> None:
         timeline = timeline_of(shared, given=Filter(ranks=frozenset({1, 3})))
         assert [r.rank for r in timeline.ranks] == [1, 3]
         assert "ranks other than 1, 3" in timeline.notes[0]
 
-    def test_steps_hold_what_they_launched(self, shared: Aligned) -> None:
+    def test_steps_hold_what_they_launched(self, shared: AlignedRun) -> None:
         slices, flows, _ = decoded(perfetto_trace(timeline_of(shared, given=Filter(steps=range(1, 3)))))
         names = [name for _, _, name in slices[0] if name.startswith("ProfilerStep")]
         assert names == ["ProfilerStep#1", "ProfilerStep#2"] and len(flows) == 2
@@ -211,17 +211,17 @@ class TestFilter:
         shown = {timeline.names[n] for n in timeline.ranks[0].name.tolist()}
         assert shown == {"ProfilerStep#0", "k0", "range0"}
 
-    def test_gpu_only_leaves_devices_steps_and_collectives(self, shared: Aligned) -> None:
+    def test_gpu_only_leaves_devices_steps_and_collectives(self, shared: AlignedRun) -> None:
         timeline = timeline_of(shared, given=Filter(gpu_only=True))
         assert {t.name for r in timeline.ranks for t in r.tracks} == {"steps", "stream 7", "stream 20"}
         assert timeline.num_flows == timeline_of(shared).num_flows
 
-    def test_short_slices_go_but_collectives_stay(self, shared: Aligned) -> None:
+    def test_short_slices_go_but_collectives_stay(self, shared: AlignedRun) -> None:
         timeline = timeline_of(shared, given=Filter(min_ns=10**12))
         assert {timeline.names[n] for r in timeline.ranks for n in r.name.tolist()} >= {"ProfilerStep#0"}
         assert timeline.num_flows == timeline_of(shared).num_flows
 
-    def test_too_many_slices_are_thinned_and_it_is_said(self, shared: Aligned) -> None:
+    def test_too_many_slices_are_thinned_and_it_is_said(self, shared: AlignedRun) -> None:
         whole = timeline_of(shared, most=None)
         thin = timeline_of(shared, most=whole.num_slices // 2)
         assert thin.num_slices <= whole.num_slices // 2 and "the host's threads" in thin.notes[0]

@@ -8,7 +8,7 @@ import pytest
 from tests.analyze.build import RankTrace, built_run
 from tests.run.together import Job
 
-from stepscope.run.aligned import Aligned, aligned
+from stepscope.run.aligned import AlignedRun, aligned
 from stepscope.run.clocks.offsets import Clocks
 from stepscope.run.load import Run
 
@@ -33,7 +33,7 @@ def described(probes: dict[int, Any], machines: str) -> dict[str, Any]:
     return {"ranks": {str(r): {"boot_id": m, "clock_probes": probes.get(r)} for r, m in enumerate(machines)}}
 
 
-def errors_ns(run: Run, shared: Aligned, traces: list[RankTrace], true_us: float) -> np.ndarray:
+def errors_ns(run: Run, shared: AlignedRun, traces: list[RankTrace], true_us: float) -> np.ndarray:
     """Return how far each rank is from rank 0 on the shared clock at one moment of true time."""
     local = [BASE_NS + traces[r.rank]._local_ns(true_us) for r in run.ranks]
     clocks: Clocks = shared.clocks

@@ -30,7 +30,7 @@ from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
 from stepscope.analyze.step.regions import Regions, marks_of, regions
 from stepscope.intervals import EMPTY, Intervals, union
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.each_rank import each_rank
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
@@ -84,7 +84,7 @@ class RankBudget(ArrayRecord):
         return self.part_ns[:, PART_CODE[part]]
 
 
-def budgets(shared: Aligned) -> tuple[RankBudget | None, ...]:
+def budgets(shared: AlignedRun) -> tuple[RankBudget | None, ...]:
     """Return the budget of every rank; None for one whose trace holds neither steps nor work.
 
     None as well for a rank without a complete step beside ranks that have some: its window is not a step of theirs.

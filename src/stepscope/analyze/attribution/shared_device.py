@@ -10,10 +10,10 @@ from collections import defaultdict
 import numpy as np
 
 from stepscope.intervals import EMPTY, Intervals, union, union_of
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 
 
-def others_on_device(shared: Aligned) -> tuple[Intervals, ...]:
+def others_on_device(shared: AlignedRun) -> tuple[Intervals, ...]:
     """Return per rank, on its own clock, when other ranks' work ran on its device."""
     ranks = shared.run.ranks
     alike: dict[str, list[int]] = defaultdict(list)
@@ -31,13 +31,13 @@ def others_on_device(shared: Aligned) -> tuple[Intervals, ...]:
     return tuple(out)
 
 
-def _busy(shared: Aligned, index: int) -> Intervals:
+def _busy(shared: AlignedRun, index: int) -> Intervals:
     """Return when a rank's work ran, on the shared clock."""
     work = shared.run.ranks[index].work
     return union(shared.clocks.shared(index, work.start_ns), shared.clocks.shared(index, work.end_ns))
 
 
-def _on_clock_of(shared: Aligned, index: int, x: Intervals) -> Intervals:
+def _on_clock_of(shared: AlignedRun, index: int, x: Intervals) -> Intervals:
     """Return times of the shared clock on a rank's own: the two differ by an offset, drift within a window is small."""
     if not len(x):
         return x

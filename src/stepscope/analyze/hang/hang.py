@@ -11,7 +11,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from stepscope.analyze.hang.groups import GroupCalls, group_calls
 from stepscope.analyze.hang.mismatch import Mismatch, first_mismatch
-from stepscope.analyze.hang.pairs import Unpaired, unpaired_calls
+from stepscope.analyze.hang.pairs import UnpairedCall, unpaired_calls
 from stepscope.trace.pickles.flight_recorder import FlightDump, FlightEntry
 
 MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"
@@ -51,7 +51,7 @@ class Hang:
     without_dump: tuple[int, ...]
     """ranks of the job, as far as it is known, that left no dump"""
     groups: tuple[GroupState, ...]
-    unpaired: tuple[Unpaired, ...]
+    unpaired: tuple[UnpairedCall, ...]
     suspects: tuple[int, ...]
     """the ranks to look at: waited for, and waiting for nobody"""
     circle: tuple[int, ...]
@@ -138,7 +138,7 @@ def _last_common(group: GroupCalls, *, up_to: int) -> FlightEntry | None:
     return None
 
 
-def _waits_for(states: Sequence[GroupState], unpaired: Sequence[Unpaired]) -> dict[int, set[int]]:
+def _waits_for(states: Sequence[GroupState], unpaired: Sequence[UnpairedCall]) -> dict[int, set[int]]:
     """Return for each rank the ranks that it waits for."""
     edges: dict[int, set[int]] = {}
     for state in states:

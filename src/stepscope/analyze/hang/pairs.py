@@ -8,7 +8,7 @@ from stepscope.trace.pickles.flight_recorder import FlightDump, FlightEntry
 
 
 @dataclass(frozen=True)
-class Unpaired:
+class UnpairedCall:
     """A send or receive that is not done, and whose other side its peer did not issue."""
 
     group: str
@@ -17,7 +17,7 @@ class Unpaired:
     call: FlightEntry
 
 
-def unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[Unpaired]:
+def unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tuple[int, ...]]) -> list[UnpairedCall]:
     """Return what is waited for between two ranks: unfinished calls beyond the unfinished ones of the other side.
 
     The numbers in a pair are ranks of the group; `members` turns them into ranks of the job.
@@ -34,5 +34,5 @@ def unpaired_calls(dumps: Mapping[int, FlightDump], *, members: Mapping[str, tup
         other_side = open_calls.get((group, sender, receiver, RECV if op == SEND else SEND), [])
         rank, peer = (sender, receiver) if op == SEND else (receiver, sender)
         if len(calls) > len(other_side) and peer in dumps:
-            found.append(Unpaired(group, rank, peer, calls[len(other_side)]))
+            found.append(UnpairedCall(group, rank, peer, calls[len(other_side)]))
     return found

@@ -69,20 +69,20 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenNumbers:
     """What the job's files may not say."""
 
     flops_per_step: float | None = None
     peak_tflops: float | None = None
 
 
-def picture_of(running: Running, given: Given | None = None) -> Picture:
+def picture_of(running: Running, given: GivenNumbers | None = None) -> Picture:
     """Return how the job goes."""
     late = {one.rank: one for one in _lateness(running.ranks)}
     ranks = tuple(_rank_now(rank, late.get(rank.rank)) for rank in running.ranks)
     ended = [rank.step for rank in ranks if rank.step is not None]
     pace = _median([p for rank in running.ranks if (p := _pace(rank.lines)) is not None])
-    mfu, reason = _mfu(running, pace, given or Given())
+    mfu, reason = _mfu(running, pace, given or GivenNumbers())
     tokens = number(running.description.get("tokens_per_step"))
     step_ns = _median([rank.step_ns for rank in ranks if rank.step_ns is not None])
     first = [line["dur_ns"] for line in running.first[_SETTLED_STEPS:] if _counts(line)]
@@ -164,7 +164,7 @@ def _lateness(ranks: Sequence[RunningRank]) -> list[LateRank]:
     return lateness(common, window_steps=WINDOW_STEPS)
 
 
-def _mfu(running: Running, pace: float | None, given: Given) -> tuple[float | None, str | None]:
+def _mfu(running: Running, pace: float | None, given: GivenNumbers) -> tuple[float | None, str | None]:
     flops = given.flops_per_step or number(running.description.get("flops_per_step")) or _counted(running)
     if flops is None:
         return None, "FLOPs per step are not known yet: stepscope trigger counts them, or give --flops-per-step"
@@ -181,7 +181,7 @@ def _counted(running: Running) -> float | None:
     return sum(known) if len(known) == len(running.ranks) else None
 
 
-def _peak_flops_per_s(running: Running, given: Given) -> tuple[float | None, str | None]:
+def _peak_flops_per_s(running: Running, given: GivenNumbers) -> tuple[float | None, str | None]:
     if given.peak_tflops:
         return given.peak_tflops * 1e12, None
     device: Any = running.description.get("device") or running.facts.get("device")

@@ -20,7 +20,7 @@ from stepscope.analyze.host.calls import HostCalls, call_stacks
 from stepscope.analyze.owners.from_frames import collective_owners, work_owners
 from stepscope.analyze.owners.host_time import host_time
 from stepscope.analyze.owners.match import operators_and_ranges
-from stepscope.analyze.owners.ownership import NOBODY, Ids, Mask, Owned, Ownership
+from stepscope.analyze.owners.ownership import NOBODY, Ids, Mask, OwnedWork, Ownership
 from stepscope.analyze.step.regions import Marks, marks_of
 from stepscope.contract.owners import FUNCTIONS
 from stepscope.records import ArrayRecord
@@ -72,10 +72,10 @@ def ownership_by_own_frames(rank: Rank) -> Ownership:
     # Python events cut the host's time as operators do.
     both = call_stacks(rank.trace, np.sort(np.concatenate((calls.row, python.row))))
     at, at_python = calls.at_rows(both.row), python.at_rows(both.row)
-    of_python = Owned(stack, stack, module, np.zeros(len(python), bool))
+    of_python = OwnedWork(stack, stack, module, np.zeros(len(python), bool))
     by_both = by_call.at(at).where(at >= 0, of_python.at(at_python))
 
-    def between(previous: Int64s, following: Int64s) -> Owned:
+    def between(previous: Int64s, following: Int64s) -> OwnedWork:
         return by_both.at(np.full(len(following), -1))
 
     host = host_time(rank, marks, both, by_both, None, between, python=at_python >= 0)
@@ -163,10 +163,10 @@ def _innermost(rank: Rank, python: HostCalls, calls: HostCalls) -> Int64s:
     return inside
 
 
-def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -> Owned:
+def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -> OwnedWork:
     """Return the owners of calls: in backward those of the forward operator with the node's sequence number."""
     if not len(calls):
-        return Owned(raw, raw, module, np.zeros(0, bool))
+        return OwnedWork(raw, raw, module, np.zeros(0, bool))
     trace = rank.trace
     sequence = trace.arg("sequence").at(calls.row, missing=-1)
     is_node = np.zeros(len(calls), bool)
@@ -183,7 +183,7 @@ def _linked(rank: Rank, marks: Marks, calls: HostCalls, raw: Ids, module: Ids) -
     sends = by_string(trace, calls.name, lambda s: s.startswith(CALLS)).astype(bool)
     use[gathers[node] & (node >= 0) & (calls.nearest(sends) >= 0)] = -1  # a bucket is of no forward line
     stack = np.where(use >= 0, raw[use], raw).astype(np.int32)
-    return Owned(stack, raw, np.where(use >= 0, module[use], module).astype(np.int32), node >= 0)
+    return OwnedWork(stack, raw, np.where(use >= 0, module[use], module).astype(np.int32), node >= 0)
 
 
 def _of_node_before(calls: HostCalls, is_node: Mask, gathers: Mask, owner: Int64s) -> Int64s:

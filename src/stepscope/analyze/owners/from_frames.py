@@ -10,7 +10,7 @@ from stepscope.analyze.owners.align import NOTHING
 from stepscope.analyze.owners.host_time import GapShares, host_time
 from stepscope.analyze.owners.linked import LinkedThread, Stacks, linked_threads
 from stepscope.analyze.owners.match import OperatorMatch, matched
-from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, Owned, Ownership, nobody
+from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, OwnedWork, Ownership, nobody
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import TRAINING
 from stepscope.run.owners import RankOwners
@@ -50,7 +50,7 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     by_call = _inherited(found.calls, _of_matched(found, threads))
     by_call = _between_lines(found.calls, by_call, rank, stacks, modules)
 
-    def between(previous: Int64s, following: Int64s) -> Owned:
+    def between(previous: Int64s, following: Int64s) -> OwnedWork:
         return python_between(found.calls, by_call, previous, following, stacks, modules)
 
     gaps = _gap_shares(rank, found, threads)
@@ -71,7 +71,7 @@ def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     )
 
 
-def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> Owned:
+def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> OwnedWork:
     """Return the owners of the calls that have a counterpart."""
     out = nobody(len(found.calls))
     stack, caller, module = out.stack.copy(), out.caller.copy(), out.module.copy()
@@ -81,16 +81,16 @@ def _of_matched(found: OperatorMatch, threads: list[LinkedThread]) -> Owned:
         at = found.position[mine]
         stack[mine], caller[mine] = known.stack[at], known.caller[at]
         module[mine], backward[mine] = known.module[at], known.backward[at]
-    return Owned(stack, caller, module, backward)
+    return OwnedWork(stack, caller, module, backward)
 
 
-def _inherited(calls: HostCalls, owned: Owned) -> Owned:
+def _inherited(calls: HostCalls, owned: OwnedWork) -> OwnedWork:
     """Return the owners with those of calls that have none from the call around them."""
     around = calls.nearest(owned.stack >= 0) if len(calls) else np.empty(0, np.int64)
     return owned.where(owned.stack >= 0, owned.at(around))
 
 
-def _between_lines(calls: HostCalls, owned: Owned, rank: Rank, stacks: Stacks, modules: Modules) -> Owned:
+def _between_lines(calls: HostCalls, owned: OwnedWork, rank: Rank, stacks: Stacks, modules: Modules) -> OwnedWork:
     """Return the owners with those of calls that still have none from what their neighbours have in common."""
     missing = np.flatnonzero((owned.stack < 0) & (rank.steps.of(calls.start_ns) >= 0))
     if not len(missing):
@@ -106,7 +106,7 @@ def _between_lines(calls: HostCalls, owned: Owned, rank: Rank, stacks: Stacks, m
     stack[missing] = np.where(both, _paired(owned.stack, previous, following, stacks.common), NOBODY)
     module[missing] = np.where(both, _paired(owned.module, previous, following, modules.common), NOBODY)
     caller = np.where(owned.stack < 0, stack, owned.caller).astype(np.int32)
-    return Owned(stack, caller, module, owned.backward)
+    return OwnedWork(stack, caller, module, owned.backward)
 
 
 def _paired(ids: Ids, one: Int64s, other: Int64s, common: Callable[[int, int], int]) -> Ids:
@@ -119,13 +119,13 @@ def _paired(ids: Ids, one: Int64s, other: Int64s, common: Callable[[int, int], i
 
 
 def python_between(
-    calls: HostCalls, owned: Owned, previous: Int64s, following: Int64s, stacks: Stacks, modules: Modules
-) -> Owned:
+    calls: HostCalls, owned: OwnedWork, previous: Int64s, following: Int64s, stacks: Stacks, modules: Modules
+) -> OwnedWork:
     """Return the owners of Python before a call: those of the call, for it is what Python was about to do."""
     one = owned.at(following)
     use = owned.at(previous).where(one.stack < 0, one)
     module = _paired(owned.module, previous, following, modules.common)
-    return Owned(use.stack, use.caller, module, use.backward)
+    return OwnedWork(use.stack, use.caller, module, use.backward)
 
 
 Gap = tuple[list[int], list[int]]
@@ -178,7 +178,7 @@ def _gaps_of(known: LinkedThread) -> tuple[dict[int, Gap], Gap, Gap]:
     return gaps, ([*tail[0], *head[0]], [*tail[1], *head[1]]), tail
 
 
-def work_owners(rank: Rank, calls: HostCalls, by_call: Owned, host: HostTime) -> Owned:
+def work_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: HostTime) -> OwnedWork:
     """Return the owners of device operations: of the operator that launched each, else of the moment of the launch."""
     work, trace = rank.work, rank.trace
     by_operator = by_call.at(calls.at_rows(work.op_row))
@@ -188,7 +188,7 @@ def work_owners(rank: Rank, calls: HostCalls, by_call: Owned, host: HostTime) ->
     return by_operator.where(by_operator.stack >= 0, by_moment)
 
 
-def collective_owners(rank: Rank, calls: HostCalls, by_call: Owned, host: HostTime) -> Owned:
+def collective_owners(rank: Rank, calls: HostCalls, by_call: OwnedWork, host: HostTime) -> OwnedWork:
     """Return the owners of collectives: of the operator that asked for each, else of its kernel."""
     c = rank.collectives
     by_record = by_call.at(calls.at_rows(c.record_row))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import HostCalls
-from stepscope.analyze.owners.ownership import HostTime, Mask, Owned
+from stepscope.analyze.owners.ownership import HostTime, Mask, OwnedWork
 from stepscope.analyze.owners.spans import Spans, thread_spans
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
@@ -41,9 +41,9 @@ def host_time(
     rank: Rank,
     marks: Marks,
     calls: HostCalls,
-    by_call: Owned,
+    by_call: OwnedWork,
     gaps: GapShares | None,
-    between: Callable[[Int64s, Int64s], Owned],
+    between: Callable[[Int64s, Int64s], OwnedWork],
     *,
     python: Mask | None = None,
 ) -> HostTime:
@@ -93,9 +93,9 @@ def _owned(
     thread: int,
     spans: Spans,
     python: Mask,
-    by_call: Owned,
+    by_call: OwnedWork,
     gaps: GapShares | None,
-    between: Callable[[Int64s, Int64s], Owned],
+    between: Callable[[Int64s, Int64s], OwnedWork],
     asked: _EngineCalls | None,
 ) -> HostTime:
     """Return the spans of one thread with owners; those of Python cut by the shares of its stacks."""
@@ -104,7 +104,7 @@ def _owned(
     following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
     own = by_call.at(spans.call)
     owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
-    owner = Owned(owner.stack, owner.caller, owner.module, owner.backward)
+    owner = OwnedWork(owner.stack, owner.caller, owner.module, owner.backward)
     threads = np.full(len(spans), thread, np.int64)
     whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
     if gaps is None or not len(gaps.stack):
@@ -178,7 +178,7 @@ def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
     owner = whole.owner.at(span)
     stack = np.where(known, gaps.stack[entry] if len(gaps.stack) else -1, owner.stack).astype(np.int32)
     caller = np.where(known, stack, owner.caller).astype(np.int32)
-    cut = Owned(stack, caller, owner.module, owner.backward)
+    cut = OwnedWork(stack, caller, owner.module, owner.backward)
     return HostTime(whole.thread[span], begin, end, cut, whole.is_python[span], whole.runs[span])
 
 
@@ -226,7 +226,7 @@ def _joined(parts: list[HostTime]) -> HostTime:
         thread=np.concatenate([no_time, *(p.thread for p in parts)]),
         start_ns=np.concatenate([no_time, *(p.start_ns for p in parts)]),
         end_ns=np.concatenate([no_time, *(p.end_ns for p in parts)]),
-        owner=Owned(
+        owner=OwnedWork(
             stack=np.concatenate([no_ids, *(o.stack for o in owners)]),
             caller=np.concatenate([no_ids, *(o.caller for o in owners)]),
             module=np.concatenate([no_ids, *(o.module for o in owners)]),

@@ -32,7 +32,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Owned(ArrayRecord):
+class OwnedWork(ArrayRecord):
     """Owners of some things, one entry each; NOBODY where unknown."""
 
     stack: Ids
@@ -45,7 +45,7 @@ class Owned(ArrayRecord):
     def __len__(self) -> int:
         return len(self.stack)
 
-    def at(self, index: npt.NDArray[np.integer]) -> "Owned":
+    def at(self, index: npt.NDArray[np.integer]) -> "OwnedWork":
         """Return the owners at these places, nobody at -1."""
         if not len(self):
             return nobody(len(index))
@@ -54,11 +54,13 @@ class Owned(ArrayRecord):
         def at_index(ids: Ids) -> Ids:
             return np.where(known, ids[index], NOBODY).astype(np.int32)
 
-        return Owned(at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index])
+        return OwnedWork(
+            at_index(self.stack), at_index(self.caller), at_index(self.module), known & self.backward[index]
+        )
 
-    def where(self, mask: Mask, other: "Owned") -> "Owned":
+    def where(self, mask: Mask, other: "OwnedWork") -> "OwnedWork":
         """Return these owners where the mask holds, the others elsewhere."""
-        return Owned(
+        return OwnedWork(
             np.where(mask, self.stack, other.stack),
             np.where(mask, self.caller, other.caller),
             np.where(mask, self.module, other.module),
@@ -66,10 +68,10 @@ class Owned(ArrayRecord):
         )
 
 
-def nobody(count: int) -> Owned:
+def nobody(count: int) -> OwnedWork:
     """Return so many things that nobody owns."""
     none = np.full(count, NOBODY, np.int32)
-    return Owned(none, none, none, np.zeros(count, bool))
+    return OwnedWork(none, none, none, np.zeros(count, bool))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +81,7 @@ class HostTime(ArrayRecord):
     thread: Int64s
     start_ns: Int64s
     end_ns: Int64s
-    owner: Owned
+    owner: OwnedWork
     is_python: Mask
     """in no operator"""
     runs: Mask
@@ -112,17 +114,17 @@ class Ownership(ArrayRecord):
     """indices of frames, outermost first"""
     modules: tuple[str, ...]
     calls: HostCalls
-    by_call: Owned
+    by_call: OwnedWork
     """per entry of `calls`"""
     host: HostTime
-    by_work: Owned
+    by_work: OwnedWork
     """per row of the rank's DeviceWork"""
-    by_collective: Owned
+    by_collective: OwnedWork
     """per row of the rank's Collectives"""
     matched_share: float | None
     """of the operators in recorded steps: have a counterpart with frames; None where these steps have frames"""
 
-    def of_rows(self, rows: npt.NDArray[np.integer]) -> Owned:
+    def of_rows(self, rows: npt.NDArray[np.integer]) -> OwnedWork:
         """Return the owners of rows of the event table: operators, calls, kernels, memory events."""
         trace = self.rank.trace
         own = self.by_call.at(self.calls.at_rows(rows))
@@ -133,7 +135,7 @@ class Ownership(ArrayRecord):
         return on_device.where(self._work_of_row[rows] >= 0, found)
 
     @cached_property
-    def runtime_calls(self) -> tuple[Rows, Owned]:
+    def runtime_calls(self) -> tuple[Rows, OwnedWork]:
         """Return the rows of calls into the device's runtime, and their owners."""
         rows = np.flatnonzero(self.rank.kinds == EventKind.RUNTIME)
         return rows, self.of_rows(rows)

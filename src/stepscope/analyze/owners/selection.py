@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.owners.ownership import OwnedWork, Ownership
 from stepscope.errors import UsageError
 
 MODULE = "module:"
@@ -34,7 +34,7 @@ class OwnerName:
     last: int = 0
     pattern: str = ""
 
-    def chosen(self, owned: Ownership, things: Owned) -> Mask:
+    def chosen(self, owned: Ownership, things: OwnedWork) -> Mask:
         """Return which of some things of a rank are the owner's."""
         if self.pattern:
             fits = np.array([*(module_fits(path, self.pattern) for path in owned.modules), False], bool)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.time import blocked_host
 from stepscope.analyze.kernels.call_costs import CallCosts
 from stepscope.analyze.owners.cost import Cost
-from stepscope.analyze.owners.ownership import Owned, Ownership
+from stepscope.analyze.owners.ownership import OwnedWork, Ownership
 from stepscope.analyze.ranks.window import host_compute
 from stepscope.intervals import Intervals, covered_ns, subtract, union
 from stepscope.records import ArrayRecord
@@ -18,7 +18,7 @@ from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-Pieces = list[tuple[Owned, dict[str, npt.NDArray[Any]]]]
+Pieces = list[tuple[OwnedWork, dict[str, npt.NDArray[Any]]]]
 """things with their owners, and what they take by column"""
 
 _MAX_PACKED = 1 << 62
@@ -30,7 +30,7 @@ FLOPS, MEMORY = COLUMNS.index("flops"), COLUMNS.index("memory_bytes")
 class OwnerSums(ArrayRecord):
     """What each distinct owner of a rank took per step: rows are owners, columns those of `Cost`."""
 
-    owner: Owned
+    owner: OwnedWork
     amount: Floats
     known: Mask
     """per column: whether it was recorded at all"""
@@ -101,7 +101,7 @@ def _summed(pieces: Pieces, steps: int, known: Mask) -> OwnerSums:
         for name, values in columns.items():
             amount[:, COLUMNS.index(name)] += np.bincount(where, np.asarray(values, float), minlength=len(first))
     distinct = key[first]
-    owner = Owned(distinct[:, 0], distinct[:, 1], distinct[:, 2], distinct[:, 3].astype(bool))
+    owner = OwnedWork(distinct[:, 0], distinct[:, 1], distinct[:, 2], distinct[:, 3].astype(bool))
     return OwnerSums(owner, amount / steps, known)
 
 

@@ -21,7 +21,7 @@ from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.contract.regions import EVALUATE
 from stepscope.intervals import covered_ns, union
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
@@ -82,7 +82,7 @@ class BucketView:
     over_ranks: dict[str, Spread]
 
 
-def bucket_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
+def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
     """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
     ranks, syncs = [], []
     for index, account in enumerate(accounts):
@@ -107,7 +107,7 @@ class _Sync(ArrayRecord):
     rows: Int64s
 
 
-def _gradient_rows(shared: Aligned, strategy: Strategy, index: int) -> Int64s:
+def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s:
     """Return the gradient all-reduces of a rank in the order they were asked for."""
     rows = strategy.rows_of(index, *KINDS)
     rows = rows[strategy.phases[index][rows] != Phase.OPTIMIZER]
@@ -122,7 +122,7 @@ def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
 
 
 def _rank_buckets(
-    shared: Aligned, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
+    shared: AlignedRun, index: int, account: RankAccount, found: Passes, rows: Int64s, split: dict[int, Int64s]
 ) -> RankBuckets:
     rank = shared.run.ranks[index]
     traffic, steps = rank_traffic(shared, index, rows, account), num_steps(rank)
@@ -206,7 +206,7 @@ def _passes_in_steps(rank: Rank, found: Passes) -> int:
     return int((rank.steps.of(found.backward.start) >= 0).sum())
 
 
-def _usual(shared: Aligned, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
+def _usual(shared: AlignedRun, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]:
     """Return the synchronisations with the most frequent sequence of sizes, and their share."""
     sizes = [tuple(shared.run.ranks[s.index].collectives.full_bytes[s.rows].tolist()) for s in syncs]
     usual, count = Counter(sizes).most_common(1)[0]
@@ -214,7 +214,7 @@ def _usual(shared: Aligned, syncs: Sequence[_Sync]) -> tuple[list[_Sync], float]
 
 
 def _buckets(
-    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
 ) -> tuple[Bucket, ...]:
     """Return the means of each bucket over the usual synchronisations."""
     columns = [_occurrences(shared, strategy, accounts, sync) for sync in usual]
@@ -238,7 +238,7 @@ def _buckets(
 
 
 def _occurrences(
-    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None], sync: _Sync
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], sync: _Sync
 ) -> list[tuple[int, int, int, int, int]]:
     """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation."""
     c, account = shared.run.ranks[sync.index].collectives, accounts[sync.index]

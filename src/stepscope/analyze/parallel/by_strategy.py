@@ -11,7 +11,7 @@ from stepscope.analyze.parallel.sharding import ShardingView, sharding_view
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.parallel.tensor_parallel import TensorParallelView, tensor_parallel_view
 from stepscope.analyze.ranks.window import RankAccount
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ByStrategy:
     context_parallel: ContextParallelView | None
 
 
-def by_strategy(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ByStrategy:
+def by_strategy(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ByStrategy:
     """Return the views of every dimension; `accounts` are those of the run's ranks, in their order."""
     return ByStrategy(
         buckets=bucket_view(shared, strategy, accounts),

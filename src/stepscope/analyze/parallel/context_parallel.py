@@ -19,7 +19,7 @@ from stepscope.analyze.ranks.traffic import (
     share_of_step_pct,
 )
 from stepscope.analyze.ranks.window import RankAccount
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.stats.robust import Spread
 
 KIND = "cp"
@@ -50,7 +50,7 @@ class ContextParallelView:
 
 
 def context_parallel_view(
-    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> ContextParallelView | None:
     """Return what context parallelism exchanged, None where there is none."""
     ranks = [
@@ -69,7 +69,7 @@ def context_parallel_view(
     )
 
 
-def _rank_view(shared: Aligned, strategy: Strategy, index: int, account: RankAccount) -> RankContextParallel:
+def _rank_view(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount) -> RankContextParallel:
     rank = shared.run.ranks[index]
     traffic = rank_traffic(shared, index, strategy.rows_of(index, KIND), account)
     return RankContextParallel(

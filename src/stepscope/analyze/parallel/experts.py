@@ -19,7 +19,7 @@ from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OP_CODE
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number, parsed_json
 from stepscope.stats.robust import Spread
@@ -64,7 +64,7 @@ class ExpertsView:
     over_ranks: dict[str, Spread]
 
 
-def experts_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ExpertsView | None:
+def experts_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ExpertsView | None:
     """Return the token exchanges of a run, None where there are none."""
     kind = next((d.kind for d in strategy.dimensions if d.kind in KINDS), None)
     used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, *KINDS))]
@@ -85,7 +85,7 @@ def experts_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAcc
 
 
 def _rank_experts(
-    shared: Aligned, strategy: Strategy, index: int, account: RankAccount | None, load: float
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, load: float
 ) -> RankExperts:
     rank, rows = shared.run.ranks[index], strategy.rows_of(index, *KINDS)
     assert account is not None
@@ -104,7 +104,7 @@ def _rank_experts(
     )
 
 
-def _loads(shared: Aligned, strategy: Strategy) -> tuple[Floats, float | None]:
+def _loads(shared: AlignedRun, strategy: Strategy) -> tuple[Floats, float | None]:
     """Return each rank's load over the window in bytes, NaN where unknown, and the worst single exchange."""
     matches, ranks = shared.matches, shared.run.ranks
     load = np.full(len(ranks), np.nan)

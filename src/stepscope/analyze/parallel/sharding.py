@@ -18,7 +18,7 @@ from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
@@ -65,7 +65,9 @@ class ShardingView:
     over_ranks: dict[str, Spread]
 
 
-def sharding_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> ShardingView | None:
+def sharding_view(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> ShardingView | None:
     """Return gathers and scatters of a run, None where nothing is sharded over data-parallel ranks."""
     dimension = next((d for d in strategy.dimensions if d.kind in KINDS), None)
     ranks = [
@@ -78,7 +80,7 @@ def sharding_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAc
     return ShardingView(dimension.kind.removeprefix("fsdp-"), tuple(ranks), over_ranks(ranks))
 
 
-def _rank_sharding(shared: Aligned, strategy: Strategy, index: int, account: RankAccount) -> RankSharding:
+def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount) -> RankSharding:
     rank = shared.run.ranks[index]
     c, phase = rank.collectives, strategy.phases[index]
     rows = strategy.rows_of(index, *KINDS)

@@ -21,7 +21,7 @@ from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase
 from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
@@ -67,7 +67,7 @@ class TensorParallelView:
 
 
 def tensor_parallel_view(
-    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> TensorParallelView | None:
     """Return the exchanges of tensor parallelism, None where there are none."""
     ranks, found = [], []
@@ -82,7 +82,7 @@ def tensor_parallel_view(
     return TensorParallelView(_layers(found), tuple(ranks), over_ranks(ranks))
 
 
-def _rank_view(shared: Aligned, index: int, account: RankAccount, rows: Int64s) -> RankTensorParallel:
+def _rank_view(shared: AlignedRun, index: int, account: RankAccount, rows: Int64s) -> RankTensorParallel:
     traffic = rank_traffic(shared, index, rows, account)
     return RankTensorParallel(**vars(traffic), share_of_step_pct=share_of_step_pct(traffic, shared.run.ranks[index]))
 
@@ -102,7 +102,7 @@ class _Exchanges(ArrayRecord):
     """from the end of the one before to its own end"""
 
 
-def _exchanges(shared: Aligned, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> _Exchanges:
+def _exchanges(shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, rows: Int64s) -> _Exchanges:
     rank = shared.run.ranks[index]
     c = rank.collectives
     start, end = c.start_ns[rows], c.end_ns[rows]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import clip, covered_ns, subtract, union
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives.groups import Group
 from stepscope.trace.table import Int64s
 
@@ -48,7 +48,7 @@ class RankWait:
     several at once counts once"""
 
 
-def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
+def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
     """Return the union of a rank's waits, what is left as transfer, and what nobody could match."""
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
     unmatched = wait == UNMATCHED
@@ -62,7 +62,7 @@ def rank_wait(shared: Aligned, index: int, account: RankAccount) -> RankWait:
     return RankWait(waits.total_ns, transfer, lost.total_ns, _waited_for_ns(shared, index))
 
 
-def _waited_for_ns(shared: Aligned, index: int) -> int:
+def _waited_for_ns(shared: AlignedRun, index: int) -> int:
     """Return how long the other ranks together waited where this one came last, each instant of a rank once."""
     matches, last = shared.matches, shared.last_arrivals
     total = 0
@@ -77,12 +77,12 @@ def _waited_for_ns(shared: Aligned, index: int) -> int:
     return total
 
 
-def late_rank(shared: Aligned) -> int | None:
+def late_rank(shared: AlignedRun) -> int | None:
     """Return the rank that the others waited for the most over all collectives, None where the clocks do not tell."""
     return _latest(shared, np.ones(len(shared.matches), bool))
 
 
-def collective_rows(shared: Aligned, accounts: Sequence[RankAccount | None]) -> list[CollectiveRow]:
+def collective_rows(shared: AlignedRun, accounts: Sequence[RankAccount | None]) -> list[CollectiveRow]:
     """Return one row per operation and process group, the most expensive first."""
     parts: dict[tuple[str, Group], list[_Part]] = {}
     fastest = _fastest_transfers(shared)
@@ -115,7 +115,7 @@ class _Part:
     unmatched: int
 
 
-def _fastest_transfers(shared: Aligned) -> list[Int64s]:
+def _fastest_transfers(shared: AlignedRun) -> list[Int64s]:
     """Return per rank and collective the shortest transfer among its ranks: all of them share one transfer, and
     the one that arrived last saw nothing but it.
     """
@@ -137,7 +137,7 @@ def _fastest_transfers(shared: Aligned) -> list[Int64s]:
     return out
 
 
-def _part(shared: Aligned, index: int, rows: Int64s, exposed_ns: int, fastest: Int64s) -> _Part:
+def _part(shared: AlignedRun, index: int, rows: Int64s, exposed_ns: int, fastest: Int64s) -> _Part:
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index][rows]
     matched = wait >= 0
     sizes = c.full_bytes[rows]
@@ -175,7 +175,7 @@ def _row(op: str, group: Group, parts: list[_Part], late_rank: int | None) -> Co
     )
 
 
-def _late_ranks(shared: Aligned) -> dict[tuple[str, Group], int | None]:
+def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
     """Return the late rank of each operation and group."""
     matches = shared.matches
     rows: dict[tuple[str, Group], list[tuple[int, int]]] = {}
@@ -186,7 +186,7 @@ def _late_ranks(shared: Aligned) -> dict[tuple[str, Group], int | None]:
     return {key: _latest(shared, np.isin(kind, listed)) for key, listed in codes.items()}
 
 
-def _latest(shared: Aligned, chosen: npt.NDArray[np.bool_]) -> int | None:
+def _latest(shared: AlignedRun, chosen: npt.NDArray[np.bool_]) -> int | None:
     last = shared.last_arrivals
     waited = np.bincount(last.rank_index[chosen], last.waited_ns[chosen])
     return shared.run.ranks[int(np.argmax(waited))].rank if waited.any() else None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.traffic import num_steps
 from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.collectives.groups import Group
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
@@ -33,7 +33,7 @@ class RankMatrix(ArrayRecord):
     """collectives, as a ring would send them"""
 
 
-def rank_matrix(shared: Aligned) -> RankMatrix | None:
+def rank_matrix(shared: AlignedRun) -> RankMatrix | None:
     """Return who waits for whom and who sends to whom, None where ranks neither matched nor sent anything."""
     ranks = shared.run.ranks
     if len(ranks) < 2:
@@ -49,7 +49,7 @@ def rank_matrix(shared: Aligned) -> RankMatrix | None:
     return found if some else None
 
 
-def _waited(shared: Aligned) -> Floats:
+def _waited(shared: AlignedRun) -> Floats:
     num, matches = len(shared.run.ranks), shared.matches
     out = np.zeros((num, num))
     if not len(matches):

@@ -19,7 +19,7 @@ from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, data_lo
 from stepscope.analyze.ranks.window import host_compute
 from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.load import Run
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
@@ -59,7 +59,7 @@ class Straggler:
 
 
 def find_stragglers(
-    shared: Aligned,
+    shared: AlignedRun,
     *,
     window_steps: int = DEFAULT_WINDOW_STEPS,
     threshold: float = DEFAULT_SCORE,
@@ -110,7 +110,7 @@ def find_stragglers(
     return sorted(found, key=lambda s: -s.late_ns_per_step)
 
 
-def own_times(shared: Aligned) -> Floats | None:
+def own_times(shared: AlignedRun) -> Floats | None:
     """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
 
     Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
@@ -141,7 +141,7 @@ def own_times(shared: Aligned) -> Floats | None:
     return own
 
 
-def waiting(shared: Aligned, index: int) -> Intervals:
+def waiting(shared: AlignedRun, index: int) -> Intervals:
     """Return when a rank did nothing but wait for others inside collectives.
 
     Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
@@ -151,7 +151,7 @@ def waiting(shared: Aligned, index: int) -> Intervals:
     return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
 
 
-def waited_in_steps(shared: Aligned) -> Floats:
+def waited_in_steps(shared: AlignedRun) -> Floats:
     """Return per rank and common step how long the rank waited for others in collectives of that step, in ns."""
     ranks, numbers = shared.run.ranks, common_steps(shared.run.ranks)
     out = np.zeros((len(ranks), len(numbers)))
@@ -164,7 +164,7 @@ def waited_in_steps(shared: Aligned) -> Floats:
     return out
 
 
-def unmatched(shared: Aligned, index: int) -> Intervals:
+def unmatched(shared: AlignedRun, index: int) -> Intervals:
     """Return when a rank was inside collectives that no other rank could be found for."""
     c = shared.run.ranks[index].collectives
     lost = shared.wait_ns[index] == UNMATCHED

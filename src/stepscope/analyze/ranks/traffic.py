@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.periods import step_periods
 from stepscope.intervals import covered_ns, union
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread, spread
 from stepscope.trace.table import Int64s
@@ -32,7 +32,7 @@ class RankTraffic:
     transfer_ns: int | None
 
 
-def rank_traffic(shared: Aligned, index: int, rows: Int64s, account: RankAccount) -> RankTraffic:
+def rank_traffic(shared: AlignedRun, index: int, rows: Int64s, account: RankAccount) -> RankTraffic:
     """Return what these collectives of a rank cost per step; `rows` are those launched in recorded steps."""
     rank = shared.run.ranks[index]
     c, steps = rank.collectives, num_steps(rank)

@@ -26,7 +26,7 @@ from stepscope.analyze.ranks.log_stragglers import WAITING, LateRank, lateness
 from stepscope.analyze.ranks.stragglers import Straggler, common_steps, own_times
 from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.step_log import StepLog
 from stepscope.stats.robust import num_stretches
 from stepscope.units import ms
@@ -52,7 +52,7 @@ class LateRanks:
 
 
 def training_stragglers(
-    shared: Aligned, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
+    shared: AlignedRun, traced: Sequence[Straggler], *, logs: Sequence[StepLog], training: TrainingStep | None
 ) -> LateRanks:
     """Return the late ranks by trace and logs together, the latest first."""
     by_log = {late.rank: late for late in _told(shared, traced, logs)}
@@ -79,14 +79,14 @@ def training_stragglers(
     return LateRanks(tuple(sorted(found, key=lambda s: -s.late_ns_per_step)), late_ns, tuple(notes))
 
 
-def cleared_by_logs(shared: Aligned, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
+def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequence[StepLog]) -> bool:
     """Return whether the logs can tell that a rank is not late, which the trace has so much later than the others."""
     traced = Straggler(rank, "host", late_ns, 0, 0, 0.0, 1.0, {})
     told = [late for late in _told(shared, [traced], logs) if late.rank == rank]
     return bool(told) and not told[0].is_late()
 
 
-def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
+def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
     """Return the lateness of each rank by the logs, none where they cannot tell."""
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
@@ -101,7 +101,7 @@ def _told(shared: Aligned, traced: Sequence[Straggler], logs: Sequence[StepLog])
     return [] if any(_waits_elsewhere(s, logged, by_rank) for s in traced) else judged
 
 
-def _logged_own_ns(shared: Aligned, logs: Sequence[StepLog]) -> dict[int, float]:
+def _logged_own_ns(shared: AlignedRun, logs: Sequence[StepLog]) -> dict[int, float]:
     """Return the mean own time of each rank by the log in the steps of the trace, none where it lacks one of them.
 
     The same steps had the same load: where the machine was busier outside the window, all own times there are longer.

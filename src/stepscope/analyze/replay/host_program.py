@@ -13,7 +13,7 @@ from stepscope.analyze.host.time import Activities, data_loading, stalling
 from stepscope.analyze.ranks.window import host_compute
 from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
 from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -22,7 +22,7 @@ _MIN_WAIT_NS = 200_000
 _MAX_IN_FLIGHT = 4096
 
 
-def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     """Return the program of a CPU rank over the steps of these numbers."""
     rank = shared.run.ranks[index]
     c = rank.collectives
@@ -59,7 +59,7 @@ def host_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
     )
 
 
-def _alone(shared: Aligned, index: int, wanted: Int64s, numbers: Int64s) -> Program:
+def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> Program:
     """Return the program of a rank that meets no other: the host's time of each step, and its end as the only item."""
     rank = shared.run.ranks[index]
     edges = step_edges(rank, numbers)

@@ -24,7 +24,7 @@ from stepscope.analyze.replay.communication_changes import (
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.intervals import covered_ns, union
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.trace.table import Int64s
 
 _CONTENTION = 0.1
@@ -52,7 +52,7 @@ def overlapped(
     return rebuilt(replay, programs)
 
 
-def hidden_transfers(shared: Aligned, index: int) -> Int64s:
+def hidden_transfers(shared: AlignedRun, index: int) -> Int64s:
     """Return how much of each collective's transfer ran beside compute when it was recorded."""
     rank = shared.run.ranks[index]
     work, c = rank.work, rank.collectives

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
+from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
 from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
 from stepscope.analyze.replay.owner_removal import Part, with_plain_python
@@ -13,7 +13,7 @@ from stepscope.trace.classify import EventKind
 _TIMES = [COLUMNS.index(name) for name in ("host_ns", "blocked_ns", "device_ns", "comm_ns")]
 
 
-Choose = Callable[[Ownership, Owned], Mask]
+Choose = Callable[[Ownership, OwnedWork], Mask]
 """which of some owned things belong to a part"""
 
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.host.time import HostParts, blocking_calls, host_parts
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
@@ -103,7 +103,7 @@ EMPTY_PROGRAM = Program(
 """of a rank that recorded none of the steps: it takes no part"""
 
 
-def device_program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     """Return the program of a rank with a device over the steps of these numbers."""
     rank = shared.run.ranks[index]
     work, ts = rank.work, rank.trace["ts_ns"]
@@ -181,7 +181,7 @@ def _collective_rows(rank: Rank, rows: Int64s) -> Int64s:
     return at[rows]
 
 
-def _durations(shared: Aligned, index: int, rows: Int64s) -> Int64s:
+def _durations(shared: AlignedRun, index: int, rows: Int64s) -> Int64s:
     """Return how long each operation takes by itself."""
     rank = shared.run.ranks[index]
     duration = rank.work.end_ns - rank.work.start_ns

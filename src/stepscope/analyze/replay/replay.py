@@ -31,7 +31,7 @@ from stepscope.analyze.replay.unprofiled_lateness import as_late_as_known
 from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.records import ArrayRecord
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.each_rank import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import far_longer, recurring_long
@@ -55,7 +55,7 @@ _AGREES = 0.04
 class Replay(ArrayRecord):
     """A run ready to be replayed with changes."""
 
-    shared: Aligned
+    shared: AlignedRun
     steps: Int64s
     """numbers of the steps it is made of"""
     programs: tuple[Program, ...]
@@ -78,7 +78,7 @@ class Replay(ArrayRecord):
 
 
 def replay_of(
-    shared: Aligned,
+    shared: AlignedRun,
     *,
     unprofiled_ns: float | None = None,
     training: TrainingStep | None = None,
@@ -135,7 +135,7 @@ def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
     return graph.duration_ns - (1 - factor) * graph.profiled_ns
 
 
-def meetings_of(shared: Aligned, programs: Sequence[Program]) -> list[Meeting]:
+def meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
     """Return the matched collectives as items of the programs."""
     matches = shared.matches
     items = []
@@ -186,7 +186,7 @@ def _same_waits(a: Program, b: Program) -> bool:
     )
 
 
-def _program(shared: Aligned, index: int, numbers: Int64s) -> Program:
+def _program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     if shared.run.ranks[index].has_device:
         return device_program(shared, index, numbers)
     return host_program(shared, index, numbers)
@@ -207,7 +207,7 @@ def _graph(programs: tuple[Program, ...], meetings: tuple[Meeting, ...], num_ste
     return build_graph(programs, meetings, num_steps=num_steps, repeats=repeats, from_rest=True)
 
 
-def _without_hiccup(shared: Aligned, numbers: Int64s) -> tuple[Int64s, tuple[int, ...]]:
+def _without_hiccup(shared: AlignedRun, numbers: Int64s) -> tuple[Int64s, tuple[int, ...]]:
     """Return the longest stretch of steps without one far longer than the others, and the numbers of such steps; all
     steps where long ones recur.
 
@@ -238,7 +238,7 @@ def _spans(rank: Rank, numbers: Int64s) -> Int64s:
     return rank.steps.end_ns[at] - rank.steps.start_ns[at]
 
 
-def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:
+def _few_enough(shared: AlignedRun, numbers: Int64s) -> Int64s:
     """Return the last steps, as many as the item budget allows, at least one."""
     per_step = sum(len(r.work) or len(r.collectives) for r in shared.run.ranks) / max(len(numbers), 1)
     most = max(1, int(_MAX_ITEMS / max(per_step, 1)))
@@ -246,7 +246,7 @@ def _few_enough(shared: Aligned, numbers: Int64s) -> Int64s:
 
 
 def _host_factor(
-    shared: Aligned,
+    shared: AlignedRun,
     programs: tuple[Program, ...],
     graph: Graph,
     numbers: Int64s,
@@ -282,7 +282,7 @@ def _factor_that_gives(graph: Graph, target_ns: float) -> float:
     return high
 
 
-def _factor_from_events(shared: Aligned, programs: tuple[Program, ...], numbers: Int64s) -> float:
+def _factor_from_events(shared: AlignedRun, programs: tuple[Program, ...], numbers: Int64s) -> float:
     """Return the factor that a fixed cost per recorded host event gives."""
     events = host = 0.0
     for rank, program in zip(shared.run.ranks, programs, strict=True):

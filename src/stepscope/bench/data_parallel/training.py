@@ -8,7 +8,7 @@ import torch
 
 from stepscope.bench.data_parallel.implementations.parallel import Parallel
 from stepscope.bench.learning_rate import learning_rate
-from stepscope.bench.workloads.fed import Fed
+from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.workload import Workload
 from stepscope.contract.step_line import (
     BACKWARD,
@@ -56,7 +56,7 @@ class Training:
         self.work, self.parallel, self.mark = work, parallel, mark
         self.number = 0
         self._warmup_steps, self._grad_accum, self._clip = warmup_steps, grad_accum, clip
-        self.fed = Fed()
+        self.fed = BatchCount()
         self._batches = work.batches(rank=rank, world_size=world_size, fed=self.fed)
         self._scaler = torch.amp.GradScaler(work.device.type, enabled=fp16)
         self._on_gradients: Callable[[], None] | None = None

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from stepscope.bench.session.launcher import Launched
+from stepscope.bench.session.launcher import LauncherPlace
 from stepscope.contract.run_folder import atomic_write, rank_file
 from stepscope.errors import UsageError
 from stepscope.json_text import json_text
@@ -69,7 +69,7 @@ def launch(
     on_record: Callable[[dict[str, Any]], None] | None = None,
     on_line: Callable[[str], None] | None = None,
     environ: Mapping[str, str] | None = None,
-    launched: Launched | None = None,
+    launched: LauncherPlace | None = None,
     session: int = 0,
 ) -> LaunchResult:
     """Return what the ranks measured, after running the plan's `job` with its `settings` on all of them.

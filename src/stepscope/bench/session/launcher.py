@@ -33,7 +33,7 @@ _FIRST_PORT, _PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True)
-class Launched:
+class LauncherPlace:
     """This process's place among the ranks of a launcher."""
 
     launcher: str
@@ -55,7 +55,7 @@ class Launched:
         return {**self.variables, "MASTER_PORT": port, "STEPSCOPE_BENCH_SESSION": str(number)}
 
 
-def launched_by(environ: Mapping[str, str] | None = None) -> Launched | None:
+def launched_by(environ: Mapping[str, str] | None = None) -> LauncherPlace | None:
     """Return the place that a launcher gave this process; None where it is alone."""
     env = os.environ if environ is None else environ
     for launcher, (rank, world_size, local_rank, local_size) in _LAUNCHERS.items():
@@ -66,7 +66,7 @@ def launched_by(environ: Mapping[str, str] | None = None) -> Launched | None:
             found["LOCAL_WORLD_SIZE"] = env[local_size]
         if "TORCHELASTIC_USE_AGENT_STORE" in env:
             found["TORCHELASTIC_USE_AGENT_STORE"] = env["TORCHELASTIC_USE_AGENT_STORE"]
-        return Launched(
+        return LauncherPlace(
             launcher, int(env[rank]), int(env[world_size]), {**found, **_meeting_place(env, found, launcher)}
         )
     return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from stepscope.bench.workloads.fed import Fed, PerStep
+from stepscope.bench.workloads.fed import BatchCount, PerStep
 
 WARMUP_STEPS = 10
 STEPS = 50
@@ -48,7 +48,7 @@ def measure(
     warmup_steps: int = WARMUP_STEPS,
     steps: int = STEPS,
     device: torch.device | str,
-    fed: Fed | None = None,
+    fed: BatchCount | None = None,
 ) -> Samples:
     """Return the time of each of `warmup_steps + steps` calls of `step`, which may return its loss.
 

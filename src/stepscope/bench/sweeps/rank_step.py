@@ -9,7 +9,7 @@ from torch import nn
 from stepscope.bench.data_parallel.implementations.parallel import Options
 from stepscope.bench.data_parallel.strategies import parallel
 from stepscope.bench.sweeps.train_step import FIRST_SCALE, StepSettings
-from stepscope.bench.workloads.fed import Fed
+from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.workload import Workload
 
 
@@ -31,7 +31,7 @@ class RankStep:
         self._scaler = torch.amp.GradScaler(
             work.device.type, init_scale=FIRST_SCALE, enabled=work.spec.precision == "fp16"
         )
-        self.fed = Fed()
+        self.fed = BatchCount()
         self._batches: Any = work.batches(rank=rank, world_size=world_size, fed=self.fed)
 
     def __call__(self) -> torch.Tensor:

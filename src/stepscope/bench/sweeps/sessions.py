@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.bench.session.launch import LaunchResult, launch
-from stepscope.bench.session.launcher import Launched
+from stepscope.bench.session.launcher import LauncherPlace
 
 REFUSED = 2
 MEASURING = "stepscope.bench.sweeps.child:job"
@@ -41,7 +41,7 @@ class Method:
 class Sessions:
     """Where the next launch runs, and how many there were."""
 
-    launched: Launched | None = None
+    launched: LauncherPlace | None = None
     number: int = 0
 
     def start(

@@ -10,7 +10,7 @@ from torch import nn
 
 from stepscope.bench.sweeps.cuda_graph import CudaGraphStep
 from stepscope.bench.sweeps.host_offload import HostOptimizer, shard_on_host
-from stepscope.bench.workloads.fed import Fed
+from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.workload import Workload
 
 FIRST_SCALE = 2.0**12
@@ -43,7 +43,7 @@ class TrainStep:
             shard_on_host(work.model)
         if self._set.compile:
             work.model.compile(mode=self._set.compile)
-        self.fed = Fed()
+        self.fed = BatchCount()
         self._batches: Any = work.batches(fed=self.fed)
         self.optimizer = self._optimizer()
         self._scaler = torch.amp.GradScaler(

@@ -15,7 +15,7 @@ class PerStep(NamedTuple):
 
 
 @dataclass
-class Fed:
+class BatchCount:
     """Counts batches as they come, step by step."""
 
     steps: list[BatchContents] = field(default_factory=list)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from stepscope.bench.workloads.fed import Fed
+from stepscope.bench.workloads.fed import BatchCount
 from stepscope.bench.workloads.loader import RankBatches, move_to_device
 from stepscope.contract.precisions import TRAINING_PRECISIONS
 from stepscope.contract.workload import DEFAULT_WORKLOAD, WORKLOAD_DEFAULTS
@@ -62,7 +62,9 @@ class Workload:
     model_flops: int | None = None
     """of one rank's forward and backward by formula; None: counted by running it"""
 
-    def batches(self, *, rank: int = 0, world_size: int = 1, fed: Fed | None = None) -> Generator[Any, None, None]:
+    def batches(
+        self, *, rank: int = 0, world_size: int = 1, fed: BatchCount | None = None
+    ) -> Generator[Any, None, None]:
         """Return this rank's batches on the device, each counted in `fed` before it goes there."""
         return (
             move_to_device(batch if fed is None else fed.counted(batch), self.device)

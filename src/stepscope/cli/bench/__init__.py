@@ -6,7 +6,7 @@
 import argparse
 from importlib import import_module
 
-from stepscope.bench.session.launcher import Launched, launched_by
+from stepscope.bench.session.launcher import LauncherPlace, launched_by
 from stepscope.cli.arguments.bench import WHAT
 from stepscope.cli.arguments.bench.shared import WORLD_SIZE
 from stepscope.cli.arguments.bench.sweeps import RANKS
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _take_ranks(args: argparse.Namespace, launched: Launched) -> None:
+def _take_ranks(args: argparse.Namespace, launched: LauncherPlace) -> None:
     """Measure on the launcher's ranks, all of them."""
     if args.what == "collectives":
         raise UsageError(

@@ -26,7 +26,7 @@ _MIN_LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedFinding:
     """A finding of the first report."""
 
     id: str
@@ -40,7 +40,7 @@ class FirstRun:
 
     folder: Path
     job: Job
-    findings: tuple[Named, ...]
+    findings: tuple[NamedFinding, ...]
     verdict: str | None
     step_ms: float
     wall_s: float
@@ -84,7 +84,7 @@ def _job(folder: Path) -> Job:
     return job_in(folder, cores=cores, mimalloc=platform.machine() not in ("x86_64", "AMD64"))
 
 
-def _report(folder: Path) -> tuple[tuple[Named, ...], str | None]:
+def _report(folder: Path) -> tuple[tuple[NamedFinding, ...], str | None]:
     """Return findings and verdict of the first run; none, with a warning, where it left no trace."""
     try:
         from stepscope.analyze.account import account_of
@@ -97,4 +97,4 @@ def _report(folder: Path) -> tuple[tuple[Named, ...], str | None]:
     except (StepscopeError, ImportError) as error:  # a training image may lack what the analysis needs
         warn(f"no findings to go by: {error}")
         return (), None
-    return tuple(Named(f.id, f.title, f.saving_pct) for f in found.worth), conclude(account, found).verdict
+    return tuple(NamedFinding(f.id, f.title, f.saving_pct) for f in found.worth), conclude(account, found).verdict

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from rich.console import RenderableType
 from rich.live import Live as Screen
 
-from stepscope.analyze.live.picture import Given
+from stepscope.analyze.live.picture import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.messages import print_line
-from stepscope.cli.watch.watched import Watched
+from stepscope.cli.watch.watched import WatchedJob
 from stepscope.report.live.screen import plain_line, screen
 from stepscope.report.text.terminal import console
 from stepscope.units import printable
@@ -22,7 +22,9 @@ _MAX_PAUSE_S = 3600.0
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 once the job has ended, or after Ctrl-C."""
-    watched = Watched(newest_attempt(args.run), Given(args.flops_per_step, args.peak_tflops), trigger=args.trigger)
+    watched = WatchedJob(
+        newest_attempt(args.run), GivenNumbers(args.flops_per_step, args.peak_tflops), trigger=args.trigger
+    )
     try:
         with _shown(watched, once=args.once) as show:
             while True:
@@ -44,7 +46,7 @@ def _pause(seconds: float) -> None:
 
 
 @contextmanager
-def _shown(watched: Watched, *, once: bool) -> Iterator[Callable[[], None]]:
+def _shown(watched: WatchedJob, *, once: bool) -> Iterator[Callable[[], None]]:
     """Give what shows the newest look: a screen on a terminal, lines elsewhere."""
     out = console(sys.stdout)
     if not out.is_terminal:
@@ -70,7 +72,7 @@ def _shown(watched: Watched, *, once: bool) -> Iterator[Callable[[], None]]:
         yield show
 
 
-def _print_news(watched: Watched) -> None:
+def _print_news(watched: WatchedJob) -> None:
     assert watched.picture is not None
     now = time.strftime("%H:%M:%S")
     print_line(f"{now} {plain_line(watched.picture)}")

@@ -5,9 +5,9 @@ import time
 from collections import deque
 from collections.abc import Mapping
 
-from stepscope.analyze.live.picture import Given
+from stepscope.analyze.live.picture import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
-from stepscope.cli.watch.watched import Watched
+from stepscope.cli.watch.watched import WatchedJob
 from stepscope.report.live.page import POLICY, live_page
 from stepscope.report.view.server import Answer
 
@@ -19,7 +19,7 @@ class LiveSite:
     """The page of one running job; readers share a look."""
 
     def __init__(self, given: str, *, flops_per_step: float | None = None, peak_tflops: float | None = None) -> None:
-        self._watched = Watched(newest_attempt(given), Given(flops_per_step, peak_tflops))
+        self._watched = WatchedJob(newest_attempt(given), GivenNumbers(flops_per_step, peak_tflops))
         self._news: deque[str] = deque(maxlen=_KEPT_NEWS)
         self._looking = threading.Lock()
         self._looked_s = 0.0

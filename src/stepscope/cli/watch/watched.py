@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from stepscope.analyze.live.alarms import Alarms
-from stepscope.analyze.live.picture import Given, Picture, picture_of
+from stepscope.analyze.live.picture import GivenNumbers, Picture, picture_of
 from stepscope.analyze.live.stalls import explained
 from stepscope.cli.given.ask import ask_for_window
 from stepscope.cli.given.attempts import newest_attempt
@@ -17,10 +17,10 @@ _RESTART_S = 60.0
 """for which a job that may restart is waited for"""
 
 
-class Watched:
+class WatchedJob:
     """A job from look to look: its newest picture, its alarms, and lines that were not printed yet."""
 
-    def __init__(self, folder: Path, given: Given, *, trigger: int | None = None) -> None:
+    def __init__(self, folder: Path, given: GivenNumbers, *, trigger: int | None = None) -> None:
         self.folder = folder
         self.picture: Picture | None = None
         self.stalls: list[str] = []

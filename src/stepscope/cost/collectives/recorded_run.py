@@ -5,10 +5,10 @@ import numpy as np
 from stepscope.contract.collectives import OPS
 from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.errors import InputError
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 
 
-def points_from_run(shared: Aligned) -> list[Point]:
+def points_from_run(shared: AlignedRun) -> list[Point]:
     """Return one point per matched collective: its shortest transfer over the ranks, waiting removed.
 
     All ranks share one transfer; the one that arrived last saw nothing but it.

@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.owners.ownership import Mask, Owned, Ownership
+from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
 from stepscope.analyze.replay.owner_part import Choose, part_for
 from stepscope.analyze.replay.owner_removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence, Where
@@ -64,7 +64,7 @@ def _talking(owned: Ownership) -> frozenset[str]:
 
 
 def _chooses(modules: frozenset[str]) -> Choose:
-    def chosen(owned: Ownership, things: Owned) -> Mask:
+    def chosen(owned: Ownership, things: OwnedWork) -> Mask:
         fits = np.array([*(path in modules for path in owned.modules), False], bool)
         return fits[things.module]
 

@@ -16,13 +16,13 @@ from stepscope.analyze.owners.of_run import ownership_of
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.slices import RankTimeline, Timeline, Track
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.trace.table import Int64s
 
 LINES, MODULES = "source lines", "modules"
 
 
-def with_owner_tracks(timeline: Timeline, shared: Aligned, *, given: Filter | None = None) -> Timeline:
+def with_owner_tracks(timeline: Timeline, shared: AlignedRun, *, given: Filter | None = None) -> Timeline:
     """Return the timeline with tracks of lines and modules, over the time that each rank's slices cover.
 
     A trace with Python frames of its own shows them already.
@@ -58,7 +58,7 @@ def _line_of_stack(owned: Ownership) -> list[str]:
     return out
 
 
-def _spans(shared: Aligned, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]) -> Spans:
+def _spans(shared: AlignedRun, index: int, owned: Ownership, ids: npt.NDArray[np.int32], texts: Sequence[str]) -> Spans:
     """Return when the training thread worked for which text, neighbours put together."""
     host = owned.host
     took = {int(t): int((host.end_ns - host.start_ns)[host.thread == t].sum()) for t in np.unique(host.thread)}

@@ -21,7 +21,7 @@ from stepscope.report.timeline.filter import Filter, collective_rows, fitted, sh
 from stepscope.report.timeline.lanes import lanes
 from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.report.timeline.tracks import track_of_row
-from stepscope.run.aligned import UNMATCHED, Aligned
+from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.load import Progress
 from stepscope.tables.string_table import StringTable
 from stepscope.trace.table import Int64s
@@ -100,7 +100,7 @@ class Timeline(ArrayRecord):
 
 
 def timeline_of(
-    shared: Aligned,
+    shared: AlignedRun,
     *,
     given: Filter | None = None,
     most: int | None = MAX_SLICES,
@@ -150,12 +150,12 @@ def _left_out(asked: Filter, chosen: Filter, count: int, crossing: int) -> list[
     return said
 
 
-def _shared_start(shared: Aligned, index: int, rows: npt.NDArray[np.intp]) -> Int64s:
+def _shared_start(shared: AlignedRun, index: int, rows: npt.NDArray[np.intp]) -> Int64s:
     return shared.clocks.shared(index, shared.run.ranks[index].trace["ts_ns"][rows])
 
 
 def _rank_timeline(
-    shared: Aligned,
+    shared: AlignedRun,
     index: int,
     *,
     rows: npt.NDArray[np.intp],
@@ -208,7 +208,7 @@ def _laid_out(key: Int64s, names: Sequence[str], start: Int64s, end: Int64s) -> 
     return tracks, track, np.concatenate(tokens)
 
 
-def _flows(shared: Aligned, rows: list[npt.NDArray[np.intp]]) -> list[dict[int, tuple[int, ...]]]:
+def _flows(shared: AlignedRun, rows: list[npt.NDArray[np.intp]]) -> list[dict[int, tuple[int, ...]]]:
     """Return for each rank the matches that each shown event row takes part in, if another shown one does."""
     matches = shared.matches
     row = np.full(len(matches.row), -1, np.int64)
@@ -225,7 +225,7 @@ def _flows(shared: Aligned, rows: list[npt.NDArray[np.intp]]) -> list[dict[int, 
     return flows
 
 
-def _collective_values(shared: Aligned, index: int) -> dict[int, Values]:
+def _collective_values(shared: AlignedRun, index: int) -> dict[int, Values]:
     """Return what is known of each collective, by event row."""
     rank = shared.run.ranks[index]
     c, wait = rank.collectives, shared.wait_ns[index]

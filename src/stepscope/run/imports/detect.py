@@ -24,7 +24,7 @@ _TRACE = re.compile(r"\.pt\.trace\.json(\.gz|\.zst)?$")
 
 
 @dataclass(frozen=True)
-class Detected:
+class DetectedFile:
     """One file of a known format."""
 
     path: Path
@@ -43,12 +43,12 @@ def format_of(path: Path) -> Format | None:
     return next((known for known in FORMATS if known.is_it(head)), None)
 
 
-def files_beside(folder: Path) -> tuple[Detected, ...]:
+def files_beside(folder: Path) -> tuple[DetectedFile, ...]:
     """Return the files of known formats that lie in a run folder, by name; what cannot be read is left out."""
     return _detected(_candidates(folder))
 
 
-def _detected(paths: list[Path]) -> tuple[Detected, ...]:
+def _detected(paths: list[Path]) -> tuple[DetectedFile, ...]:
     found = []
     for path in paths:
         try:
@@ -56,11 +56,11 @@ def _detected(paths: list[Path]) -> tuple[Detected, ...]:
         except (InputError, OSError):  # said by whoever reads it
             continue
         if known is not None:
-            found.append(Detected(path, known, rank_in_name(path.name)))
+            found.append(DetectedFile(path, known, rank_in_name(path.name)))
     return tuple(found)
 
 
-def beside(folder: Path, format_id: str) -> tuple[Detected, ...]:
+def beside(folder: Path, format_id: str) -> tuple[DetectedFile, ...]:
     """Return the files of one format in a run folder, by name; traces are not opened for that."""
     paths = [path for path in _candidates(folder) if not _TRACE.search(path.name)]
     return tuple(one for one in _detected(paths) if one.format.id == format_id)

@@ -19,7 +19,7 @@ _AMOUNTS = ("msg_size_bytes", "exec_time_us", "busbw_gbs")
 
 
 @dataclass(frozen=True)
-class Inspected:
+class InspectedOperation:
     """One operation of one communicator on one rank, over all that the file holds."""
 
     rank: int
@@ -50,9 +50,9 @@ def is_inspector(start: bytes) -> bool:
     return first == b"{" and (b'"coll_perf"' in start or b'"p2p_perf"' in start) and b'"header"' in start
 
 
-def inspected(lines: Iterable[bytes]) -> tuple[tuple[Inspected, ...], int]:
+def inspected(lines: Iterable[bytes]) -> tuple[tuple[InspectedOperation, ...], int]:
     """Return the sums by rank, operation and communicator, and how many lines could not be used."""
-    sums: dict[tuple[int, str, str], Inspected] = {}
+    sums: dict[tuple[int, str, str], InspectedOperation] = {}
     damaged = 0
     for raw in lines:
         if not raw.strip():
@@ -79,7 +79,7 @@ def inspected(lines: Iterable[bytes]) -> tuple[tuple[Inspected, ...], int]:
     return tuple(sums.values()), damaged
 
 
-def _measured(line: dict[str, Any]) -> Inspected | None:
+def _measured(line: dict[str, Any]) -> InspectedOperation | None:
     header = line.get("header")
     kind = "coll" if isinstance(line.get("coll_perf"), dict) else "p2p"
     perf = line.get(f"{kind}_perf")
@@ -91,7 +91,7 @@ def _measured(line: dict[str, Any]) -> Inspected | None:
     if type(rank) is not int or not isinstance(named, str) or size is None or time_us is None:
         return None
     time_ns = round(1000 * time_us)
-    return Inspected(
+    return InspectedOperation(
         rank=rank,
         op=op_name(named[:_MAX_TEXT]),
         group=str(header.get("comm_name") or header.get("id") or "?")[:_MAX_TEXT],

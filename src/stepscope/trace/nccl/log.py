@@ -98,7 +98,7 @@ class NcclLog:
 
 def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
     """Return what the lines of one rank's log say; of what is said twice the first counts."""
-    collected = _Collected()
+    collected = _ProcessLog()
     for raw in raw_lines:
         line = log_line(raw)
         if line is not None:
@@ -110,14 +110,14 @@ def nccl_log(raw_lines: Iterable[bytes], *, rank: int) -> NcclLog:
 
 def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
     """Return what a log of several processes says, one for each process that says its rank, by rank."""
-    by_process: dict[tuple[str, int], _Collected] = {}
+    by_process: dict[tuple[str, int], _ProcessLog] = {}
     for raw in raw_lines:
         line = log_line(raw)
         if line is None:
             continue
         key = (line.host, line.pid)
         if key in by_process or len(by_process) < MAX_PROCESSES:
-            by_process.setdefault(key, _Collected()).take(line)
+            by_process.setdefault(key, _ProcessLog()).take(line)
     known = [(c.rank_of_world(), c) for c in by_process.values()]
     ranked = sorted(((r, c) for r, c in known if r is not None), key=lambda pair: pair[0])
     version = next((c.version for c in by_process.values() if c.version), None)
@@ -126,7 +126,7 @@ def nccl_logs(raw_lines: Iterable[bytes]) -> tuple[NcclLog, ...]:
     return tuple(collected.log(rank) for rank, collected in ranked)
 
 
-class _Collected:
+class _ProcessLog:
     """What has been read so far of one process."""
 
     def __init__(self) -> None:

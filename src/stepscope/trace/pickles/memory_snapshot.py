@@ -124,7 +124,7 @@ def snapshot_columns(found: Any) -> dict[str, Any] | None:
     listed = [s for s in found["segments"] if isinstance(s, dict)]
     devices = sorted({_whole(s.get("device")) or 0 for s in listed})
     device = lengths.index(max(lengths)) if any(lengths) else (devices[0] if devices else 0)
-    interned = _Interned()
+    interned = _InternedFrames()
     events, lost = _events(traces[device] if device < len(traces) else [], interned)
     segments = [_segment(s, interned) for s in listed if (_whole(s.get("device")) or 0) == device]
     settings = found.get("allocator_settings")
@@ -140,7 +140,7 @@ def snapshot_columns(found: Any) -> dict[str, Any] | None:
     }
 
 
-class _Interned:
+class _InternedFrames:
     """Distinct frames and stacks; a list of frames that many events share is looked at once."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class _Interned:
         return number
 
 
-def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int]:
+def _events(trace: list[Any], interned: _InternedFrames) -> tuple[list[list[int]], int]:
     codes = {name: code for code, name in enumerate(ACTIONS)}
     columns: list[list[int]] = [[], [], [], [], []]
     lost = max(0, len(trace) - MAX_EVENTS)
@@ -191,7 +191,7 @@ def _events(trace: list[Any], interned: _Interned) -> tuple[list[list[int]], int
     return columns, lost
 
 
-def _segment(raw: dict[str, Any], interned: _Interned) -> list[Any] | None:
+def _segment(raw: dict[str, Any], interned: _InternedFrames) -> list[Any] | None:
     address, size = _whole(raw.get("address")), _whole(raw.get("total_size"))
     if address is None or size is None or size < 0:
         return None

@@ -22,7 +22,7 @@ from stepscope.analyze.step.periods import step_periods
 from stepscope.analyze.step.phases import Phase, work_phases
 from stepscope.contract.collectives import OP_CODE
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import Spread
 from stepscope.trace.classify import EventKind
@@ -90,7 +90,7 @@ class PipelineView:
 
 
 def pipeline_actions(
-    shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
 ) -> tuple[list[int], list[list[Action]]] | None:
     """Return the ranks (by index) of one pipeline that was recorded whole and their actions in one step.
 
@@ -111,7 +111,7 @@ def pipeline_actions(
 Stages = tuple[list[tuple[int, ...]], dict[int, int], dict[int, tuple[list[Action], bool]]]
 
 
-def _stages(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> Stages:
+def _stages(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> Stages:
     """Return the pipelines, each rank's place in its own, and each rank's actions with whether they were marked."""
     chains = chains_of(shared, strategy, used)
     position = {i: chain.index(shared.run.ranks[i].rank) for i in used for chain in chains if _on(shared, i, chain)}
@@ -122,7 +122,9 @@ def _stages(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> Stages:
     return chains, position, found
 
 
-def pipeline_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> PipelineView | None:
+def pipeline_view(
+    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]
+) -> PipelineView | None:
     """Return what the stages did, None where there is no pipeline."""
     used = [i for i, account in enumerate(accounts) if account is not None and len(strategy.rows_of(i, KIND))]
     if not used:
@@ -141,7 +143,7 @@ def pipeline_view(shared: Aligned, strategy: Strategy, accounts: Sequence[RankAc
 
 
 def _view(
-    shared: Aligned,
+    shared: AlignedRun,
     strategy: Strategy,
     chains: Sequence[tuple[int, ...]],
     actions: dict[int, list[Action]],
@@ -174,12 +176,12 @@ def _view(
     )
 
 
-def _on(shared: Aligned, index: int, chain: tuple[int, ...]) -> bool:
+def _on(shared: AlignedRun, index: int, chain: tuple[int, ...]) -> bool:
     return shared.run.ranks[index].rank in chain
 
 
 def _rank_pipeline(
-    shared: Aligned, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount, position: int, actions: Sequence[Action]
 ) -> RankPipeline | None:
     rank, rows = shared.run.ranks[index], strategy.rows_of(index, KIND)
     spans = _spans(rank)

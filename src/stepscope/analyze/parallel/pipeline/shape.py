@@ -8,14 +8,14 @@ import numpy as np
 from stepscope.analyze.parallel.pipeline.actions import Action
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.contract.collectives import OP_CODE
-from stepscope.run.aligned import Aligned
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
 KIND = "pp"
 
 
-def chains_of(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
+def chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> list[tuple[int, ...]]:
     """Return the ranks of each pipeline, the longest first: those that messages connect, else those of the group."""
     groups: list[set[int]] = []
     for i in used:
@@ -31,7 +31,7 @@ def chains_of(shared: Aligned, strategy: Strategy, used: Sequence[int]) -> list[
 
 
 def microbatches_and_chunks(
-    shared: Aligned, strategy: Strategy, chain: tuple[int, ...], actions: dict[int, list[Action]], *, marked: bool
+    shared: AlignedRun, strategy: Strategy, chain: tuple[int, ...], actions: dict[int, list[Action]], *, marked: bool
 ) -> tuple[int | None, int | None, list[str]]:
     """Return micro-batches and chunks, with a note where they are unknown."""
     forwards, backwards = (
@@ -55,7 +55,7 @@ def microbatches_and_chunks(
 
 
 def one_step_of_one(
-    shared: Aligned, chains: Sequence[tuple[int, ...]], actions: dict[int, list[Action]]
+    shared: AlignedRun, chains: Sequence[tuple[int, ...]], actions: dict[int, list[Action]]
 ) -> list[list[Action]] | None:
     """Return the actions of one step of the first pipeline that was recorded whole, in the order of its stages."""
     index = {shared.run.ranks[i].rank: i for i in actions}

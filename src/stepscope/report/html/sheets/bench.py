@@ -9,7 +9,7 @@ from stepscope.report.html.sheets.sheet import (
     Intervals,
     Line,
     Lines,
-    Measured,
+    MeasuredRow,
     Section,
     Sheet,
     Value,
@@ -116,7 +116,9 @@ def _series(timed: Sequence[Timed]) -> Section:
     )
     chart = Intervals(
         tuple(
-            Measured(series.name, ms(t.median_ns), ms(t.low_ns), ms(t.high_ns), tuple(_drawn(run) for run in samples))
+            MeasuredRow(
+                series.name, ms(t.median_ns), ms(t.low_ns), ms(t.high_ns), tuple(_drawn(run) for run in samples)
+            )
             for series, samples, t in timed
         ),
         "ms",

@@ -9,7 +9,7 @@ from stepscope.report.html.sheets.sheet import (
     Intervals,
     Line,
     Lines,
-    Measured,
+    MeasuredRow,
     Section,
     Sheet,
     Stack,
@@ -148,7 +148,7 @@ def _strategy(document: Document, asked: str) -> Sheet:
     rows = document["candidates"]
     best, rule = document["recommended"], document["simple_rule"]
     chart = Intervals(
-        tuple(Measured(layout_name(row), row["step_ms"], row["low_ms"], row["high_ms"]) for row in rows),
+        tuple(MeasuredRow(layout_name(row), row["step_ms"], row["low_ms"], row["high_ms"]) for row in rows),
         "ms",
         "Predicted step of each candidate, and between what it may be",
     )

@@ -52,7 +52,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRow:
     """One row of a chart of values with their intervals, and the samples behind it."""
 
     name: str
@@ -67,7 +67,7 @@ class Measured:
 class Intervals:
     """Values with intervals, one under the other, from zero."""
 
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredRow, ...]
     unit: str
     label: str
     kind: str = field(default="intervals", init=False)
