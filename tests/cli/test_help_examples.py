@@ -71,7 +71,9 @@ def test_prediction_of_an_example_is_made(words: list[str], capsys: pytest.Captu
 
 
 DATA = Path(__file__).parents[1] / "data"
-JOBS = {"demo", "record", "bench"}
+JOBS = {"demo", "record", "bench", "tune"}
+RUNNING = {"watch", "trigger"}
+"""which look at a job that runs"""
 SERVES = {"view"}
 OWNERS = {"code", "--without"}
 # Names that stand for the reader's own, and what the planted run has instead.
@@ -83,8 +85,11 @@ NOT_HERE = {"profile.sqlite", "rank3.ncu-rep", "logs/*.csv"}
 
 def is_run_here(words: list[str]) -> bool:
     """Return whether an example needs neither a job, nor a reader, nor another tool's file."""
-    starts = words[0] in JOBS | SERVES or "--" in words or {"--backend", "--simulate", "--tables"} & set(words)
-    return not starts and not NOT_HERE & set(words) and words not in WITHOUT_FILES
+    starts = (
+        words[0] in JOBS | RUNNING | SERVES or "--" in words or {"--backend", "--simulate", "--tables"} & set(words)
+    )
+    elsewhere = {"--mlflow", "--wandb"} & set(words) or any("://" in word for word in words)
+    return not starts and not elsewhere and not NOT_HERE & set(words) and words not in WITHOUT_FILES
 
 
 RUN_HERE = [words for _, words in ALL if is_run_here(words)]
@@ -97,6 +102,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     linear, files = DATA / "gloo-linear", DATA / "side_files"
     for name in ("run-folder", "second-run", "before", "after", *(f"run{i}" for i in range(1, 7))):
         shutil.copytree(linear, folder / name)
+    for day, name in enumerate((*(f"runs/{i}" for i in range(5)), "run")):
+        shutil.copytree(linear, folder / name)
+        _start_on_day(folder / name / "run.json", day)
     owned_folder(folder / "owned", ranks=4)
     (folder / "traces").mkdir()
     for rank in range(2):
@@ -118,6 +126,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(files / name, folder / called)
     assert main(["calibrate", "--from-csv", str(folder / "times.csv"), "--out", str(folder / "calibration.json")]) == 0
     return folder
+
+
+def _start_on_day(run_json: Path, day: int) -> None:
+    told = json.loads(run_json.read_text())
+    run_json.write_text(json.dumps({**told, "created": f"2026-01-{1 + day:02}T12:00:00+00:00"}))
 
 
 @pytest.mark.slow
