@@ -79,7 +79,7 @@ function waitWhy(report) {
 function hiddenWhy(report) {
   const overlap = report.ranks.map((r) => r.overlap_pct).filter(known);
   if (!overlap.length) return "no communication recorded";
-  return `beside ${pctText(overlap.reduce((a, b) => a + b, 0) / overlap.length, 0)} hidden`;
+  return `${pctText(overlap.reduce((a, b) => a + b, 0) / overlap.length, 0)} of communication is overlapped`;
 }
 
 function hostWhy(report) {
