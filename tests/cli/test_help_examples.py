@@ -58,7 +58,7 @@ def test_example_is_taken(module: str, words: list[str]) -> None:
 WITHOUT_FILES = [
     words
     for _, words in ALL
-    if words[0] == "predict" and words[1] != "scale" and not {"--config", "--calibration"} & set(words)
+    if words[0] == "predict" and words[1] != "scale" and not {"--config", "--calibration", "--simulate"} & set(words)
 ]
 
 

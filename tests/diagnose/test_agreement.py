@@ -24,6 +24,8 @@ from stepscope.document.report import report_json
 from stepscope.investigate.validation import Validation
 from stepscope.run.load import load
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 sys.path.insert(0, str(ROOT / "benchmarks"))

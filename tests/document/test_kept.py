@@ -151,6 +151,7 @@ PLANTED: list[dict[str, object]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED)
 def test_planted_report_is_not_shown(
     folder: Path, report: Callable[..., tuple[str, bool]], planted: dict[str, object]
@@ -161,6 +162,7 @@ def test_planted_report_is_not_shown(
     assert report("--json", "-") == first[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"", b"[]", b"null", b'{"key": 1', b"\xff" * 100, b"[" * 100_000])
 def test_damaged_report_is_no_report(folder: Path, report: Callable[..., tuple[str, bool]], content: bytes) -> None:
     first = report("--json", "-")

@@ -28,12 +28,21 @@ def test_a_frame_takes_itself_off() -> None:
     assert [entry.name for entry in raised.traceback] == ["test_a_frame_takes_itself_off", "inner"]
 
 
+SEARCHED, ONLY_TIMED, IN_WINDOW = 1, 8, 11
+"""steps in which calls are searched, are only timed, and are profiled"""
+FAILURES = [
+    *(("forward", at) for at in (SEARCHED, ONLY_TIMED, IN_WINDOW)),
+    *(("backward", SEARCHED), ("optimizer", ONLY_TIMED), ("dataset", IN_WINDOW)),
+    *(("loop", SEARCHED), ("save", ONLY_TIMED), ("collective", IN_WINDOW)),
+]
+
+
 @pytest.mark.job
-@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "dataset", "loop", "save", "collective"])
+@pytest.mark.parametrize("where", dict.fromkeys(where for where, _ in FAILURES))
 def test_errors_of_the_script_have_its_frames_alone(where: str, tmp_path: Path) -> None:
     plain = started(script("raises.py", where, "8"), tmp_path)
     assert (plain.returncode, len(_FRAME.findall(plain.stderr)) > 0) == (1, True)
-    for at in (1, 8, 11):  # while calls are searched, only timed, and in the window
+    for at in (at for name, at in FAILURES if name == where):
         config = RecordConfig(out=str(tmp_path / f"run{at}"), telemetry=False)
         done = started(script("raises.py", where, str(at)), tmp_path, config)
         assert done.returncode == 1

@@ -39,6 +39,7 @@ READERS: dict[str, tuple[Callable[[Path], None], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(READERS))
 def test_changed_values(tmp_path: Path, name: str) -> None:
     chance = random.Random(name)

@@ -49,6 +49,7 @@ def test_equal_ranks_are_called_late_in_at_most_two_of_a_hundred_runs() -> None:
     assert sum(alarms.values()) <= 0.02 * RUNS * len(LOADS), alarms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("load", "steps"), [("none", STEPS), ("bursts", STEPS), ("steady", 120)])
 def test_sleep_of_a_fifth_of_the_step_is_found(load: str, steps: int) -> None:
     """A busy loop on every second core makes steps differ by 40 % of each other: that takes twice the steps."""

@@ -84,7 +84,6 @@ def _free_port() -> int:
 @pytest.mark.parametrize(
     ("words", "series"),
     [
-        (("ddp", "--implementations", "pytorch_ddp,fsdp2_zero2"), {"pytorch_ddp", "fsdp2_zero2"}),
         (("scaling", "--mode", "weak"), {"weak-2"}),
         (("straggler", "--delays-ms", "20"), {"0ms", "20ms"}),
     ],

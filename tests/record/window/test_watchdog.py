@@ -57,6 +57,7 @@ watchdog.stop()
 """
 
 
+@pytest.mark.slow
 def test_a_profile_function_and_a_look_that_takes_long_do_not_hang_the_script() -> None:
     done = subprocess.run([sys.executable, "-c", PROFILED], capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
