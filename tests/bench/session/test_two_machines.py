@@ -53,7 +53,11 @@ def namespaces() -> Iterator[list[Machine] | None]:
         for name, end, address in zip(own, ends, ("10.213.7.1/24", "10.213.7.2/24"), strict=True):
             done = done and _ip("-n", name, "addr", "add", address, "dev", end)
             done = done and _ip("-n", name, "link", "set", end, "up") and _ip("-n", name, "link", "set", "lo", "up")
-        yield [_machine(name, end) for name, end in zip(own, ends, strict=True)] if done else None
+        machines = [_machine(name, end) for name, end in zip(own, ends, strict=True)]
+        done = done and all(
+            subprocess.run([*machine.begin, "true"], capture_output=True).returncode == 0 for machine in machines
+        )
+        yield machines if done else None
     finally:
         for name in own:
             _ip("netns", "delete", name)
