@@ -28,17 +28,16 @@ def numbers(where: Path, region: str) -> list[int]:
     return [line["step"] for line in steps(where) if region in line["regions"]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_trainer_of_transformers(ranks: int, tmp_path: Path) -> None:
+def test_the_trainer_of_transformers_on_two_ranks(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    both_ways(tmp_path, script("run_clm.py") if ranks == 1 else two_ranks("run_clm.py"))
+    both_ways(tmp_path, two_ranks("run_clm.py"))
     found = steps(tmp_path)
     assert len(found) == 24
     assert {line["regions"]["backward_pass"]["n"] for line in found} == {2}  # micro-batches
     assert numbers(tmp_path, "evaluation") == [10, 20]
     assert numbers(tmp_path, "checkpoint") == [11]  # the other comes after an evaluation that no step follows
-    assert run_json(tmp_path)["strategy"] == ("ddp" if ranks == 2 else "single")
+    assert run_json(tmp_path)["strategy"] == "ddp"
 
 
 def test_a_loop_of_its_own_around_accelerate(tmp_path: Path) -> None:
