@@ -31,9 +31,11 @@ def test_a_frame_takes_itself_off() -> None:
 SEARCHED, ONLY_TIMED, IN_WINDOW = 1, 8, 11
 """steps in which calls are searched, are only timed, and are profiled"""
 FAILURES = [
-    *(("forward", at) for at in (SEARCHED, ONLY_TIMED, IN_WINDOW)),
-    *(("backward", SEARCHED), ("optimizer", ONLY_TIMED), ("dataset", IN_WINDOW)),
-    *(("loop", SEARCHED), ("save", ONLY_TIMED), ("collective", IN_WINDOW)),
+    ("forward", SEARCHED),
+    ("forward", IN_WINDOW),
+    ("loop", ONLY_TIMED),
+    ("save", ONLY_TIMED),
+    ("collective", IN_WINDOW),
 ]
 
 

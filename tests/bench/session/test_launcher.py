@@ -81,13 +81,7 @@ def _free_port() -> int:
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(
-    ("words", "series"),
-    [
-        (("scaling", "--mode", "weak"), {"weak-2"}),
-        (("straggler", "--delays-ms", "20"), {"0ms", "20ms"}),
-    ],
-)
+@pytest.mark.parametrize(("words", "series"), [(("straggler", "--delays-ms", "20"), {"0ms", "20ms"})])
 def test_ranks_of_torchrun_are_the_ranks_of_the_benchmark(
     words: tuple[str, ...], series: set[str], tmp_path: Path
 ) -> None:
