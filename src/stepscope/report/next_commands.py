@@ -12,10 +12,13 @@ from stepscope.units import printable
 PAGE = "report.html"
 
 
-def next_commands(diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool = False) -> list[tuple[str, str]]:
+def next_commands(
+    diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool = False, has_lines: bool = False
+) -> list[tuple[str, str]]:
     """Return command lines for the run and options that were `given` on one, and what each tells.
 
-    `has_page`: there is a page from before, which only --force overwrites.
+    `has_page`: there is a page from before, which only --force overwrites. `has_lines`: it is known which lines of the
+    user's code cost what.
     """
     run = " ".join(shlex.quote(printable(word)) for word in given)
     lines = [
@@ -27,7 +30,7 @@ def next_commands(diagnosis: Diagnosis, given: Sequence[str], *, has_page: bool 
     if options:
         words = " ".join(shlex.quote(printable(word)) for word in options)
         lines.insert(0, (f"stepscope whatif {run} {words}", "the first fix, alone or with others"))
-    elif first is not None and first.where:
+    elif has_lines if first is None else first.where:
         lines.insert(0, (f"stepscope code {run}", "source lines with what they cost"))
     return lines
 

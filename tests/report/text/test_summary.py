@@ -13,6 +13,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.setting_of_finding import SETTING_OF_FINDING
+from stepscope.report.next_commands import next_commands
 from stepscope.report.text.ranks import print_ranks
 from stepscope.report.text.summary import print_summary
 from stepscope.report.text.terminal import console, name_text, plain_table, speaks_unicode
@@ -174,3 +175,9 @@ def test_a_trace_without_steps_is_no_step(tmp_path: Path) -> None:
     trace.kernel("gemm", at=5, start=20, end=120)
     said = summary(built_run(tmp_path, [trace]))
     assert "whole window 0.10 ms" in said and "  step " not in said
+
+
+def test_an_all_clear_points_to_the_lines_where_those_are_known(late: Run) -> None:
+    found = replace(diagnose(account_of(late)), findings=())
+    without, with_lines = (next_commands(found, ["run"], has_lines=known) for known in (False, True))
+    assert with_lines == [("stepscope code run", "source lines with what they cost"), *without]

@@ -40,7 +40,7 @@ def print_summary(
     print_ranks(account, out)
     print_memory(account, out)
     _warnings(account, out)
-    _next(diagnosis, given, out, has_page=has_page)
+    _next(diagnosis, given, out, has_page=has_page, has_lines=_has_lines(account))
 
 
 def _heading(account: Account, out: Console) -> None:
@@ -90,9 +90,15 @@ def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, ou
     else:
         clear = not diagnosis.not_examined and conclusion.verdict != UNCLEAR
         out.print(f"Nothing worth fixing was found{'' if clear else ' in what could be examined'}.")
+        if _has_lines(account):
+            out.print("   No rule judges a line that only this job has: stepscope code shows what each one costs.")
     for needs, rules in by_need(diagnosis.not_examined).items():
         line = name_text(f"not examined: {', '.join(rules)} ({needs})", width=400)
         print_indented(out, line, first="   ", indent="     ")
+
+
+def _has_lines(account: Account) -> bool:
+    return any(owners is not None for owners in account.ownership)
 
 
 def _worth(diagnosis: Diagnosis, out: Console, *, over: str) -> None:
@@ -136,9 +142,9 @@ def _warnings(account: Account, out: Console) -> None:
         out.print(f"! ... and {len(lines) - len(shown)} more warnings with --json")
 
 
-def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console, *, has_page: bool) -> None:
+def _next(diagnosis: Diagnosis, given: Sequence[str], out: Console, *, has_page: bool, has_lines: bool) -> None:
     """Print what to run next, one command per line, with what each tells where that fits."""
-    lines = next_commands(diagnosis, given, has_page=has_page) if given else []
+    lines = next_commands(diagnosis, given, has_page=has_page, has_lines=has_lines) if given else []
     width = max((len(command) for command, _ in lines), default=0)
     fits = max((9 + width + len(what) for _, what in lines), default=0) <= out.width
     if lines:
