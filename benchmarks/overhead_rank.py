@@ -155,13 +155,14 @@ def sweeping_module(size_mb: int) -> "torch.nn.Module":
 
 
 class Light:
-    """Light mode, taken in and out of a process completely."""
+    """Recording, taken in and out of a process completely: light mode, or with a window after `wait` recorded steps."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, wait: int | None = None) -> None:
         from stepscope.record.config import RecordConfig
         from stepscope.record.session import Recorder
 
-        self.recorder = Recorder.start(RecordConfig(out=str(Path(folder) / "run"), light=True))
+        window = {"light": True} if wait is None else {"wait": wait}
+        self.recorder = Recorder.start(RecordConfig(out=str(Path(folder) / "run"), **window))
         self.hooks: Any = None
 
     def turn(self, on: bool, model: Any) -> None:

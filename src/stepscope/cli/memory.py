@@ -17,7 +17,7 @@ from stepscope.predict.memory_states import predicted_states
 from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.text.memory import print_memory_what_ifs, print_predicted, print_rank_memory, print_snapshot
 from stepscope.report.text.terminal import console
-from stepscope.run.memory_files import is_snapshot, memory_snapshots, storages_beside
+from stepscope.run.memory_files import SaidStorages, is_snapshot, memory_snapshots, storages_beside
 from stepscope.run.sources import find_sources, rank_in_name
 from stepscope.trace.pickles.memory_snapshot import read_memory_snapshot
 
@@ -56,8 +56,9 @@ def _snapshots(given: list[str]) -> tuple[dict[int | None, SnapshotView], list[s
             unreadable += lost
             for rank, snapshot in inside:
                 path, device = Path(snapshot.path), snapshot.device
-                storages = storages_beside(path, rank=rank, device=device) if rank is not None else None
-                found[_free(rank, found)] = snapshot_view(snapshot, storages=storages)
+                said = storages_beside(path, rank=rank, device=device) if rank is not None else SaidStorages()
+                view = snapshot_view(snapshot, storages=said.category, bucket_bytes=said.bucket_bytes)
+                found[_free(rank, found)] = view
         elif one.is_file() and is_snapshot(one):
             found[_free(rank_in_name(one.name), found)] = snapshot_view(read_memory_snapshot(one))
     return found, unreadable

@@ -1,6 +1,7 @@
 """Which memory snapshots does a run folder hold, and what did the job say of its storages?"""
 
 import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.contract.run_folder import json_object, rank_file, rank_of
@@ -34,20 +35,35 @@ def memory_snapshots(folder: Path) -> tuple[list[tuple[int | None, MemorySnapsho
     return found, unreadable
 
 
-def storages_beside(path: Path, *, rank: int, device: int) -> dict[int, str]:
-    """Return what the job said of its storages on a device, by address; none where it said nothing."""
-    out: dict[int, str] = {}
+@dataclass(frozen=True)
+class SaidStorages:
+    """What the job said of its memory on a device."""
+
+    category: dict[int, str] = field(default_factory=dict)
+    """by address"""
+    bucket_bytes: tuple[int, ...] = ()
+    """sizes of DDP's buckets, whose addresses Python does not know"""
+
+
+def storages_beside(path: Path, *, rank: int, device: int) -> SaidStorages:
+    """Return what the job said of its storages on a device; nothing where it said nothing."""
+    category: dict[int, str] = {}
+    buckets: list[int] = []
     try:
         for text in side_file_lines(path.parent / rank_file(rank, "memory.jsonl")):
-            line = json_object(text) if b'"storage"' in text else None
-            address = line.get("address") if line else None
-            if line and isinstance(address, int) and line.get("device") == f"cuda:{device}":
-                out[address] = str(line.get("category"))
-                if len(out) >= _MAX_STORAGES:
-                    break
+            line = json_object(text) if b'"storage"' in text or b'"bucket"' in text else None
+            if not line or line.get("device") != f"cuda:{device}":
+                continue
+            address, size_bytes = line.get("address"), line.get("size_bytes")
+            if isinstance(address, int):
+                category[address] = str(line.get("category"))
+            elif line.get("kind") == "bucket" and isinstance(size_bytes, int) and 0 < size_bytes < 1 << 48:
+                buckets.append(size_bytes)
+            if len(category) + len(buckets) >= _MAX_STORAGES:
+                break
     except OSError:
-        return {}
-    return out
+        return SaidStorages()
+    return SaidStorages(category, tuple(buckets))
 
 
 def is_snapshot(path: Path) -> bool:

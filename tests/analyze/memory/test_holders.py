@@ -134,6 +134,13 @@ def on_host(folder: Path, counted: dict[str, int]) -> RankMemory:
     return seen(replace(run, beside=beside))
 
 
+def test_buckets_are_taken_out_of_what_was_kept() -> None:
+    found = FromBefore(300, 250, 200).split(curves(9), 1000)
+    sizes = {name: None if curve is None else int(curve[-1]) for name, curve in found.items()}
+    assert sizes["communication_buffers"] == 200 and sizes["kept"] == 1000 - 300 - 241 - 200
+    assert "communication_buffers" not in FromBefore(300, 250).split(curves(9), 1000)
+
+
 def test_host_counts_from_the_profilers_start_so_state_and_peak_are_unknown(tmp_path: Path) -> None:
     m = on_host(tmp_path, {})
     assert m.device == -1 and m.peak is not None and m.peak.by_category is not None

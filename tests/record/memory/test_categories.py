@@ -1,6 +1,7 @@
 import torch
+import torch.distributed as dist
 
-from stepscope.record.memory.categories import at_peak, live_objects, storages_of, totals
+from stepscope.record.memory.categories import at_peak, bucket_sizes, live_objects, storages_of, totals
 
 
 def trained(model):
@@ -55,9 +56,24 @@ def test_models_and_optimizers_are_found_without_being_told():
 
 
 def test_peak_is_the_sum_of_its_parts():
-    known = {"parameters": 100, "gradients": 50, "optimizer": 200, "buffers": 10}
+    known = {"parameters": 100, "gradients": 50, "optimizer": 200, "buffers": 10, "communication": 0}
     peak = at_peak(1000, edge=(760, known), between=("begin backward_pass", "end backward_pass"))
     assert peak.activations_bytes == 400
     assert peak.temporary_bytes == 240
     parts = (peak.parameters_bytes, peak.gradients_bytes, peak.optimizer_bytes, peak.buffers_bytes)
     assert sum(parts) + peak.activations_bytes + peak.temporary_bytes == peak.peak_bytes
+
+
+def test_buckets_of_ddp_are_counted_unless_gradients_are_views_of_them(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        for is_view in (False, True):
+            model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(2)])
+            parallel = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=is_view)
+            for _ in range(2):  # the second step has the buckets in the order of the first
+                parallel(torch.ones(1, 256)).sum().backward()
+            weights = sum(p.numel() * 4 for p in model.parameters())
+            assert sum(bucket_sizes(parallel.modules(), device="cpu")) == (0 if is_view else weights)
+            assert bucket_sizes(parallel.modules(), device="cuda:0") == []
+    finally:
+        dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Of what was there before the window and stayed: how much is weights, how much optimizer state?
+"""Of what was there before the window and stayed: how much is weights, optimizer state, buckets of DDP?
 
 The trace does not tell; the job's own account of its model and optimizer does (`run.json`, `rank00000.memory.jsonl`).
 Where neither was recorded both are unknown, and all of it is `kept`. State that the optimizer creates within the window
@@ -13,6 +13,7 @@ import numpy as np
 from stepscope.trace.table import Int64s
 
 WEIGHTS, GRADIENTS, OPTIMIZER_STATE, OTHER, KEPT = "weights", "gradients", "optimizer_state", "other", "kept"
+COMMUNICATION_BUFFERS = "communication_buffers"
 _MIN_STATE = 0.1
 """of the weights (of the gradients where those are unknown), below which what was created is not all of the state"""
 _WHY = "created before the window, so it is part of `kept`; record with --memory to have it apart"
@@ -25,6 +26,8 @@ class FromBefore:
 
     weights_bytes: int | None = None
     optimizer_bytes: int | None = None
+    communication_bytes: int | None = None
+    """DDP's buckets; where nobody counted them they are part of `kept`"""
     seen_whole: bool = True
     """whether what was kept is all that was there; the host's totals leave out what is older than the profiler"""
 
@@ -44,7 +47,12 @@ class FromBefore:
             parts |= {OPTIMIZER_STATE: None, OTHER: curves[OTHER] + created}
         else:
             parts[OPTIMIZER_STATE] = created + older
-        return {**parts, KEPT: _constant(left - (older or 0), created)}
+        left -= older or 0
+        if self.communication_bytes is not None:
+            buckets = min(self.communication_bytes, left)
+            parts[COMMUNICATION_BUFFERS] = _constant(buckets, created)
+            left -= buckets
+        return {**parts, KEPT: _constant(left, created)}
 
     def _older_state(self, curves: Mapping[str, Int64s], kept_bytes: int, left: int) -> int | None:
         """Return the optimizer state from before the window, None where that is unknown."""

@@ -82,15 +82,16 @@ def held_events(run: Run, rank: Rank) -> tuple[MemoryEvents | None, FromBefore]:
     events, older = memory_events(rank), from_before(run, rank.rank)
     if events is None or not events.on_host:
         return events, older
-    counted = (older.weights_bytes or 0) + (older.optimizer_bytes or 0)
+    counted = (older.weights_bytes or 0) + (older.optimizer_bytes or 0) + (older.communication_bytes or 0)
     return events.on_top_of(counted), replace(older, seen_whole=False)
 
 
 def from_before(run: Run, rank: int) -> FromBefore:
-    """Return what the job itself counted of a rank's weights and optimizer state, the latest count of each."""
+    """Return what the job itself counted of a rank's weights, optimizer state and buckets, the latest count of each."""
     edges = [edge.bytes_by for edge in run.beside.memory if edge.rank == rank]
     counted = {name: size for edge in edges for name, size in edge.items()}
-    return FromBefore(counted.get("parameters", parameter_bytes(run)), counted.get("optimizer"))
+    weights_bytes = counted.get("parameters", parameter_bytes(run))
+    return FromBefore(weights_bytes, counted.get("optimizer"), counted.get("communication"))
 
 
 def parameter_bytes(run: Run) -> int | None:

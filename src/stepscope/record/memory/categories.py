@@ -1,10 +1,11 @@
 """What the memory is used for: parameters, gradients, optimizer state and buffers by storage, the rest by subtraction.
 
 Every storage is counted once, however many tensors look at it (tied weights, views, flat parameters), under the
-first category that claims it. What the allocator holds beyond these is *activations* when it was still there at a
-region's edge, and *temporary* when it came and went between two edges:
+first category that claims it. DDP's buckets are no tensors of Python; DDP tells their sizes. What the allocator holds
+beyond these is *activations* when it was still there at a region's edge, and *temporary* when it came and went between
+two edges:
 
-    allocated at the edge = parameters + gradients + optimizer + buffers + activations
+    allocated at the edge = parameters + gradients + optimizer + buffers + communication + activations
     peak                  = allocated at the nearer edge + temporary
 """
 
@@ -16,7 +17,8 @@ from typing import Any
 import torch
 
 PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS = "parameters", "gradients", "optimizer", "buffers"
-CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS)
+COMMUNICATION = "communication"
+CATEGORIES = (PARAMETERS, GRADIENTS, OPTIMIZER, BUFFERS, COMMUNICATION)
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class PeakByCategory:
     gradients_bytes: int
     optimizer_bytes: int
     buffers_bytes: int
+    communication_bytes: int
     activations_bytes: int
     temporary_bytes: int
     between: tuple[str, str]
@@ -79,6 +82,24 @@ def storages_of(
     return list(claimed.values())
 
 
+def bucket_sizes(modules: Iterable[torch.nn.Module], *, device: str) -> list[int]:
+    """Return the bytes of the buckets in which DDP reduces gradients on a device.
+
+    None where gradients are views of the buckets: then they are counted as gradients.
+    """
+    sizes: list[int] = []
+    for module in modules:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and _device_of(module) == device:
+            try:
+                about = module._get_ddp_logging_data()
+                said = str(about.get("rebuilt_bucket_sizes") or about.get("bucket_sizes") or "")
+                is_view = bool(about.get("gradient_as_bucket_view"))
+            except (AttributeError, RuntimeError):  # another version, or one that is not built whole yet
+                continue
+            sizes += [] if is_view else [int(size) for size in said.split(",") if size.strip().isdigit()]
+    return sizes
+
+
 def totals(storages: Iterable[Storage], *, device: str) -> dict[str, int]:
     """Return bytes per category on one device, such as `{"parameters": 4096, "gradients": 0, ...}`."""
     out = dict.fromkeys(CATEGORIES, 0)
@@ -97,10 +118,16 @@ def at_peak(peak_bytes: int, *, edge: tuple[int, dict[str, int]], between: tuple
         gradients_bytes=known[GRADIENTS],
         optimizer_bytes=known[OPTIMIZER],
         buffers_bytes=known[BUFFERS],
+        communication_bytes=known[COMMUNICATION],
         activations_bytes=max(0, allocated_bytes - sum(known.values())),
         temporary_bytes=max(0, peak_bytes - allocated_bytes),
         between=between,
     )
+
+
+def _device_of(module: torch.nn.Module) -> str | None:
+    first = next(module.parameters(), None)
+    return None if first is None else str(first.device)
 
 
 def _own(module: torch.nn.Module, kind: str) -> list[Any]:

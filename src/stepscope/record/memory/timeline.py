@@ -7,6 +7,7 @@ read at region edges, to know *where* the peak last rose. It ends as `rank00000.
     {"kind": "snapshot", "step": 10, "label": "end forward_pass", "allocated_bytes": ..., "parameters_bytes": ...}
     {"kind": "peak", "peak_bytes": ..., "activations_bytes": ..., "between": ["begin backward_pass", ...]}
     {"kind": "storage", "address": ..., "size_bytes": ..., "device": "cuda:0", "category": "parameters"}
+    {"kind": "bucket", "size_bytes": ..., "device": "cuda:0"}
 
 The storages say what the addresses in a memory snapshot of the same rank (`rank00000.memory.pickle`) belong to.
 """
@@ -20,7 +21,16 @@ from typing import Any
 import torch
 
 from stepscope.contract.run_folder import atomic_write, rank_file
-from stepscope.record.memory.categories import CATEGORIES, Storage, at_peak, live_objects, storages_of, totals
+from stepscope.record.memory.categories import (
+    CATEGORIES,
+    COMMUNICATION,
+    Storage,
+    at_peak,
+    bucket_sizes,
+    live_objects,
+    storages_of,
+    totals,
+)
 from stepscope.record.memory.snapshots import MemorySnapshot, device_stats, memory_snapshot
 
 _MAX_SNAPSHOTS = 2_000
@@ -45,6 +55,7 @@ class MemoryTimeline:
         self._looks_closely = False
         self._models: tuple[list[Any], list[Any]] = ([], [])
         self._storages: list[Storage] = []
+        self._buckets: list[dict[str, Any]] = []
         self._lines: list[dict[str, Any]] = []
         self._last_edge = "start"
         self._peak_bytes = 0
@@ -81,6 +92,7 @@ class MemoryTimeline:
         if not self._lines:
             return
         rows = [*self._lines, self._peak(), *({"kind": "storage", **asdict(s)} for s in self._storages)]
+        rows += self._buckets
         path = Path(folder) / rank_file(rank, "memory.jsonl")
         with atomic_write(path) as f:
             f.writelines(json.dumps(row).encode() + b"\n" for row in rows)
@@ -89,6 +101,9 @@ class MemoryTimeline:
         """Remember whose the addresses are; the models are not ours to keep."""
         self._looks_closely = False
         self._storages = storages_of(self._models[0], optimizers=self._models[1])
+        devices = sorted({storage.device for storage in self._storages})
+        sizes = [(device, size) for device in devices for size in bucket_sizes(self._models[0], device=device)]
+        self._buckets = [{"kind": "bucket", "size_bytes": size, "device": device} for device, size in sizes]
         self._models = ([], [])
 
     def _edge(self, label: str) -> None:
@@ -105,6 +120,7 @@ class MemoryTimeline:
         seen = self._snapshot(label)
         device = "cpu" if seen.allocated_bytes is None else f"cuda:{torch.cuda.current_device()}"
         known = totals(storages_of(self._models[0], optimizers=self._models[1]), device=device)
+        known[COMMUNICATION] = sum(bucket_sizes(self._models[0], device=device))
         return {
             "kind": "snapshot",
             "step": self._step,

@@ -145,6 +145,45 @@ def test_planted_purposes_are_found(tmp_path: Path) -> None:
     assert view.step_end_bytes == (26 * MB,) * 4 and view.step_peak_bytes == (54 * MB, 62 * MB, 62 * MB, 62 * MB)
 
 
+GATHER = (("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", 70, "all_gather"), ("hook.py", 1, "hook"))
+RECOMPUTED = (("train.py", 7, "forward"), ("torch/utils/checkpoint.py", 1550, "recompute_fn"))
+
+
+def test_frees_that_carry_the_stack_of_the_allocation_do_not_end_backward(tmp_path: Path) -> None:
+    """As torch 2.11 writes them: frees have the stack of their block, backward's threads have none."""
+    a = Allocator()
+    a.get(8 * MB, *MODEL)
+    for _ in range(3):
+        activations = [a.get(16 * MB, *FORWARD) for _ in range(2)]
+        scratch = a.get(4 * MB)
+        a.free(activations[1], *FORWARD)
+        gathered = a.get(2 * MB, *GATHER)
+        again = a.get(6 * MB, *RECOMPUTED)
+        gradient = a.get(20 * MB)
+        a.free(activations[0], *FORWARD)
+        a.free(again, *RECOMPUTED)
+        a.free(gathered, *GATHER)
+        a.free(scratch)
+        a.note("START")  # a step that allocates nothing
+        a.note("END")
+        a.free(gradient)
+    a.write(tmp_path / "s.pickle")
+    view = snapshot_view(read_memory_snapshot(tmp_path / "s.pickle"))
+    known = {k: v // MB for k, v in view.peak.by_purpose.items() if v}
+    assert known == {"weights": 8, "activations": 16, "gradients": 20, "temporaries": 12, "reserved_unused": 1000 - 56}
+
+
+def test_buckets_are_told_by_their_sizes(tmp_path: Path) -> None:
+    path = tmp_path / "s.pickle"
+    trained(path)
+    found = pickle.loads(path.read_bytes())
+    found["device_traces"] = [found["device_traces"][0][20:]]
+    path.write_bytes(pickle.dumps(found))
+    snapshot = read_memory_snapshot(path)
+    view = snapshot_view(snapshot, storages={1 << 30: "parameters"}, bucket_bytes=(2 * MB - 100, 900 * MB))
+    assert view.end.by_purpose["communication_buffers"] == 2 * MB and view.end.by_purpose["unknown"] == 8 * MB
+
+
 def test_leak_is_named_with_its_line(tmp_path: Path) -> None:
     view = trained(tmp_path / "s.pickle", leak=MB)
     (leak,) = view.leaks

@@ -13,14 +13,14 @@ that allocated it and how long it lived:
     unknown                 there before the history began, and nothing says what it is
 """
 
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.memory.snapshot.replay import NOT_HERE, History
+from stepscope.analyze.memory.snapshot.replay import NOT_HERE, SMALL, History, rounded
 from stepscope.records import ArrayRecord
 from stepscope.trace.pickles.flight_recorder import Frame
 from stepscope.trace.pickles.memory_snapshot import ALLOC, FREE, MemorySnapshot
@@ -35,6 +35,7 @@ _OF_STORAGE = {"parameters": WEIGHTS, "optimizer": OPTIMIZER_STATE, "buffers": O
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = ("torch::autograd::Engine::", "Backward0::", "Backward1::", "AccumulateGrad::", "SavedVariable::reset_data")
 _BACKWARD_FILES = ("torch/_tensor.py", "torch/autograd/__init__.py")
+_RECOMPUTED = ("torch/utils/checkpoint.py", ("unpack_hook", "recompute_fn", "backward"))
 _COMMUNICATION = ("c10d::Reducer", "c10d::ProcessGroup", "ProcessGroupNCCL")
 _COMMUNICATION_FILES = ("_fsdp_collectives.py", "distributed_c10d.py", "_functional_collectives.py", "_flat_param.py")
 _BUILT = ("convert", "_apply", "to", "cuda", "to_empty", "reset_parameters", "__init__", "__new__")
@@ -74,8 +75,17 @@ class Purposes(ArrayRecord):
         return np.cumsum(change[:, :number], axis=1)
 
 
-def purposes_of(snapshot: MemorySnapshot, history: History, *, storages: Mapping[int, str] | None = None) -> Purposes:
-    """Return what every block was for. `storages` has what the job said of the memory at an address."""
+def purposes_of(
+    snapshot: MemorySnapshot,
+    history: History,
+    *,
+    storages: Mapping[int, str] | None = None,
+    bucket_bytes: Sequence[int] = (),
+) -> Purposes:
+    """Return what every block was for.
+
+    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    """
     kinds = [_StackKind.of([snapshot.frames[f] for f in stack]) for stack in snapshot.stacks]
     part = _parts(snapshot, kinds)
     stretch = np.concatenate(([0], np.cumsum(part[1:] != part[:-1]))) if len(part) else part
@@ -95,7 +105,24 @@ def purposes_of(snapshot: MemorySnapshot, history: History, *, storages: Mapping
     for i, (address, died) in enumerate(zip(history.address.tolist(), history.died.tolist(), strict=True)):
         if died == NOT_HERE and address in said:
             out[i] = _OF_STORAGE.get(said[address], out[i])
+    out[_buckets(history, out, bucket_bytes)] = COMMUNICATION
     return Purposes(out, part, ends)
+
+
+def _buckets(history: History, of_block: Int64s, bucket_bytes: Sequence[int]) -> list[int]:
+    """Return the blocks that are DDP's buckets: older than the history, nobody's, and of a bucket's rounded size."""
+    stays = (history.born == NOT_HERE) & (history.died == NOT_HERE) & (of_block == UNKNOWN)
+    sizes = [(int(history.size_bytes[i]), i) for i in np.flatnonzero(stays).tolist()]
+    left = iter(sorted(sizes))
+    found: list[int] = []
+    held, block = next(left, (None, 0))
+    for size in map(rounded, sorted(bucket_bytes)):
+        while held is not None and held < size:
+            held, block = next(left, (None, 0))
+        if held is not None and held <= size + SMALL:  # what is left of a free block is split off above that only
+            found.append(block)
+            held, block = next(left, (None, 0))
+    return found
 
 
 @dataclass(frozen=True)
@@ -115,7 +142,8 @@ class _StackKind:
         return cls(
             python=bool(python),
             backward=any(mark in name for name in names for mark in _BACKWARD)
-            or any(f.function == "backward" and f.file.endswith(_BACKWARD_FILES) for f in python),
+            or any(f.function == "backward" and f.file.endswith(_BACKWARD_FILES) for f in python)
+            or any(f.function in _RECOMPUTED[1] and f.file.endswith(_RECOMPUTED[0]) for f in python),
             optimizer=any("torch/optim/" in f.file and f.function == "step" for f in python),
             communicates=any(mark in name for name in names for mark in _COMMUNICATION)
             or any(f.file.endswith(_COMMUNICATION_FILES) for f in python),
@@ -129,22 +157,41 @@ class _StackKind:
 def _parts(snapshot: MemorySnapshot, kinds: list[_StackKind]) -> Int64s:
     """Return the part of the step of every event: the optimizer by torch's own notes, backward by its stack.
 
-    Backward runs on threads of its own, whose stacks hold no Python frame.
+    Backward runs on threads of its own, whose stacks hold no Python frame, or nothing at all. Where torch keeps stacks
+    of allocations only, a free carries that of its block's allocation: it says nothing of where it happened.
     """
     has_python = any(kind.python for kind in kinds)
     intervals = _optimizer_intervals(snapshot)
     begins = [begin for begin, _ in intervals]
     out = np.zeros(len(snapshot.action), np.int64)
-    last = Part.FORWARD
-    for i, (action, stack, time_us) in enumerate(zip(snapshot.action, snapshot.stack, snapshot.time_us, strict=True)):
-        kind = kinds[stack] if stack >= 0 else None
+    ends = [end for _, end in intervals]
+    allocated_by: dict[int, int] = {}
+    last, steps_over = Part.FORWARD, 0
+    columns = (snapshot.action, snapshot.address, snapshot.stack, snapshot.time_us)
+    for i, (action, address, stack, time_us) in enumerate(zip(*columns, strict=True)):
+        tells = action == ALLOC
+        if tells:
+            allocated_by[address] = stack
+        elif action == FREE:
+            tells = stack >= 0 and allocated_by.pop(address, stack) != stack
         if _within(begins, intervals, time_us):
             last = Part.OPTIMIZER
-        elif kind is not None and action in (ALLOC, FREE):
-            by_thread = has_python and not kind.python
-            last = Part.OPTIMIZER if kind.optimizer else Part.BACKWARD if kind.backward or by_thread else Part.FORWARD
+        elif tells:
+            last = _part_of(kinds[stack] if stack >= 0 else _StackKind(), last, has_python=has_python)
+        elif bisect_left(ends, time_us) > steps_over:  # a step may have ended without an event of its own
+            last = Part.FORWARD
+        steps_over = bisect_left(ends, time_us)
         out[i] = last
     return out
+
+
+def _part_of(kind: _StackKind, last: Part, *, has_python: bool) -> Part:
+    """Return the part that an allocation with such a stack lies in; gathers come in forward and in backward."""
+    if kind.optimizer:
+        return Part.OPTIMIZER
+    if kind.backward or (has_python and not kind.python):
+        return Part.BACKWARD
+    return last if kind.communicates and last != Part.OPTIMIZER else Part.FORWARD
 
 
 def _step_ends(snapshot: MemorySnapshot, part: Int64s) -> Int64s:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -97,10 +97,15 @@ class SnapshotView:
     reasons: dict[str, str]
 
 
-def snapshot_view(snapshot: MemorySnapshot, *, storages: Mapping[int, str] | None = None) -> SnapshotView:
-    """Return what a snapshot says. `storages` has what the job said of the memory at an address."""
+def snapshot_view(
+    snapshot: MemorySnapshot, *, storages: Mapping[int, str] | None = None, bucket_bytes: Sequence[int] = ()
+) -> SnapshotView:
+    """Return what a snapshot says.
+
+    `storages` has what the job said of the memory at an address, `bucket_bytes` the sizes of DDP's buckets.
+    """
     history = history_of(snapshot)
-    purposes = purposes_of(snapshot, history, storages=storages)
+    purposes = purposes_of(snapshot, history, storages=storages, bucket_bytes=bucket_bytes)
     last = len(snapshot.action) - 1
     peak = int(history.allocated_bytes.argmax()) if last >= 0 else NOT_HERE
     free = [b.size_bytes for s in snapshot.segments for b in s.blocks if not b.allocated]
