@@ -56,6 +56,14 @@ def test_clearly_faster_one_is_taken_with_its_margin_over_the_simplest() -> None
     assert found.reason == "clearly faster than ddp, the simplest that can"
 
 
+def test_simpler_one_with_a_shorter_step_is_taken_though_its_runs_differ() -> None:
+    variants = [measured("zero2", 773.0, 4.0), measured("zero2-bf16", 400.0, 3.0), measured("zero3-bf16", 614.0, 2.0)]
+    timed = {**runs(variants), "zero2-bf16": [[300.0] * 8, [500.0] * 8]}
+    found = recommendation(variants, timed, limit_gb=None)
+    assert found and (found.series, found.against) == ("zero2-bf16", "zero3-bf16")
+    assert "simpler than zero3-bf16 and its step is shorter" in found.reason
+
+
 def test_large_model_gets_what_fits() -> None:
     variants = [
         VariantResult("ddp", "out of memory", "OutOfMemoryError: CUDA out of memory"),

@@ -2,7 +2,8 @@
 
 Strategies come from simple to complicated. What failed, does not fit into memory or computes something else is out. Of
 the rest the simplest is taken, unless a more complicated one is clearly faster: by 2 % or more, and the 95 % interval
-of the ratio of their times lies below 1. So a small model gets DDP, and a large one what fits.
+of the ratio of their times lies below 1. Runs of a simpler one may differ so much that its own interval is wide: where
+its step is shorter than that of the one so found, it is taken. So a small model gets DDP, and a large one what fits.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ class Recommendation:
     series: str
     reason: str
     against: str | None
-    """the simplest that fits, where this one is faster than it, else the fastest of the others; None without another"""
+    """what it is taken instead of: the simplest that fits, or a more complicated one that is clearly faster than that;
+    the fastest of the others where it is the simplest itself, None without another"""
     time_over: float | None
     """its time over the other's, with the 95 % interval"""
     time_over_low: float | None
@@ -53,12 +55,13 @@ def recommendation(
         middle, _, most = ratio(runs[other.name], runs[chosen.name])
         if middle < _WORTH and most < 1:
             chosen = other
-    against = able[0] if chosen is not able[0] else _fastest(able[1:])
+    faster, chosen = chosen, _simpler_and_shorter(chosen, able)
+    against = faster if chosen is not faster else able[0] if chosen is not able[0] else _fastest(able[1:])
     none: tuple[float | None, float | None, float | None] = (None, None, None)
     over, low, high = ratio(runs[chosen.name], runs[against.name]) if against else none
     return Recommendation(
         series=chosen.name,
-        reason=_reason(chosen, able, variants, excluded),
+        reason=_reason(chosen, faster, able, variants, excluded),
         against=against.name if against else None,
         time_over=over,
         time_over_low=low,
@@ -93,8 +96,15 @@ def _fastest(others: Sequence[VariantResult]) -> VariantResult | None:
     return min(others, key=lambda v: v.step_ns or 0, default=None)
 
 
+def _simpler_and_shorter(chosen: VariantResult, able: Sequence[VariantResult]) -> VariantResult:
+    """Return the shortest of the simpler ones where it is shorter than the chosen one, else the chosen one."""
+    simpler = _fastest(able[: able.index(chosen)])
+    return simpler if simpler and (simpler.step_ns or 0) < (chosen.step_ns or 0) else chosen
+
+
 def _reason(
     chosen: VariantResult,
+    faster: VariantResult,
     able: Sequence[VariantResult],
     variants: Sequence[VariantResult],
     excluded: Mapping[str, str],
@@ -102,7 +112,9 @@ def _reason(
     """Return why this one: simpler ones are out, or slower, or there is no difference."""
     simpler = [v.name for v in variants[: variants.index(chosen)] if v.name in excluded]
     parts = [f"{' and '.join(simpler)} cannot be used"] if simpler else []
-    if chosen is not able[0]:
+    if chosen is not faster:
+        parts.append(f"simpler than {faster.name} and its step is shorter; that is clearly faster than {able[0].name}")
+    elif chosen is not able[0]:
         parts.append(f"clearly faster than {able[0].name}, the simplest that can")
     elif len(able) == 1:
         parts.append("nothing else can be used")
