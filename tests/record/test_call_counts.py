@@ -33,19 +33,32 @@ MOST = {
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_T31_calls_of_ours_per_step(shape: str, tmp_path: Path) -> None:
+    counts = counted(shape, RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False), steps=4)
+    assert 0 < max(counts) < MOST[shape], counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["one", "modules"])
+def test_steps_before_the_window_call_what_those_of_light_mode_call(shape: str, tmp_path: Path) -> None:
+    light = RecordConfig(out=str(tmp_path / "light"), light=True, telemetry=False)
+    waiting = RecordConfig(out=str(tmp_path / "record"), wait=10_000, telemetry=False)
+    assert min(counted(shape, waiting, steps=8)) == min(counted(shape, light, steps=8))
+
+
+def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
+    """Return the calls of ours in each step once the loop is known."""
     torch.manual_seed(0)
-    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False))
+    recorder = Recorder.start(config)
     hooks = install(lambda: recorder)
     hooks.loop.start()
     try:
         step = SHAPES[shape]()
         for _ in range(12):
             step()
-        counts = [calls_of_ours(step) for _ in range(4)]
+        return [calls_of_ours(step) for _ in range(steps)]
     finally:
         hooks.remove()
         recorder.close()
-    assert 0 < max(counts) < MOST[shape], counts
 
 
 def calls_of_ours(step: Any) -> int:
