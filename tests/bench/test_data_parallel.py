@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.job_environment import python_path
+from tests.limits import HANG_S
 from tests.made_once import made_once
 
 pytest.importorskip("torch")
@@ -131,7 +132,7 @@ def test_bucket_search_is_as_good_as_the_exhaustive_sweep(tmp_path: Path, monkey
     }
     plan = {"job": "tests.bench.bucket_job:both", "settings": settings}
     for attempt in range(3):  # other work on the machine may spoil one of them
-        result = launch(plan, world_size=2, backend="gloo", out=tmp_path / str(attempt), limit_s=200)
+        result = launch(plan, world_size=2, backend="gloo", out=tmp_path / str(attempt), limit_s=HANG_S)
         found = next(r for r in result.records[0] if r["what"] == "both")
         assert found["tried"] <= found["sizes"]
         middle, low, _ = ratio(found["search"], found["exhaustive"])

@@ -116,6 +116,8 @@ class _Finder:
             return importlib.machinery.ModuleSpec(name, _Empty())
         if name in _AFTER_SHAPES and "torch" not in self.acts:  # in another order their imports go in circles
             importlib.import_module(SHAPES)
+            if name in sys.modules:  # by one of the shapes
+                return _spec_of_loaded(sys.modules[name])
         if name not in self.acts or getattr(self._asking, "name", None) == name:
             return None
         before, self._asking.name = getattr(self._asking, "name", None), name
@@ -136,6 +138,26 @@ class _Finder:
             self.acts.pop(spec.name)(module)
 
         spec.loader.exec_module = load_and_act
+
+
+def _spec_of_loaded(module):
+    """Return a spec that gives a module which was loaded meanwhile; importlib asks the module itself for it."""
+    spec = importlib.machinery.ModuleSpec(module.__name__, _Loaded(module))
+    module.__spec__ = spec
+    return spec
+
+
+class _Loaded:
+    """Loads nothing, and leaves the module as it was."""
+
+    def __init__(self, module):
+        self.module, self.spec = module, module.__spec__
+
+    def create_module(self, spec):
+        return self.module
+
+    def exec_module(self, module):
+        module.__spec__ = self.spec
 
 
 class _Empty:
