@@ -1,23 +1,19 @@
-"""Has torch start fast in the jobs of the tests: what an eager CPU job never uses is imported once something uses it.
+"""Has torch start fast in the jobs of the tests: its compiler is imported once something uses it.
 
-    torch._dynamo               1.7 s   optimizers and DistributedDataParallel ask it whether they are being traced
-    torch._meta_registrations   0.6 s   shapes without values, for fake and meta tensors
-
-A rank that trains starts with 1.5 s of CPU instead of 3.7 s. Who compiles or makes a fake tensor gets the real modules;
-until then the answers here are those of a compiler that nobody uses. `tests/job_environment.py` puts this folder on
-PYTHONPATH. Jobs with torch as users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), what a
-step costs (`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
+Optimizers and DistributedDataParallel ask `torch._dynamo` whether they are being traced, and its import takes 1.7 s of
+the 3.7 s of CPU that a rank needs for its first step. Who compiles gets the real module; until then the answers here
+are those of a compiler that nobody uses. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
+users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), what a step costs
+(`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
 """
 
 import functools
 import importlib
-import importlib.machinery
 import importlib.util
 import sys
 import threading
 
-COMPILER, SHAPES = "torch._dynamo", "torch._meta_registrations"
-_AFTER_SHAPES = (COMPILER, "torch._decomp", "torch._prims", "torch._refs", "torch.utils._content_store")
+COMPILER = "torch._dynamo"
 
 
 def _disable_dynamo(fn=None, recursive=True):
@@ -69,25 +65,11 @@ class _Later:
         return getattr(importlib.import_module(self._name), name)
 
 
-def _torch_is_there(torch):
-    """Take the empty module of shapes away, so that the next who asks gets the real one; no compiler so far."""
-    if isinstance(getattr(sys.modules.get(SHAPES), "__loader__", None), _Empty):
-        del sys.modules[SHAPES], torch._meta_registrations
-        if hasattr(torch._C, "_set_generator_metaclass"):  # else set among the shapes: no generator without it
-            torch._C._set_generator_metaclass(importlib.import_module("torch._opaque_base").OpaqueBaseMeta)
+def _leave_out_compiler(torch):
+    """Answer for the compiler until it is there."""
     if COMPILER not in sys.modules:
-        torch._dynamo = _Later(
-            COMPILER, utils=_Later(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
-        )
-    mode = sys.modules["torch._subclasses.fake_tensor"].FakeTensorMode
-    begin = mode.__init__
-
-    @functools.wraps(begin)
-    def begin_with_shapes(self, *args, **kwargs):
-        importlib.import_module(SHAPES)
-        begin(self, *args, **kwargs)
-
-    mode.__init__ = begin_with_shapes
+        utils = _Later(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        torch._dynamo = _Later(COMPILER, utils=utils)
 
 
 def _replace_in(module, function):
@@ -105,19 +87,13 @@ class _Finder:
     """Lets the other finders find a module, and acts once it has been loaded."""
 
     acts = {  # noqa: RUF012
-        "torch": _torch_is_there,
+        "torch": _leave_out_compiler,
         "torch._compile": lambda module: _replace_in(module, _disable_dynamo),
         "torch.optim.optimizer": lambda module: _replace_in(module, _use_grad_for_differentiable),
     }
     _asking = threading.local()
 
     def find_spec(self, name, path=None, target=None):
-        if name == SHAPES and "torch" in self.acts:
-            return importlib.machinery.ModuleSpec(name, _Empty())
-        if name in _AFTER_SHAPES and "torch" not in self.acts:  # in another order their imports go in circles
-            importlib.import_module(SHAPES)
-            if name in sys.modules:  # by one of the shapes
-                return _spec_of_loaded(sys.modules[name])
         if name not in self.acts or getattr(self._asking, "name", None) == name:
             return None
         before, self._asking.name = getattr(self._asking, "name", None), name
@@ -138,36 +114,6 @@ class _Finder:
             self.acts.pop(spec.name)(module)
 
         spec.loader.exec_module = load_and_act
-
-
-def _spec_of_loaded(module):
-    """Return a spec that gives a module which was loaded meanwhile; importlib asks the module itself for it."""
-    spec = importlib.machinery.ModuleSpec(module.__name__, _Loaded(module))
-    module.__spec__ = spec
-    return spec
-
-
-class _Loaded:
-    """Loads nothing, and leaves the module as it was."""
-
-    def __init__(self, module):
-        self.module, self.spec = module, module.__spec__
-
-    def create_module(self, spec):
-        return self.module
-
-    def exec_module(self, module):
-        module.__spec__ = self.spec
-
-
-class _Empty:
-    """Loads a module without anything in it."""
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        pass
 
 
 sys.meta_path.insert(0, _Finder())
