@@ -4,6 +4,7 @@ import os
 import signal
 
 from hypothesis import settings
+from tests.job_environment import LAZY_TORCH, python_path
 
 settings.register_profile("stepscope", deadline=None, derandomize=True)
 settings.load_profile("stepscope")
@@ -14,3 +15,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Threads of OpenMP wait by spinning: several jobs of two ranks on two cores would spend most of their time on that.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A rank that imports what few jobs use takes twice the CPU.
+if str(LAZY_TORCH) not in (path := os.environ.get("PYTHONPATH", "")):
+    os.environ["PYTHONPATH"] = python_path(*filter(None, [path]))

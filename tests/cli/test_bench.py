@@ -134,17 +134,17 @@ def test_launcher_reads_nothing_of_an_earlier_launch(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_planted_straggler_costs_time_and_is_named(tmp_path: Path) -> None:
     tiny = "--d-model 32 --num-layers 1 --num-heads 2 --seq-len 16 --vocab-size 64 --batch-size 2"
-    method = "--num-epochs 30 --warmup-epochs 3 --runs 1 --delays-ms 0,100"
-    earlier = tmp_path / "logs" / "100ms-run0"
+    method = "--num-epochs 30 --warmup-epochs 3 --runs 1 --delays-ms 0,300"
+    earlier = tmp_path / "logs" / "300ms-run0"
     earlier.mkdir(parents=True)
     (earlier / "run.json").write_text("{}")  # as a benchmark before this one left it
     words = ["bench", "straggler", *tiny.split(), *method.split(), "--out", str(tmp_path)]
     assert main(words) == 0
     rows = json.loads((tmp_path / "results.json").read_text())["series"]
     planted = rows[1]["straggler"]
-    assert planted["planted_ms"] == 100 and planted["lost_throughput_pct"] > 20
+    assert planted["planted_ms"] == 300 and planted["lost_throughput_pct"] > 20
     assert [late["rank"] for late in planted["found"][0]] == [1]
-    assert planted["found"][0][0]["late_ms"] == pytest.approx(100, rel=0.5)
+    assert planted["found"][0][0]["late_ms"] == pytest.approx(300, rel=0.5)
 
 
 @pytest.mark.job

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 JOB = Path(__file__).with_name("fault_job.py")
@@ -78,17 +79,21 @@ def ways_to_end(name: str, what: str) -> list[dict[str, Any]]:
     return [{"name": f"{name}_plain", "faults": {"5": what}}, {"name": name, "profile": {}, "faults": {"5": what}}]
 
 
-def run_all(work: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the outcome of every scenario, by name and rank."""
+def run_all(work: Path) -> None:
+    """Run every scenario."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(SOURCE),
+        "PYTHONPATH": python_path(SOURCE),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "TMPDIR": str(work / "tmp"),
     }
     (work / "tmp").mkdir()
     subprocess.run([sys.executable, str(JOB), str(work), json.dumps(scenarios(work))], env=environment, check=True)
+
+
+def results_of(work: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the outcome of every scenario, by name and rank."""
     found: dict[str, list[dict[str, Any]]] = json.loads((work / "results.json").read_text())
     return found
 

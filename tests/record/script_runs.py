@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.record.config import RecordConfig
@@ -20,14 +21,14 @@ def environment() -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "TEARDOWN_CUPTI")}
     # Sets of strings in a pickle lie in the order of their hashes, which differ from process to process.
     same = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
-    return {**kept, **same, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, **same, "PYTHONPATH": python_path(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
 
 
 def started(command: list[str], where: Path, config: RecordConfig | None = None) -> "subprocess.CompletedProcess[str]":
     """Return a job that ended; recorded, where settings are given that the command line has no options for."""
     environ = environment()
     if config is not None:
-        environ |= {**config.to_env(), "PYTHONPATH": f"{INJECT}{os.pathsep}{SOURCE}"}
+        environ |= {**config.to_env(), "PYTHONPATH": python_path(INJECT, SOURCE)}
     return subprocess.run(command, cwd=where, env=environ, capture_output=True, text=True, timeout=HANG_S)
 
 

@@ -7,16 +7,17 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.made_once import made_once
 from tests.record.fault_runs import (
     SHARED,
     description,
     leftovers,
     profiler_steps,
+    results_of,
     run_all,
     scenarios,
     step_lines,
@@ -33,12 +34,12 @@ Results = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("faults")
+    return made_once(tmp_path_factory, "faults", run_all)
 
 
 @pytest.fixture(scope="module")
-def results(work: Path) -> Iterator[Results]:
-    yield run_all(work)
+def results(work: Path) -> Results:
+    return results_of(work)
 
 
 def said(rank: dict[str, Any]) -> list[str]:

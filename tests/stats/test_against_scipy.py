@@ -1,6 +1,7 @@
 """Our statistics, written out so that the analysis needs no scipy, against scipy's own."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,25 +11,31 @@ from stepscope.stats.bootstrap import difference, difference_of_numbers, interva
 from stepscope.stats.robust import mad_sigma, spread, theil_sen, trend
 from stepscope.stats.student_t import t_quantile, t_two_sided
 
-stats = pytest.importorskip("scipy.stats")
 DEGREES = (1.0, 1.5, 2.0, 3.7, 9.0, 48.2, 999.0, 5e4, 3e5)
 SEEDS = range(5)
 
 
-@pytest.mark.parametrize(("df", "t"), [*product(DEGREES, (0.0, 0.01, 0.7, 1.96, 4.3, 31.0))])
-def test_two_sided_probability_of_t(df: float, t: float) -> None:
+@pytest.fixture(scope="module")
+def stats() -> Any:
+    """scipy, which takes a second to import: not where tests are only collected."""
+    return pytest.importorskip("scipy.stats")
+
+
+def test_two_sided_probability_of_t(stats: Any) -> None:
     """Beyond 100,000 degrees of freedom ours is the normal distribution's, which is right to five places."""
-    expected = 2 * stats.t.sf(t, df)
-    assert t_two_sided(t, df) == pytest.approx(expected, abs=1e-5 if df > 1e5 else 1e-12, rel=1e-8)
+    for df, t in product(DEGREES, (0.0, 0.01, 0.7, 1.96, 4.3, 31.0)):
+        expected = pytest.approx(2 * stats.t.sf(t, df), abs=1e-5 if df > 1e5 else 1e-12, rel=1e-8)
+        assert t_two_sided(t, df) == expected, (df, t)
 
 
-@pytest.mark.parametrize(("df", "confidence"), [*product(DEGREES, (0.5, 0.8, 0.95, 0.99, 0.999))])
-def test_quantile_of_t(df: float, confidence: float) -> None:
-    assert t_quantile(confidence, df) == pytest.approx(stats.t.ppf(0.5 + confidence / 2, df), rel=2e-5)
+def test_quantile_of_t(stats: Any) -> None:
+    for df, confidence in product(DEGREES, (0.5, 0.8, 0.95, 0.99, 0.999)):
+        expected = pytest.approx(stats.t.ppf(0.5 + confidence / 2, df), rel=2e-5)
+        assert t_quantile(confidence, df) == expected, (df, confidence)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_welchs_test_of_single_numbers(seed: int) -> None:
+def test_welchs_test_of_single_numbers(stats: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.normal(100, 2, 4 + seed), rng.normal(101, 5, 7)
     ours, theirs = difference_of_numbers(a, b), stats.ttest_ind(b, a, equal_var=False)
@@ -38,14 +45,14 @@ def test_welchs_test_of_single_numbers(seed: int) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 4, 5, 8, 101])
-def test_typical_is_the_trimmed_mean(n: int) -> None:
+def test_typical_is_the_trimmed_mean(stats: Any, n: int) -> None:
     values = np.random.default_rng(n).lognormal(size=n)
     cut = 0.25 if n > 4 else 0.0
     assert float(typical(values)) == pytest.approx(stats.trim_mean(values, cut))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_interval_of_a_mean_of_independent_samples(seed: int) -> None:
+def test_interval_of_a_mean_of_independent_samples(stats: Any, seed: int) -> None:
     """Ours considers autocorrelation and rounds its doubt upwards: never narrower than scipy's, and not far wider."""
     values = np.random.default_rng(seed).normal(100, 5, (400, 1))
     error, df = (float(one[0]) for one in mean_errors(values))
@@ -54,7 +61,7 @@ def test_interval_of_a_mean_of_independent_samples(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_interval_of_independent_steps_is_like_scipys_bootstrap(seed: int) -> None:
+def test_interval_of_independent_steps_is_like_scipys_bootstrap(stats: Any, seed: int) -> None:
     """Wider at most by what is added for autocorrelation, and never much narrower."""
     values = np.random.default_rng(seed).gamma(9, 3, 300)
     middle, low, high = interval([values])
@@ -67,7 +74,7 @@ def test_interval_of_independent_steps_is_like_scipys_bootstrap(seed: int) -> No
     assert low < middle < high
 
 
-def test_differences_are_judged_like_mann_whitney_does() -> None:
+def test_differences_are_judged_like_mann_whitney_does(stats: Any) -> None:
     """Of independent steps both find a clear difference, and both find none where there is none."""
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
@@ -79,7 +86,7 @@ def test_differences_are_judged_like_mann_whitney_does() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_median_slope(seed: int) -> None:
+def test_median_slope(stats: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     x = np.arange(50.0)
     y = 3 + 0.2 * x + rng.standard_t(2, 50)
@@ -91,7 +98,7 @@ def test_median_slope(seed: int) -> None:
     assert found.low <= theirs.low_slope + 1e-3 and found.high >= theirs.high_slope - 1e-3
 
 
-def test_trend_without_autocorrelation_is_kendalls_test() -> None:
+def test_trend_without_autocorrelation_is_kendalls_test(stats: Any) -> None:
     """Residuals that alternate have no positive autocorrelation, so that nothing is widened."""
     x = np.arange(40.0)
     y = 0.05 * x + np.where(x % 2, 0.6, -0.6)
@@ -102,7 +109,7 @@ def test_trend_without_autocorrelation_is_kendalls_test() -> None:
     assert found.p_value > theirs
 
 
-def test_spreads() -> None:
+def test_spreads(stats: Any) -> None:
     values = np.random.default_rng(7).normal(3, 2, 501)
     found = spread(values)
     assert found is not None

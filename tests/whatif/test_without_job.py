@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.limits import HANG_S
+from tests.made_once import made_once
 
 from stepscope.analysis import Analysis, load
 from stepscope.analyze.owners.selection import owner_name
@@ -26,12 +28,15 @@ def line_of(what: str) -> str:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    out = tmp_path_factory.mktemp("job") / "run"
+    return load(made_once(tmp_path_factory, "lines", record_job) / "run")
+
+
+def record_job(folder: Path) -> None:
+    out = folder / "run"
     steps = f"{STEPS.start}:{STEPS.stop}"
     record = [sys.executable, "-m", "stepscope", "record", "--out", str(out), "--steps", steps, "--"]
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT), "30"]
-    subprocess.run([*record, *job], check=True, timeout=300, capture_output=True)
-    return load(out)
+    subprocess.run([*record, *job], check=True, timeout=HANG_S, capture_output=True)
 
 
 def test_every_operator_has_its_counterpart_and_nearly_all_time_a_line(recorded: Analysis) -> None:

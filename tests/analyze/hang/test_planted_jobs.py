@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.limits import HANG_S
 
 from stepscope.analyze.hang.hang import Hang, hang_of
 from stepscope.document.hang import conclusions
@@ -28,7 +29,7 @@ def dumped(folder: Path, fault: str) -> Hang:
     ]
     try:
         for process in started:
-            process.wait(timeout=120)
+            process.wait(timeout=HANG_S)
     finally:
         for process in started:
             process.kill()

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.bench.session.launch import launch, records_of
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(autouse=True)
 def jobs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", python_path(ROOT))
 
 
 def test_records_of_all_ranks_come_back_in_order(tmp_path: Path) -> None:

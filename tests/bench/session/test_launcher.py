@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.bench.session.launcher import launched_by
@@ -67,7 +68,7 @@ def under_torchrun(folder: Path, *words: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={_free_port()}"]
     return subprocess.run(
         [*command, "-m", "stepscope", "bench", *words, "--out", str(folder)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT / "src"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=HANG_S,
@@ -109,7 +110,12 @@ def test_ranks_on_machines_without_a_shared_folder_bring_their_records_to_rank_0
     for rank in (0, 1):
         machine = tmp_path / f"machine{rank}"
         machine.mkdir()
-        environ = {**os.environ, **TWO_OF_MPI, "OMPI_COMM_WORLD_RANK": str(rank), "PYTHONPATH": str(ROOT / "src")}
+        environ = {
+            **os.environ,
+            **TWO_OF_MPI,
+            "OMPI_COMM_WORLD_RANK": str(rank),
+            "PYTHONPATH": python_path(ROOT / "src"),
+        }
         words = ("ddp", "--implementations", "pytorch_ddp", "--no-trace", "--out", "out", *SMALL)
         ranks.append(
             subprocess.Popen(

@@ -16,6 +16,7 @@ from pathlib import Path
 from shutil import which
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[3]
@@ -108,7 +109,7 @@ def _agent(machine: Machine, folder: Path, number: int, port: int) -> "subproces
         [*machine.begin, *torchrun, *where, "-m", "stepscope", "bench", "strategy", "--workload", "own:make",
          "--out", "out", *method],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", **machine.variables},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT / "src"), "OMP_NUM_THREADS": "1", **machine.variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

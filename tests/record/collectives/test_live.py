@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.job_environment import python_path
 from tests.limits import HANG_S
+from tests.made_once import made_once
 
 from stepscope.record.collectives.live import LiveCollectives
 from stepscope.record.collectives.tap import CollectiveTap, stride_for
@@ -19,8 +21,11 @@ PYTHON_BYTES = 4000 + 4000 + 8000 + 8000 + 4000
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("collectives")
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")}
+    return made_once(tmp_path_factory, "collectives", run_job)
+
+
+def run_job(folder):
+    environment = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parents[3] / "src")}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", str(JOB), str(rank), "2", str(folder)],
@@ -32,7 +37,6 @@ def job(tmp_path_factory):
     ]
     errors = [rank.communicate(timeout=HANG_S)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
-    return folder
 
 
 def lines_of(path):

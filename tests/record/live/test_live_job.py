@@ -14,6 +14,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 from tests.record.script_runs import INJECT, SOURCE, environment
 
@@ -38,7 +39,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a job that runs until its file `end` is there."""
     where = tmp_path_factory.mktemp("live")
     config = RecordConfig(out=str(where / "run"), light=True, metrics="0", asked_pause_s=0.0, telemetry=False)
-    environ = {**environment(), **config.to_env(), "PYTHONPATH": f"{INJECT}{os.pathsep}{SOURCE}"}
+    environ = {**environment(), **config.to_env(), "PYTHONPATH": python_path(INJECT, SOURCE)}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, "-W", "ignore", *launcher, str(JOB), str(where)]
     with (where / "job.log").open("wb") as log:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import owners_file
@@ -22,7 +23,7 @@ SOURCE = Path(__file__).parents[3] / "src"
 
 
 def printed(command: list[str]) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return [line for line in done.stdout.splitlines() if "0x" in line]

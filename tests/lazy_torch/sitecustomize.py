@@ -1,0 +1,119 @@
+"""Has torch start fast in the jobs of the tests: its compiler is imported once something uses it.
+
+Optimizers and DistributedDataParallel ask `torch._dynamo` whether they are being traced, and its import takes 1.7 s of
+the 3.7 s of CPU that a rank needs for its first step. Who compiles gets the real module; until then the answers here
+are those of a compiler that nobody uses. `tests/job_environment.py` puts this folder on PYTHONPATH. Jobs with torch as
+users have it: every kind of loop on two ranks (`tests/record/test_loops.py`), what a step costs
+(`tests/record/test_overhead.py`), and one process recorded from the command line (`tests/record/launch/`).
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+import threading
+
+COMPILER = "torch._dynamo"
+
+
+def _disable_dynamo(fn=None, recursive=True):
+    """Stand for `torch._compile._disable_dynamo`: hide a function from the compiler once there is one."""
+    if fn is None:
+        return functools.partial(_disable_dynamo, recursive=recursive)
+
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        if COMPILER not in sys.modules:
+            return fn(*args, **kwargs)
+        hidden = getattr(fn, "__dynamo_disable", None)
+        if hidden is None:
+            hidden = fn.__dynamo_disable = sys.modules[COMPILER].disable(fn, recursive, wrapping=False)
+        return hidden(*args, **kwargs)
+
+    return inner
+
+
+def _use_grad_for_differentiable(func):
+    """Stand for the decorator of `torch.optim.optimizer`: break the compiler's graph once there is one."""
+    import torch
+
+    def _use_grad(*args, **kwargs):
+        compiler = sys.modules.get(COMPILER)
+        before = torch.is_grad_enabled()
+        try:
+            torch.set_grad_enabled(args[0].defaults["differentiable"])
+            if compiler is not None:
+                compiler.graph_break()
+            return func(*args, **kwargs)
+        finally:
+            if compiler is not None:
+                compiler.graph_break()
+            torch.set_grad_enabled(before)
+
+    functools.update_wrapper(_use_grad, func)
+    return _use_grad
+
+
+class _Later:
+    """What `torch._dynamo` says before anybody imported it; for all that is not known here the real one is imported."""
+
+    def __init__(self, name, **known):
+        vars(self).update(known)
+        self._name = name
+
+    def __getattr__(self, name):
+        return getattr(importlib.import_module(self._name), name)
+
+
+def _leave_out_compiler(torch):
+    """Answer for the compiler until it is there."""
+    if COMPILER not in sys.modules:
+        utils = _Later(f"{COMPILER}.utils", get_optimize_ddp_mode=lambda: "ddp_optimizer")
+        torch._dynamo = _Later(COMPILER, utils=utils)
+
+
+def _replace_in(module, function):
+    """Put a function into a module as if it stood in that file: whose a frame is depends on where it lies."""
+    function.__code__ = _moved(function.__code__, module.__file__)
+    setattr(module, function.__name__, function)
+
+
+def _moved(code, file):
+    nested = tuple(_moved(const, file) if hasattr(const, "co_code") else const for const in code.co_consts)
+    return code.replace(co_filename=file, co_consts=nested)
+
+
+class _Finder:
+    """Lets the other finders find a module, and acts once it has been loaded."""
+
+    acts = {  # noqa: RUF012
+        "torch": _leave_out_compiler,
+        "torch._compile": lambda module: _replace_in(module, _disable_dynamo),
+        "torch.optim.optimizer": lambda module: _replace_in(module, _use_grad_for_differentiable),
+    }
+    _asking = threading.local()
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.acts or getattr(self._asking, "name", None) == name:
+            return None
+        before, self._asking.name = getattr(self._asking, "name", None), name
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.name = before
+        if spec is not None and spec.loader is not None:
+            self._act_after_loading(spec)
+        return spec
+
+    def _act_after_loading(self, spec):
+        load = spec.loader.exec_module
+
+        def load_and_act(module):
+            vars(spec.loader).pop("exec_module", None)
+            load(module)
+            self.acts.pop(spec.name)(module)
+
+        spec.loader.exec_module = load_and_act
+
+
+sys.meta_path.insert(0, _Finder())
