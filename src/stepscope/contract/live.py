@@ -1,7 +1,7 @@
 """What is said in the folder of a run while its job runs, by files that are small and written whole.
 
     live/request.jsonl     a profile window that somebody asks for: {"id", "steps", "by"}
-    live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window"} or {"id", "refused"}
+    live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window", "by"} or {"id", "refused"}
     live/rank00000.jsonl   a rank's answer to a request, and where it stands where it takes no steps
 
     trigger --request--> every rank's helper --its newest step--> rank 0's helper --plan--> every rank
@@ -49,6 +49,8 @@ class WindowPlan:
     window: int = 0
     """its number in the run, from 0"""
     refused: str | None = None
+    by: str | None = None
+    """who asked for it, as the request says"""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def plan_of(found: Mapping[str, Any]) -> WindowPlan | None:
         return None
     if not 0 < last - first <= MAX_ASKED_STEPS or warmup > min(first, MAX_ASKED_STEPS):
         return None
-    return WindowPlan(str(found.get("id")), first, last, warmup, window)
+    return WindowPlan(str(found.get("id")), first, last, warmup, window, by=text(found.get("by")))
 
 
 def read_status(folder: Path, rank: int) -> RankStatus | None:

@@ -400,6 +400,8 @@ class Recorder:
         with self._planning:
             self._asked = (*self._asked, plan)
             self._busy_step = min(self._busy_step, plan.first - plan.warmup)
+        if self._run is not None and self._run.place.rank == 0 and plan.by:
+            say(f"steps {plan.first} to {plan.last - 1} will be profiled, asked for by {plan.by}")
 
     def _where(self) -> dict[str, Any]:
         """Return where the training thread is; called on a thread of ours."""

@@ -241,7 +241,9 @@ class Window:
         self._on_closed({**self._outcome(cut=None), "status": "dropped", "reason": reason})
 
     def _outcome(self, *, cut: str | None) -> dict[str, Any]:
-        return {"window": self._number, "first_step": self._first_step, "last_step": self._last(), "cut": cut}
+        asked_by = next((plan.by for plan in self._asked() if plan.window == self._number), None)
+        steps = {"window": self._number, "first_step": self._first_step, "last_step": self._last()}
+        return {**steps, "cut": cut, "asked_by": asked_by}
 
     def _last(self) -> int:
         """Return the number after the last complete step."""
