@@ -16,7 +16,7 @@ LOOKS = 3
 NEW_STEPS = 5
 """since the last look that counted; waiting alone proves nothing"""
 GOOD_SLOWDOWN = 1.05
-_BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
+_BAD_REGRESSION, GOOD_REGRESSION = 1.2, 1.1
 STRAGGLER, REGRESSION = "straggler", "regression"
 BAD, GOOD, BETWEEN = "bad", "good", "between"
 
@@ -34,17 +34,6 @@ class Change:
     rank: int | None
     rises: bool
     text: str
-    since: int | None = None
-    """the first step that was looked at when it turned bad, or good"""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """Looks in a row that say the same."""
-
-    state: str
-    looks: int
-    since: int | None
 
 
 class Alarms:
@@ -52,32 +41,29 @@ class Alarms:
 
     def __init__(self) -> None:
         self.up: dict[Key, str] = {}
-        self._rows: dict[Key, _Row] = {}
+        self._in_a_row: dict[Key, tuple[str, int]] = {}
         self._counted_step: int | None = None
 
     def update(self, step: int | None, states: States) -> list[Change]:
         """Return the alarms that rise or fall with a look; `step` is the newest one in it."""
-        last = self._counted_step
-        if step is None or (last is not None and 0 <= step - last < NEW_STEPS):
+        if step is None or (self._counted_step is not None and 0 <= step - self._counted_step < NEW_STEPS):
             return []
         self._counted_step = step
-        return self.judge(states, since=step if last is None else last + 1)
+        return self.judge(states)
 
-    def judge(self, states: States, *, since: int | None = None) -> list[Change]:
-        """Return the changes with a look that counts; `since` is the first step that is new in it."""
+    def judge(self, states: States) -> list[Change]:
+        """Return the changes with a look that counts."""
         changes = []
         for key, (state, words) in states.items():
-            before = self._rows.get(key)
-            goes_on = before is not None and before.state == state
-            row = _Row(state, before.looks + 1, before.since) if goes_on and before else _Row(state, 1, since)
-            self._rows[key] = row
-            if row.looks < LOOKS:
+            before, count = self._in_a_row.get(key, (BETWEEN, 0))
+            self._in_a_row[key] = (state, count + 1 if state == before else 1)
+            if self._in_a_row[key][1] < LOOKS:
                 continue
             if state == BAD and key not in self.up:
-                changes.append(Change(*key, rises=True, text=words, since=row.since))
+                changes.append(Change(*key, rises=True, text=words))
             elif state == GOOD and key in self.up:
                 del self.up[key]
-                changes.append(Change(*key, rises=False, text=words, since=row.since))
+                changes.append(Change(*key, rises=False, text=words))
             if state == BAD:
                 self.up[key] = words
         return changes
@@ -85,10 +71,10 @@ class Alarms:
     def forget(self, key: Key) -> None:
         """Begin anew with one alarm, whatever it was."""
         self.up.pop(key, None)
-        self._rows.pop(key, None)
+        self._in_a_row.pop(key, None)
 
 
 def regression_state(step_ns: float, first_step_ns: float) -> str:
     """Return whether steps take too long against the first ones."""
     ratio = step_ns / first_step_ns
-    return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < _GOOD_REGRESSION else BETWEEN
+    return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < GOOD_REGRESSION else BETWEEN

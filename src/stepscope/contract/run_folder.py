@@ -13,13 +13,11 @@
 Standard library only: the job side imports it.
 """
 
-import errno
 import os
 import re
-import secrets
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,9 +28,6 @@ SCHEMA = 1
 RUN_JSON = "run.json"
 CACHE_FOLDER = ".stepscope"
 SOURCE_FOLDER = "source"
-
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""how storage says that it has no room"""
 
 _MAX_NAME_KEPT = 40
 """characters of a file's name in that of its temporary file, which must not grow past what a name may have"""
@@ -117,39 +112,6 @@ def atomic_write(path: str | os.PathLike[str], *, mode: str = "wb") -> Iterator[
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-
-
-def create_whole(path: Path, text: str) -> bool:
-    """Create the file with its content in one move; False where somebody was first."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as e:
-        if e.errno in FULL:
-            raise
-        return _create_exclusively(path, text)  # a file system without hard links
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-    return True
-
-
-def _create_exclusively(path: Path, text: str) -> bool:
-    try:
-        f = path.open("x", encoding="utf-8")
-    except FileExistsError:
-        return False
-    try:
-        with f:
-            f.write(text)
-    except OSError:
-        with suppress(OSError):
-            path.unlink()  # an empty claim would keep everybody out
-        raise
-    return True
 
 
 def _umask() -> int:

@@ -1,7 +1,7 @@
 """Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.reading.each_file import Progress, reader
+from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
 from stepscope.run.reading.told_apart import refuse_double_ranks, sorted_out, with_parts_joined, without_repeats
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
@@ -72,7 +73,8 @@ class Run(ArrayRecord):
     @property
     def asked_by(self) -> str | None:
         """Return who asked for this window while the job ran, a command or an alarm; None for one of the settings."""
-        return asked_by(self.description, self.window)
+        found = pulled_window(self.description, self.window)
+        return found.by if found is not None else None
 
     @cached_property
     def unprofiled(self) -> UnprofiledStep | None:
@@ -110,6 +112,8 @@ def load(
     about = _run_folder(folder)
     description, damaged = run_description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
+    window = window_number(folder.resolve()) if folder is not None else 0
+    logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
@@ -122,10 +126,10 @@ def load(
         source=SourceText(about),
         measured=measured,
         unreadable=tuple(unreadable),
-        window=window_number(folder.resolve()) if folder is not None else 0,
+        window=window,
         jobs=jobs,
     )
-    beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
+    beside = [*damaged, *lost, *since, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
 
@@ -160,19 +164,8 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
 
 
 def _named_window(run: Run, folder: Path) -> str:
-    asked = asked_by(run.description, window_number(folder))
-    return folder.name if asked is None else f"{folder.name} (pulled by: {asked})"
-
-
-def asked_by(description: Mapping[str, Any], window: int) -> str | None:
-    """Return who asked for a window, as the ranks noted it in `run.json`; None where nobody did."""
-    windows = description.get("windows")
-    of_it = (
-        [w for w in windows if isinstance(w, dict) and w.get("window") == window] if isinstance(windows, list) else []
-    )
-    ranks = [w["ranks"] for w in of_it if isinstance(w.get("ranks"), dict)]
-    said = (rank.get("asked_by") for by_rank in ranks for rank in by_rank.values() if isinstance(rank, dict))
-    return next((text for text in said if isinstance(text, str) and text), None)
+    pulled = pulled_window(run.description, window_number(folder))
+    return folder.name if pulled is None else f"{folder.name} (pulled by: {pulled.by})"
 
 
 def _rank(trace: Trace, known: tuple[int, str]) -> Rank:

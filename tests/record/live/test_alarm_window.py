@@ -12,7 +12,7 @@ from tests.analyze.ranks.test_real_noise import LOADS, own_times
 from stepscope.contract.alarms import LOOKS, REGRESSION, STRAGGLER, Change
 from stepscope.contract.live import LIVE_FOLDER, REQUEST, read_plan, read_request
 from stepscope.contract.run_folder import steps_file
-from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms
+from stepscope.record.live.alarm_window import STEPS_PER_LOOK, AlarmWindow, JobAlarms, Risen
 from stepscope.record.live.live import Live
 
 SETTINGS = {"on_alarm": 3, "pause_s": 30.0, "alarm_pause_s": 300.0, "max_alarm_windows": 2}
@@ -43,16 +43,18 @@ def late_from(first: int) -> Own:
     return lambda rank, step: even(rank, step) + (8 if rank == 1 and step >= first else 0)
 
 
-def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[Change]:
+def risen(judge: JobAlarms, own_ms: Own, first: int, last: int, per_look: int = STEPS_PER_LOOK) -> list[Risen]:
     looks = range(first, last, per_look)
-    return [c for at in looks for c in judge.take(steps(range(at, at + per_look), own_ms)) if c.rises]
+    changes = (c for at in looks for c in judge.take(steps(range(at, at + per_look), own_ms)))
+    return [change for change in changes if isinstance(change, Risen)]
 
 
 def test_late_rank_is_named_with_the_step_it_began_at() -> None:
-    found = risen(JobAlarms(2), late_from(340), 100, 500)
+    found = risen(JobAlarms(2), late_from(340), 95, 500)
     late = next(change for change in found if change.kind == STRAGGLER)
-    assert late.rank == 1 and late.since == 340 and late.text.startswith("rank 1 is 7.")
+    assert late.rank == 1 and late.text.startswith("rank 1 is ")
     assert {change.kind for change in found} == {STRAGGLER, REGRESSION}  # all steps wait for it
+    assert {change.since for change in found} == {340}
     assert not risen(JobAlarms(2), even, 100, 1000)
 
 
@@ -87,25 +89,26 @@ def test_slower_steps_after_a_window_are_not_held_against_those_before() -> None
     assert [change.kind for change in slower] == [REGRESSION] and "1.33 x" in slower[0].text
 
 
-def change(kind: str, rank: int | None, rises: bool) -> Change:
-    return Change(kind, rank, rises, f"{kind} of {rank}", since=7)
+def change(kind: str, rank: int | None, since: int | None) -> Change:
+    text = f"{kind} of {rank}"
+    return Change(kind, rank, False, text) if since is None else Risen(kind, rank, True, text, since)
 
 
 def test_pulls_have_a_pause_and_an_end_and_wait_for_it() -> None:
     window = AlarmWindow(steps=3, world_size=2, pause_s=300.0, max_windows=2)
     assert window.pull(0.0) is None
-    window.hear([change(STRAGGLER, 1, True), change(REGRESSION, None, True)])
+    window.hear([change(STRAGGLER, 1, 7), change(REGRESSION, None, 9)])
     first = window.pull(0.0)
     assert first is not None and first.steps == 3
-    assert first.by == "alarm: straggler of 1 since about step 7; regression of None since about step 7"
+    assert first.by == "alarm: straggler of 1 since step 7; regression of None since step 9" and first.since == 9
     assert window.pull(1000.0) is None  # alarms that stay up pull once
-    window.hear([change(STRAGGLER, 0, True)])
-    window.hear([change(STRAGGLER, 0, False)])
-    window.hear([change(STRAGGLER, 2, True)])
+    window.hear([change(STRAGGLER, 0, 20)])
+    window.hear([change(STRAGGLER, 0, None)])
+    window.hear([change(STRAGGLER, 2, 30)])
     assert window.pull(299.0) is None
     second = window.pull(300.0)
-    assert second is not None and second.by == "alarm: straggler of 2 since about step 7"
-    window.hear([change(STRAGGLER, 3, True)])
+    assert second is not None and second.by == "alarm: straggler of 2 since step 30"
+    window.hear([change(STRAGGLER, 3, 40)])
     assert window.pull(1e6) is None  # that was the last of the job
 
 
@@ -152,10 +155,10 @@ def test_alarm_asks_for_a_window_that_all_ranks_hear_of(tmp_path: Path) -> None:
         ranks[rank].looks()
     plan = read_plan(tmp_path)
     assert plan is not None and plan.refused is None and plan.last - plan.first == 3
-    assert str(plan.by).startswith("alarm: rank 1 is 7.") and "since about step 200" in str(plan.by)
+    assert str(plan.by).startswith("alarm: rank 1 is 7.") and "since step 200" in str(plan.by)
     told = [[message["window"] for message in rank.told if "window" in message] for rank in ranks]
     assert told[0] == told[1] and [window["first"] for window in told[0]] == [plan.first]
-    assert told[0][0]["by"] == plan.by
+    assert told[0][0]["by"] == plan.by and told[0][0]["since"] == plan.since == 200
 
 
 def test_alarm_waits_while_somebody_else_has_asked(tmp_path: Path) -> None:

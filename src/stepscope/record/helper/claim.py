@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stepscope.contract.run_folder import RUN_JSON, create_whole, json_object_in, rank_of
+from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
 from stepscope.output_path import why_no_folder
+from stepscope.record.whole_file import create_whole
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
 _MAX_SIBLINGS = 10_000

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from stepscope.contract.run_folder import FULL
+from stepscope.record.whole_file import FULL
 
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S = 0.1

@@ -10,7 +10,9 @@ once. One that rises in the pause waits for its end, and is dropped where it fal
 import math
 import secrets
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from stepscope.contract.alarms import (
     BAD,
     BETWEEN,
     GOOD,
+    GOOD_REGRESSION,
     GOOD_SLOWDOWN,
+    LOOKS,
     REGRESSION,
     STRAGGLER,
     Alarms,
@@ -46,6 +50,15 @@ _MAX_KEPT = 500
 """steps of a rank between two looks that count"""
 
 Line = Mapping[str, Any]
+Series = list[tuple[int, float]]
+"""step and time in ms"""
+
+
+@dataclass(frozen=True)
+class Risen(Change):
+    """An alarm that rises, and the step since when it has been so."""
+
+    since: int = 0
 
 
 class AlarmWindow:
@@ -57,7 +70,7 @@ class AlarmWindow:
         self._ranks = range(world_size)
         self._tails: list[LogTail] = []
         self._judge = JobAlarms(world_size)
-        self._waiting: dict[Key, str] = {}  # alarms that no window has been pulled for
+        self._waiting: dict[Key, Risen] = {}  # alarms that no window has been pulled for
         self._next_look_s = 0.0
         self._next_pull_s = 0.0
 
@@ -70,12 +83,12 @@ class AlarmWindow:
         self.hear(self._judge.take({rank: tail.read() for rank, tail in enumerate(self._tails)}))
         return self.pull(now_s) if is_free else None
 
-    def hear(self, changes: Sequence[Change]) -> None:
+    def hear(self, changes: Sequence[Risen | Change]) -> None:
         """Take in alarms that rise or fall."""
         for change in changes:
             key = (change.kind, change.rank)
-            if change.rises:
-                self._waiting[key] = f"{change.text} since about step {change.since}"
+            if isinstance(change, Risen):
+                self._waiting[key] = change
             else:
                 self._waiting.pop(key, None)
 
@@ -85,8 +98,9 @@ class AlarmWindow:
             return None
         self._left -= 1
         self._next_pull_s = now_s + self._pause_s
-        why, self._waiting = "; ".join(self._waiting.values()), {}
-        return WindowRequest(secrets.token_hex(8), self._steps, f"alarm: {why}")
+        risen, self._waiting = list(self._waiting.values()), {}
+        why = "; ".join(f"{one.text} since step {one.since}" for one in risen)
+        return WindowRequest(secrets.token_hex(8), self._steps, f"alarm: {why}", max(one.since for one in risen))
 
 
 class JobAlarms:
@@ -102,8 +116,9 @@ class JobAlarms:
         self._waits = [False] * world_size  # whether a rank is known to wait for gradients at all
         self._to_settle = _SETTLING_STEPS
         self._first_ns: list[int] = []
+        self._looks: deque[_Look] = deque(maxlen=LOOKS + 1)
 
-    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Change]:
+    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Risen | Change]:
         """Return the alarms that rise or fall."""
         for rank, new in lines.items():
             self._waits[rank] = self._waits[rank] or any(waited_ns(line) is not None for line in new)
@@ -113,15 +128,16 @@ class JobAlarms:
         own_ms = {rank: self._own_ms(rank) for rank in range(len(self._new))}
         if not all(len(times) >= STEPS_PER_LOOK for times in own_ms.values()):
             return []
-        newest = min(new[-1]["step"] for new in self._new)
-        changes = self._alarms.update(newest, {**_straggler_states(own_ms), **self._regression()})
+        look = _Look(own_ms, [(line["step"], line["dur_ns"] / NS_PER_MS) for line in self._new[0]])
+        self._looks.append(look)
+        changes = self._alarms.update(look.newest, {**_straggler_states(own_ms), **self._regression()})
         self._new = [[] for _ in self._new]
-        return changes
+        return [self._dated(change) if change.rises else change for change in changes]
 
-    def _own_ms(self, rank: int) -> list[float]:
+    def _own_ms(self, rank: int) -> Series:
         """Return the step less its wait, of the new steps that tell; a rank that never waits has none to take off."""
-        waits = ((line["dur_ns"], waited_ns(line) if self._waits[rank] else 0) for line in self._new[rank])
-        return [(dur_ns - waited) / NS_PER_MS for dur_ns, waited in waits if waited is not None]
+        waits = ((line, waited_ns(line) if self._waits[rank] else 0) for line in self._new[rank])
+        return [(line["step"], (line["dur_ns"] - waited) / NS_PER_MS) for line, waited in waits if waited is not None]
 
     def _take_first(self, lines: Sequence[Line]) -> None:
         """Keep the first steps of the job, and again those after each window."""
@@ -135,19 +151,59 @@ class JobAlarms:
                 self._first_ns.append(line["dur_ns"])
 
     def _regression(self) -> dict[Key, tuple[str, str]]:
-        if len(self._first_ns) < _FIRST_STEPS:
+        if len(self._first_ns) < _FIRST_STEPS or not (first_ns := statistics.median(self._first_ns)):
             return {}
-        first_ns = statistics.median(self._first_ns)
         now_ns = statistics.median(statistics.median(line["dur_ns"] for line in new) for new in self._new)
-        if first_ns <= 0:
-            return {}
         words = f"steps take {ms(now_ns):.1f} ms, {ms(first_ns):.1f} ms at first ({now_ns / first_ns:.2f} x)"
         return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
 
+    def _dated(self, change: Change) -> Risen:
+        """Return an alarm with the step at which it turned bad, by the looks in a row and the one before."""
+        if change.rank is None:
+            times = [pair for look in self._looks for pair in look.steps_ms]
+            good_ms = GOOD_REGRESSION * statistics.median(self._first_ns) / NS_PER_MS
+        else:
+            times = [pair for look in self._looks for pair in look.own_ms[change.rank]]
+            others = [m for r, m in _medians(self._looks[-1].own_ms).items() if r != change.rank]
+            good_ms = GOOD_SLOWDOWN * statistics.median(others)
+        return Risen(change.kind, change.rank, True, change.text, since=step_of_change(times, good_ms))
 
-def _straggler_states(own_ms: Mapping[int, Sequence[float]]) -> dict[Key, tuple[str, str]]:
-    scores = rank_scores({rank: statistics.median(times) for rank, times in own_ms.items()})
-    errors_ms = {rank: error_of_median(times) for rank, times in own_ms.items()}
+
+@dataclass(frozen=True)
+class _Look:
+    """One look that counts."""
+
+    own_ms: Mapping[int, Series]
+    steps_ms: Series
+    """of rank 0"""
+
+    @property
+    def newest(self) -> int:
+        """The last step that all ranks have."""
+        return min(times[-1][0] for times in self.own_ms.values())
+
+
+def step_of_change(times: Series, good: float) -> int:
+    """Return the step from which on times are above `good`: the start with the most above and the fewest below it.
+
+    >>> step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
+    10
+    """
+    best, total, since = 0, 0, times[-1][0]
+    for step, time in reversed(times):
+        total += 1 if time > good else -1
+        if total > best:
+            best, since = total, step
+    return since
+
+
+def _medians(own_ms: Mapping[int, Series]) -> dict[int, float]:
+    return {rank: statistics.median(time for _, time in times) for rank, times in own_ms.items()}
+
+
+def _straggler_states(own_ms: Mapping[int, Series]) -> dict[Key, tuple[str, str]]:
+    scores = rank_scores(_medians(own_ms))
+    errors_ms = {rank: error_of_median([time for _, time in times]) for rank, times in own_ms.items()}
     return {(STRAGGLER, score.rank): (_state(score, errors_ms), _words(score)) for score in scores}
 
 

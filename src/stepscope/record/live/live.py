@@ -28,10 +28,11 @@ from stepscope.contract.live import (
     read_status,
     status_file,
 )
-from stepscope.contract.run_folder import SCHEMA, create_whole, facts_file, json_object_in
+from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.live.asked_window import Rules, plan_for
 from stepscope.record.live.process_state import process_state
 from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
+from stepscope.record.whole_file import create_whole
 from stepscope.record.window.trace_file import place_whole
 
 LOOK_S = 0.5
