@@ -16,7 +16,7 @@ LOOKS = 3
 NEW_STEPS = 5
 """since the last look that counted; waiting alone proves nothing"""
 GOOD_SLOWDOWN = 1.05
-_BAD_REGRESSION, GOOD_REGRESSION = 1.2, 1.1
+_BAD_REGRESSION, _GOOD_REGRESSION = 1.2, 1.1
 STRAGGLER, REGRESSION = "straggler", "regression"
 BAD, GOOD, BETWEEN = "bad", "good", "between"
 
@@ -77,4 +77,4 @@ class Alarms:
 def regression_state(step_ns: float, first_step_ns: float) -> str:
     """Return whether steps take too long against the first ones."""
     ratio = step_ns / first_step_ns
-    return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < GOOD_REGRESSION else BETWEEN
+    return BAD if ratio > _BAD_REGRESSION else GOOD if ratio < _GOOD_REGRESSION else BETWEEN

@@ -20,7 +20,6 @@ from stepscope.contract.alarms import (
     BAD,
     BETWEEN,
     GOOD,
-    GOOD_REGRESSION,
     GOOD_SLOWDOWN,
     LOOKS,
     REGRESSION,
@@ -158,15 +157,17 @@ class JobAlarms:
         return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
 
     def _dated(self, change: Change) -> Risen:
-        """Return an alarm with the step at which it turned bad, by the looks in a row and the one before."""
+        """Return an alarm with the step at which times went over half the way from good to what they are now."""
         if change.rank is None:
             times = [pair for look in self._looks for pair in look.steps_ms]
-            good_ms = GOOD_REGRESSION * statistics.median(self._first_ns) / NS_PER_MS
+            good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1].steps_ms)
         else:
             times = [pair for look in self._looks for pair in look.own_ms[change.rank]]
-            others = [m for r, m in _medians(self._looks[-1].own_ms).items() if r != change.rank]
-            good_ms = GOOD_SLOWDOWN * statistics.median(others)
-        return Risen(change.kind, change.rank, True, change.text, since=step_of_change(times, good_ms))
+            newest = {rank: _median(of_rank) for rank, of_rank in self._looks[-1].own_ms.items()}
+            now_ms = newest.pop(change.rank)
+            good_ms = statistics.median(newest.values())
+        since = step_of_change(times, (good_ms + now_ms) / 2)
+        return Risen(change.kind, change.rank, True, change.text, since=since)
 
 
 @dataclass(frozen=True)
@@ -183,26 +184,26 @@ class _Look:
         return min(times[-1][0] for times in self.own_ms.values())
 
 
-def step_of_change(times: Series, good: float) -> int:
-    """Return the step from which on times are above `good`: the start with the most above and the fewest below it.
+def step_of_change(times: Series, bound: float) -> int:
+    """Return the step from which on times are above a bound: the start with the most above and the fewest below it.
 
     >>> step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
     10
     """
     best, total, since = 0, 0, times[-1][0]
     for step, time in reversed(times):
-        total += 1 if time > good else -1
+        total += 1 if time > bound else -1
         if total > best:
             best, since = total, step
     return since
 
 
-def _medians(own_ms: Mapping[int, Series]) -> dict[int, float]:
-    return {rank: statistics.median(time for _, time in times) for rank, times in own_ms.items()}
+def _median(times: Series) -> float:
+    return statistics.median(time for _, time in times)
 
 
 def _straggler_states(own_ms: Mapping[int, Series]) -> dict[Key, tuple[str, str]]:
-    scores = rank_scores(_medians(own_ms))
+    scores = rank_scores({rank: _median(times) for rank, times in own_ms.items()})
     errors_ms = {rank: error_of_median([time for _, time in times]) for rank, times in own_ms.items()}
     return {(STRAGGLER, score.rank): (_state(score, errors_ms), _words(score)) for score in scores}
 
