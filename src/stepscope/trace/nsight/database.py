@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepscope.errors import TraceError
 from stepscope.trace.table import Int64s
+from stepscope.units import printable
 
 CHUNK_ROWS = 20_000
 MAX_VALUE_BYTES = 16 << 20
@@ -23,6 +24,7 @@ MAX_TEXT = 65_536
 """characters; longer texts are shortened, as in JSON traces"""
 MAX_TABLES = 10_000
 _IDS_AT_ONCE = 500
+_MAX_SAID = 200
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 _ALLOWED_FUNCTIONS = {"max", "min", "substr"}
 
@@ -164,7 +166,7 @@ class Database:
         return keys == [("id", "INTEGER")]
 
     def _damaged(self, error: sqlite3.Error | UnicodeDecodeError) -> TraceError:
-        said = "too large a value in it" if "too big" in str(error) else str(error)
+        said = "too large a value in it" if "too big" in str(error) else printable(str(error), width=_MAX_SAID)
         if isinstance(error, UnicodeDecodeError):
             said = "its tables have names that are no text"
         return TraceError(f"{self.path}: cannot be read as an sqlite file ({said}); export it again with nsys export")
