@@ -1,10 +1,11 @@
-"""What live export adds to light mode: CPU time of the training thread per step, and calls of ours, with and without.
+"""What light mode and live export cost: CPU time of the training thread per step, and calls of ours.
 
-    python benchmarks/live_export.py [--rounds 2]
+    python benchmarks/live_export.py [--rounds 2] [--device cuda]
 
-Processes take turns (light, export, export, light), each with the same small loop. With export, the endpoint is
-scraped ten times a second, four more clients connect and say nothing, and metrics are pushed to a collector that is not
-there. The time is that of the training thread alone (`time.thread_time_ns`), the fast tenth of many short rounds.
+Processes take turns (none, light, export, export, light, none), each with the same small loop. With export, the
+endpoint is scraped ten times a second, four more clients connect and say nothing, metrics are pushed to a collector
+that is not there, and the helper judges the steps for alarms. The time is that of the training thread alone
+(`time.thread_time_ns`), the fast tenth of many short rounds.
 """
 
 import argparse
@@ -24,38 +25,38 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE)]
 
 SETTLING, ROUNDS = 40, 150
+KINDS = ("none", "light", "export")
 SCRAPE_S = 0.1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--child", choices=("light", "export"))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--child", choices=KINDS)
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(measured(arguments.child == "export")))
+        print(json.dumps(measured(arguments.child, arguments.device)))
         return 0
-    found: dict[str, list[dict]] = {"light": [], "export": []}
-    for name in ("light", "export", "export", "light") * arguments.rounds:
-        command = [sys.executable, __file__, "--child", name]
+    found: dict[str, list[dict]] = {kind: [] for kind in KINDS}
+    for name in (*KINDS, *reversed(KINDS)) * arguments.rounds:
+        command = [sys.executable, __file__, "--child", name, "--device", arguments.device]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found[name].append(json.loads(done.stdout.splitlines()[-1]))
         print(name, found[name][-1], file=sys.stderr, flush=True)
-    light, export = ([one["step_us"] for one in found[name]] for name in ("light", "export"))
-    added = statistics.median(export) - statistics.median(light)
-    print(f"step under light mode: {statistics.median(light):.1f} us, with export {statistics.median(export):.1f} us")
-    print(
-        f"export adds {added:+.1f} us = {added / 200:+.3f} % of 20 ms; processes of one kind lie within "
-        f"{max(max(x) - min(x) for x in (light, export)):.1f} us"
-    )
-    print(
-        "calls of ours per step:", *(f"{name} {sorted({c for o in found[name] for c in o['calls']})}" for name in found)
-    )
+    times = {kind: [one["step_us"] for one in found[kind]] for kind in KINDS}
+    none, light, export = (statistics.median(times[kind]) for kind in KINDS)
+    print(f"step unrecorded: {none:.1f} us, under light mode {light:.1f} us, with export {export:.1f} us")
+    for what, added in (("light mode", light - none), ("export", export - light), ("both", export - none)):
+        print(f"{what} add {added:+.1f} us = {added / 200:+.3f} % of 20 ms")
+    print(f"processes of one kind lie within {max(max(x) - min(x) for x in times.values()):.1f} us")
+    calls = {kind: sorted({count for one in found[kind] for count in one["calls"]}) for kind in KINDS[1:]}
+    print(f"calls of ours per step: {calls}")
     print(f"scrapes answered: {sum(one['scrapes'] for one in found['export'])}; load average {os.getloadavg()[0]:.1f}")
     return 0
 
 
-def measured(export: bool) -> dict:
+def measured(kind: str, device: str) -> dict:
     """Return the training thread's time per step in one process, and how many calls of ours a timed step makes."""
     import torch
     import torch.distributed as dist
@@ -67,22 +68,26 @@ def measured(export: bool) -> dict:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1)
-        asked: dict[str, Any] = (
-            {"metrics": f"{free_port()}", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.5} if export else {}
+        dist.init_process_group(
+            "gloo" if device == "cpu" else "nccl", store=dist.FileStore(f"{folder}/store", 1), rank=0, world_size=1
         )
-        recorder = Recorder.start(RecordConfig(out=f"{folder}/run", light=True, **asked))
-        hooks = install(lambda: recorder)
-        hooks.loop.start()
-        job = Job(device="cpu", width=2, layers=1, batch=1)
+        exports = {"metrics": f"{free_port()}", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.5, "on_alarm": 5}
+        asked: dict[str, Any] = exports if kind == "export" else {}
+        recorder = hooks = None
+        if kind != "none":
+            recorder = Recorder.start(RecordConfig(out=f"{folder}/run", light=True, **asked))
+            hooks = install(lambda: recorder)
+            hooks.loop.start()
+        job = Job(device=device, width=2, layers=1, batch=1)
         for _ in range(SETTLING):
             job.step()
-        scraper = Scraper(asked["metrics"]) if export else None
+        scraper = Scraper(asked["metrics"]) if asked else None
         times = sorted(thread_us(job, 8) for _ in range(ROUNDS))
         calls = calls_of_ours(job, 40)
         scrapes = scraper.end() if scraper else 0
-        hooks.remove()
-        recorder.close()
+        if hooks is not None and recorder is not None:
+            hooks.remove()
+            recorder.close()
         dist.destroy_process_group()
     return {"step_us": statistics.mean(times[: ROUNDS // 10]), "calls": [min(calls)], "scrapes": scrapes}
 

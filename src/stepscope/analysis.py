@@ -43,8 +43,9 @@ from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
-from stepscope.run.load import Progress, Run
+from stepscope.run.load import Run
 from stepscope.run.load import load as load_run
+from stepscope.run.reading.each_file import Progress
 from stepscope.run.remote.copies import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES

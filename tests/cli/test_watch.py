@@ -12,7 +12,7 @@ from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.main import main
 from stepscope.cli.watch.site import LiveSite
 from stepscope.cli.watch.watched import WatchedJob
-from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowRequest, read_request
+from stepscope.contract.live import LIVE_FOLDER, REQUEST, WindowPlan, WindowRequest, read_request
 from stepscope.errors import InputError
 
 
@@ -140,3 +140,51 @@ def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
     write_facts(tmp_path / "run", 0, "closed")
     ended = LiveSite(str(tmp_path / "run"))("", {})
     assert ended is not None and b"has ended" in ended.body and b"refresh" not in ended.body
+
+
+def test_each_look_is_one_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = job(tmp_path / "run", ended="closed")
+    assert main(["watch", str(run), "--json", "-"]) == 0
+    (text,) = capsys.readouterr().out.splitlines()
+    look = json.loads(text)
+    assert look["schema"] == 1 and look["over"] and look["step"] == 39 and look["step_ms"] == 10.0
+    assert [rank["rank"] for rank in look["ranks"]] == [0, 1] and look["ranks"][0]["regions_ms"]["forward_pass"] == 2.5
+    assert look["mfu"] is None and look["mfu_reason"] and look["alarms"] == look["stalls"] == look["news"] == []
+    assert look["ranks"][1]["ended"] == "closed" and look["ranks"][1]["stall"] is None
+
+
+def test_looks_of_a_terminal_go_to_a_file_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, looks = job(tmp_path / "run", ended="closed"), tmp_path / "looks.jsonl"
+    stall = {"step": 39, "for_s": 4.0, "usual_s": 1.0, "frames": [["/a/train.py", 3, "f"]]}
+    (run / LIVE_FOLDER).mkdir()
+    (run / LIVE_FOLDER / "rank00001.jsonl").write_text(json.dumps({"rank": 1, "step": 39, "stall": stall}))
+    assert main(["watch", str(run), "--json", str(looks)]) == 0
+    assert "the job has ended" in capsys.readouterr().out
+    look = json.loads(looks.read_text())
+    assert look["ranks"][1]["stall"]["frames"] == [{"file": "/a/train.py", "line": 3, "function": "f"}]
+    assert look["news"] == look["stalls"] and "1 of 2 ranks" in look["news"][0]
+    assert main(["watch", str(run), "--json", str(looks)]) == 2
+    assert "already exists; use --force" in capsys.readouterr().err
+    assert main(["watch", str(run), "--json", str(looks), "--force"]) == 0
+    assert main(["watch", str(run), "--json", "s3://bucket/looks"]) == 2
+
+
+def test_trigger_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    run, plan = job(tmp_path / "run"), WindowPlan("x", 50, 53, 2, 1, by="stepscope trigger")
+    monkeypatch.setattr("stepscope.cli.trigger.ask_for_window", lambda folder, *, steps, by: plan)
+    windows = [{"window": 1, "name": "window1/a", "status": "exported", "cut": None}]
+    files = [{"name": "window1/a", "status": "written", "bytes": 7}]
+    write_facts(run, 0, "running", windows=windows, files=files)
+    write_facts(run, 1, "killed")
+    assert main(["trigger", str(run), "--json", "-"]) == 3
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert "steps 50 to 52 will be profiled on 2 ranks" in said.err
+    assert (document["first_step"], document["num_steps"], document["window"]) == (50, 3, 1)
+    assert document["report"] == str(run / "window1") and document["asked_by"] == "stepscope trigger"
+    written, missing = document["ranks"]
+    assert written == {"rank": 0, "status": "written", "trace": "window1/a", "bytes": 7, "cut": None, "reason": None}
+    assert missing["status"] == "missing" and missing["reason"] == "it ended before step 53"
+    assert main(["trigger", str(run), "--json", str(tmp_path / "asked.json"), "--no-wait"]) == 0
+    assert json.loads((tmp_path / "asked.json").read_text())["ranks"] == []
+    assert "steps 50 to 52 will be profiled" in capsys.readouterr().out

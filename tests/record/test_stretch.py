@@ -14,8 +14,9 @@ import stepscope.record.hooks.loop.optimizer_steps as optimizer_steps_module
 import stepscope.record.hooks.loop.routine as routine_module
 import stepscope.record.hooks.loop.rows as rows_module
 import stepscope.record.hooks.loop.step_ends as step_ends_module
-import stepscope.record.session as session_module
+import stepscope.record.step_recorder as recorder_module
 import stepscope.record.steps.regions as regions_module
+import stepscope.record.steps.step_times as times_module
 import stepscope.record.window.interruptions as interruptions_module
 from stepscope.contract.run_folder import steps_file
 from stepscope.record.config import RecordConfig
@@ -29,7 +30,7 @@ from stepscope.record.window.interruptions import Interruption
 LOAD, FORWARD, BACKWARD, STEP = "data_loading", "forward_pass", "backward_pass", "optimizer_step"
 READERS_OF_THE_CLOCK = (
     *(loop_module, optimizer_steps_module, rows_module, step_ends_module, routine_module),
-    *(session_module, regions_module, interruptions_module),
+    *(recorder_module, times_module, regions_module, interruptions_module),
 )
 LOAD_NS, FORWARD_NS, GLUE_NS, BACKWARD_NS, CLIP_NS, STEP_NS = 5_000, 10_000, 1_000, 30_000, 70_000, 50_000
 

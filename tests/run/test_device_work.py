@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.run.traces import Event, event, rank_of
 
-from stepscope.run.device_work import enclosing, lookup, numbered
+from stepscope.errors import TraceError
+from stepscope.run.device_work import MAX_STREAMS, enclosing, lookup, numbered
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -190,3 +191,13 @@ def test_enclosing_is_the_shortest_span_around(
 def test_keys_are_numbered_in_their_order(keys: list[int]) -> None:
     column = np.array(keys, np.int64)
     assert numbered(column).tolist() == np.unique(column, return_inverse=True)[1].tolist()
+
+
+def test_more_streams_than_any_job_has_are_one_line_of_error(tmp_path: Path) -> None:
+    def on_streams(number: int) -> list[Event]:
+        return [kernel(10 * i, None, dur=5, stream=i, device=0) for i in range(number)]
+
+    assert len(rank_of(tmp_path, on_streams(MAX_STREAMS)).work) == MAX_STREAMS
+    with pytest.raises(TraceError, match="work on 2,049 streams, where a rank has a few dozen") as error:
+        rank_of(tmp_path, on_streams(MAX_STREAMS + 1))
+    assert "\n" not in str(error.value)

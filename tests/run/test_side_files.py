@@ -1,5 +1,6 @@
 """Everything that the recorder writes beside the traces is read, damaged or not, and becomes evidence."""
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from stepscope.document.report import report_json
 from stepscope.document.side_files import memory_of_steps
 from stepscope.report.text.summary import print_summary
 from stepscope.run.load import load
+from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
 from stepscope.run.side_files import side_files
 from stepscope.run.step_log import step_log_of
 
@@ -135,6 +137,48 @@ def test_later_windows_are_named_and_read_with_the_runs_own_logs(tmp_path: Path)
     second = load(later)
     assert len(second.logs) == 2 and second.description and len(second.beside.telemetry) == 2
     assert not any("window1 of this run" in line for line in second.warnings)
+    assert (first.window, second.window, first.asked_by, second.asked_by) == (0, 1, None, None)
+
+
+def test_window_that_an_alarm_pulled_is_named_with_its_reason(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    later = folder / "window1"
+    later.mkdir()
+    for trace in folder.glob("*.trace.json.gz"):
+        (later / trace.name).write_bytes(trace.read_bytes())
+    why = "alarm: rank 1 is 7.90 ms late per step (1.38 x the others) since about step 340"
+    described = json.loads((folder / "run.json").read_text())
+    windows = [{"window": 0, "ranks": {"0": {"asked_by": None}}}, {"window": 1, "ranks": {"0": {"asked_by": why}}}]
+    (folder / "run.json").write_text(json.dumps({**described, "windows": windows}))
+    first, second = load(folder), load(later)
+    assert first.asked_by is None and second.asked_by == why
+    assert any(f"window1 (pulled by: {why}) of this run" in line for line in first.warnings)
+    account = account_of(second)
+    assert report_json(account, diagnose(account))["run"]["asked_by"] == why
+    out = io.StringIO()
+    print_summary(account, diagnose(account), Console(file=out, width=200))
+    assert f"window 1, pulled by: {why}" in out.getvalue()
+
+
+@pytest.mark.parametrize("windows", [None, 3, [1], [{"window": 0}], [{"window": 0, "ranks": {"0": {"asked_by": 5}}}]])
+def test_windows_of_a_damaged_description_have_no_reason(windows: object) -> None:
+    assert pulled_window({"windows": windows}, 0) is None
+
+
+def test_window_of_an_alarm_is_held_against_the_steps_since_then() -> None:
+    lines = [
+        {"step": n, "start_ns": 0, "end_ns": 0, "dur_ns": (20 if n < 340 else 35) * 10**6, "profiled": n in (500, 501)}
+        for n in range(600)
+    ]
+    logs = [step_log_of(lines, rank=rank) for rank in (0, 1)]
+    windows = [{"window": 1, "ranks": {"0": {"asked_by": "a", "since": 340}}}]
+    described = {"unprofiled_step_ms": 20.0, "windows": windows}
+    kept, description, said = steps_it_stands_for(logs, described, pulled_window(described, 1))
+    assert description["unprofiled_step_ms"] == 35.0 and len(said) == 1 and "since step 340" in said[0]
+    assert [int(log.step[0]) for log in kept] == [340, 340] and len(kept[0]) == len(kept[0].phase) == 260
+    late = {"windows": [{"window": 1, "ranks": {"0": {"asked_by": "a", "since": 595}}}]}
+    assert steps_it_stands_for(logs, late, pulled_window(late, 1))[1:] == (late, [])  # too few to tell
+    assert steps_it_stands_for(logs, described, pulled_window(described, 0))[0] == tuple(logs)
 
 
 def test_step_log_without_memory_has_none_to_show() -> None:

@@ -193,6 +193,20 @@ def test_deep_nesting_is_refused_quickly(tmp_path: Path, text: str) -> None:
     assert time.process_time() - start < 1
 
 
+@pytest.mark.slow
+def test_deep_nesting_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text('{"traceEvents": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    grown = peak_growth_bytes(
+        "from stepscope.errors import TraceError\n"
+        f"try: read({str(path)!r})\n"
+        "except TraceError: pass\n"
+        "else: raise SystemExit('not refused')",
+        warm_up=SAMPLE,
+    )
+    assert grown < 100 << 20
+
+
 def test_deep_nesting_costs_only_its_event(tmp_path: Path) -> None:
     deep = '{"ph": "X", "ts": 1, "dur": 1, "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
     trace = read_text(tmp_path, text_of(event(name="a"), deep, event(name="b")))

@@ -97,6 +97,29 @@ def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bo
         read(path)
 
 
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archive_that_leads_outside_is_refused_and_nothing_is_unpacked(tmp_path: Path, kind: str) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    path, names = inside / "ranks.json", ["../canary", str(tmp_path / "canary"), "a/../../canary"]
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in names:
+                archive.writestr(name, text_of(0))
+    else:
+        with tarfile.open(path, "w") as tar:
+            for name in names:
+                info = tarfile.TarInfo(name)
+                info.size = len(text_of(0))
+                tar.addfile(info, io.BytesIO(text_of(0).encode()))
+            link = tarfile.TarInfo("link")
+            link.type, link.linkname = tarfile.SYMTYPE, "../canary"
+            tar.addfile(link)
+    with pytest.raises(TraceError, match=f"{kind} archive"):
+        read(path)
+    assert [p.name for p in tmp_path.iterdir()] == ["inside"] and [p.name for p in inside.iterdir()] == ["ranks.json"]
+
+
 def test_zip_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ranks.json"
     with zipfile.ZipFile(path, "w") as archive:

@@ -23,7 +23,8 @@ from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import Timeline, timeline_of
 from stepscope.run.aligned import aligned
-from stepscope.run.load import Progress, Run
+from stepscope.run.load import Run
+from stepscope.run.reading.each_file import Progress
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.csv import table_csv
 from stepscope.tables.parquet import table_parquet

@@ -7,7 +7,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -73,6 +74,35 @@ def write_json(path: str | None, document: Any, *, force: bool) -> None:
         write_output(path, text + "\n", force=force)
         for note in notes:
             warn(note)
+
+
+@contextmanager
+def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
+    """Give what writes a document as one line of JSON, seen at once: to a file that grows, or standard output for `-`.
+
+    Unlike other outputs it cannot be whole or not at all: somebody reads it while the command runs.
+    """
+    if path == "-":
+        yield lambda document: write_output("-", json_with_notes(document)[0] + "\n", force=force)
+        return
+    if _is_address(path):
+        raise UsageError(f"cannot write {path}: a file that grows has to be on this machine; give a path")
+    refuse_existing(Path(path), force=force)
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+    def write(document: Any) -> None:
+        try:
+            os.write(file, json_with_notes(document)[0].encode(errors="replace") + b"\n")
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    try:
+        yield write
+    finally:
+        os.close(file)
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:

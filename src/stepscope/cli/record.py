@@ -56,6 +56,7 @@ def config_of(args: argparse.Namespace) -> RecordConfig:
         debug=tuple(args.debug.split(",")) if args.debug else (),
         metrics=args.metrics,
         otlp=args.otlp,
+        on_alarm=args.on_alarm,
         track=tuple(place_from(text) for text in args.track or ()),
         **_outside(args),
     )
@@ -75,7 +76,9 @@ def _missing_tools(args: argparse.Namespace) -> list[str]:
 
 
 def _in_vain(args: argparse.Namespace) -> list[str]:
-    """Return a line on options that have no effect beside --light."""
+    """Return a line on options that have no effect beside --light, and on one beside another tool."""
+    if args.on_alarm and (args.nsys or args.ncu):
+        return ["--on-alarm pulls no window under another tool, which records its own; leave out --nsys or --ncu"]
     asked = [f"--{name}" for name in ("steps", "shapes", "stacks", "nsys", "ncu") if getattr(args, name)]
     if not args.light or not asked:
         return []

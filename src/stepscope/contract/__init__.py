@@ -2,6 +2,7 @@
 
     run_folder, run_json, step_line, owners    the files of a run folder: their names, and what is in them
     live                                       what is said in it while the job runs: windows asked for, stalls
+    alarms, late_ranks                         what is wrong with a running job, and since when; who is late
     regions, collectives, precisions, flops    names in a trace and what they mean; FLOPs of operators
     workload, tensorboard                      defaults of the benchmarks' model; TensorBoard's records
 

@@ -1,7 +1,8 @@
 """What is said in the folder of a run while its job runs, by files that are small and written whole.
 
-    live/request.jsonl     a profile window that somebody asks for: {"id", "steps", "by"}
-    live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window"} or {"id", "refused"}
+    live/request.jsonl     a profile window that somebody asks for: {"id", "steps", "by", "since"}
+    live/plan.jsonl        rank 0's answer: {"id", "first", "last", "warmup", "window", "by", "since"} or, where it says
+                           no, {"id", "refused"}
     live/rank00000.jsonl   a rank's answer to a request, and where it stands where it takes no steps
 
     trigger --request--> every rank's helper --its newest step--> rank 0's helper --plan--> every rank
@@ -34,6 +35,8 @@ class WindowRequest:
     steps: int
     by: str
     """who, in words: the command, or an alarm"""
+    since: int | None = None
+    """the step since when that is so which the window is to show"""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class WindowPlan:
     window: int = 0
     """its number in the run, from 0"""
     refused: str | None = None
+    by: str | None = None
+    since: int | None = None
+    """who asked for it, and for what since when, as the request says"""
 
 
 @dataclass(frozen=True)
@@ -109,7 +115,7 @@ def read_request(folder: Path) -> WindowRequest | None:
     id, steps = found.get("id"), whole(found.get("steps"))
     if not isinstance(id, str) or not id or steps is None or not 1 <= steps <= MAX_ASKED_STEPS:
         return None
-    return WindowRequest(id[:_MAX_TEXT], steps, text(found.get("by")) or "?")
+    return WindowRequest(id[:_MAX_TEXT], steps, text(found.get("by")) or "?", whole(found.get("since")))
 
 
 def read_plan(folder: Path) -> WindowPlan | None:
@@ -130,7 +136,8 @@ def plan_of(found: Mapping[str, Any]) -> WindowPlan | None:
         return None
     if not 0 < last - first <= MAX_ASKED_STEPS or warmup > min(first, MAX_ASKED_STEPS):
         return None
-    return WindowPlan(str(found.get("id")), first, last, warmup, window)
+    by, since = text(found.get("by")), whole(found.get("since"))
+    return WindowPlan(str(found.get("id")), first, last, warmup, window, by=by, since=since)
 
 
 def read_status(folder: Path, rank: int) -> RankStatus | None:

@@ -80,6 +80,8 @@ def _run(account: Account) -> dict[str, Any]:
         "backend": run.ranks[0].distributed.get("backend") or run.description.get("backend"),
         "strategy": account.strategy.name,
         "torch": versions.get("torch") if isinstance(versions, dict) else None,
+        "window": run.window,
+        "asked_by": run.asked_by,
         "sources": [run.shown_path(r.trace.path) for r in run.ranks],
     }
 

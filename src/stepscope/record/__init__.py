@@ -1,10 +1,11 @@
 """In the job: steps and regions are timed, a window is profiled, and a helper process writes the run folder.
 
 Needs torch and the standard library only, works from PYTHONPATH alone, and never disturbs training: on any
-trouble it says so once and switches itself off. On the training path are `session`, `steps/` and `hooks/`;
+trouble it says so once and switches itself off. On the training path are `step_recorder`, `steps/` and `hooks/`;
 everything slow is in the helper process or on a background thread.
 
-    config, session    settings; the recorder of one process
+    config, session    settings; the recorder of one process, from its start to its end
+    step_recorder      what it does with regions and steps; watched_steps: which of them a profiler watches
     steps/             every step timed: regions, evaluation, the device's time, the log
     window/            the profiled window: schedule, budget, Kineto, the watchdog
     after_window       FLOPs of one step, and the lines of another's operators: owners/

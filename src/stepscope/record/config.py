@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from stepscope.contract.live import MAX_ASKED_STEPS
 from stepscope.errors import UsageError
 
 VARIABLE = "STEPSCOPE_RECORD"
@@ -76,6 +77,9 @@ class RecordConfig:
     otlp_period_s: float = 10.0
     asked_pause_s: float = 30.0  # from the end of a window that was asked for to the next one
     watch_stalls: bool = True
+    on_alarm: int | None = None  # steps of the window that an alarm pulls by itself; None: it pulls none
+    alarm_pause_s: float = 300.0  # from one such window to the next
+    max_alarm_windows: int = 5  # of a job
 
     # A trial of `stepscope tune`: what is set in the job from outside (see `trial`), and after how many steps it ends.
     settings: dict[str, Any] = field(default_factory=dict)
@@ -102,6 +106,8 @@ class RecordConfig:
         ):
             if getattr(self, name) < least:
                 raise UsageError(f"{name} has to be a whole number of at least {least}, not {getattr(self, name)}")
+        if self.on_alarm is not None and not 1 <= self.on_alarm <= MAX_ASKED_STEPS:
+            raise UsageError(f"on_alarm has to be a number of steps up to {MAX_ASKED_STEPS:,}, not {self.on_alarm}")
         if self.outside_tool not in (None, "nsys", "ncu"):
             raise UsageError(f"outside_tool has to be 'nsys' or 'ncu', not {self.outside_tool!r}")
         if self.tool not in ("torch", "cuda"):

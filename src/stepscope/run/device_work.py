@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
@@ -21,6 +22,8 @@ from stepscope.trace.table import Int64s, Trace
 
 Rows = npt.NDArray[np.int64]
 
+MAX_STREAMS = 2_048
+"""of one rank, over all its devices"""
 _MAX_SPREAD = 32
 """slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
@@ -98,6 +101,7 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         op_row=op_row,
         step=step,
     )
+    _refuse_too_many_streams(work, trace)
     counts = JoinCounts(
         device_events=len(row),
         without_launch=int((launch_row < 0).sum()),
@@ -106,6 +110,16 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         reused_correlation=reused,
     )
     return work, counts
+
+
+def _refuse_too_many_streams(work: DeviceWork, trace: Trace) -> None:
+    """Raise where work lies on more streams than any job has: what follows takes each with all others."""
+    count = len(np.unique(np.stack((work.device, work.stream)), axis=1).T) if len(work) else 0
+    if count > MAX_STREAMS:
+        raise TraceError(
+            f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
+            "pass the trace of one rank, as the profiler wrote it"
+        )
 
 
 def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:

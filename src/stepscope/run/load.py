@@ -1,58 +1,37 @@
 """Files into one `Run`: find them, read them on all cores, know whose they are, say what is missing."""
 
-import hashlib
 import os
-import stat
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, rank_file
-from stepscope.errors import InputError, StepscopeError
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.imports.one_recording import one_recording_each
-from stepscope.run.imports.second_recording import process_of
 from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
-from stepscope.run.side_files import SideFiles, is_later_window, side_files
+from stepscope.run.reading.each_file import Progress, reader
+from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
+from stepscope.run.reading.told_apart import refuse_double_ranks, sorted_out, with_parts_joined, without_repeats
+from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Source, find_sources, rank_in_header
+from stepscope.run.sources import find_sources
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.trace.budget import Budget, return_freed
-from stepscope.trace.cache import read_cached
-from stepscope.trace.nsight.magic import is_sqlite
-from stepscope.trace.nsight.outside_tool import exported_report
-from stepscope.trace.parts import joined, trace_id
+from stepscope.trace.budget import return_freed
 from stepscope.trace.table import Trace
 
-BYTES_PER_RANK = 1 << 16
-"""of memory that a rank takes however small its trace is"""
-Progress = Callable[[int, int], None]
-"""Called with bytes read so far and bytes in all."""
 MAX_JOBS = 256
-_MAX_NAMED = 3
 """threads; more than that no machine has cores for, and some refuse to start"""
-
-
-class FailedSource(NamedTuple):
-    """A file that could not be read, and why."""
-
-    source: Source
-    error: StepscopeError
-
-
-ReadSource = tuple[Trace, ...] | FailedSource
-"""a file holds the trace of one rank, or those of all ranks on a machine"""
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -77,6 +56,8 @@ class Run(ArrayRecord):
     unreadable: tuple[str, ...] = ()
     """one line per rank that could not be read at all"""
     warnings: tuple[str, ...] = ()
+    window: int = 0
+    """which of the job's profiled windows this is, from 0"""
     jobs: int = 1
     """ranks that are worked on at once"""
     shown_path: Callable[[str], str] = str
@@ -88,6 +69,12 @@ class Run(ArrayRecord):
         said = [*(r.world_size for r in self.ranks), believable_world(self.description.get("world_size"))]
         known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
+
+    @property
+    def asked_by(self) -> str | None:
+        """Return who asked for this window while the job ran, a command or an alarm; None for one of the settings."""
+        found = pulled_window(self.description, self.window)
+        return found.by if found is not None else None
 
     @cached_property
     def unprofiled(self) -> UnprofiledStep | None:
@@ -111,20 +98,22 @@ def load(
     sources = find_sources(given)
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
-    read = _reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+    read = reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))
-        traces, unreadable, warnings = _sort_out(results)
-        traces, repeated = _without_repeats(traces)
-        traces, in_parts = _with_parts_joined(traces)
+        traces, unreadable, warnings = sorted_out(results)
+        traces, repeated = without_repeats(traces)
+        traces, in_parts = with_parts_joined(traces)
         traces, known, set_aside = one_recording_each(traces, folder)
-        _refuse_double_ranks(traces, known)
+        refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
     return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
     about = _run_folder(folder)
     description, damaged = run_description(about)
     logs, lost = readable_step_logs(about) if about else ((), [])
+    window = window_number(folder.resolve()) if folder is not None else 0
+    logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
@@ -137,9 +126,10 @@ def load(
         source=SourceText(about),
         measured=measured,
         unreadable=tuple(unreadable),
+        window=window,
         jobs=jobs,
     )
-    beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
+    beside = [*damaged, *lost, *since, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
 
@@ -156,7 +146,7 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
     lines = []
     others = [w for w in run.beside.windows if folder is None or w.resolve() != folder.resolve()]
     if others:
-        names = ", ".join(w.name for w in others)
+        names = ", ".join(_named_window(run, window) for window in others)
         which = "it" if len(others) == 1 else "each"
         lines.append(
             f"{names} of this run hold later profiled windows that are not in this report: "
@@ -173,133 +163,9 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
     return lines
 
 
-def _reader(
-    sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
-) -> Callable[[Source], ReadSource]:
-    """Return a function that reads one source, or gives back why it could not."""
-    total = sum(map(_size_on_disk, sources))
-    budget = Budget(total)
-    _refuse_too_many(len(sources), budget)
-    threads = max(1, jobs // len(sources))
-    done: dict[Path, int] = {}
-
-    def read(source: Source) -> ReadSource:
-        def report(size_bytes: int) -> None:
-            done[source.path] = size_bytes
-            if progress:
-                progress(sum(done.values()), total)
-
-        try:
-            export = exported_report(source.path, cache_folder=cache_folder, keep=cache)
-            if export is not None or is_sqlite(source.path):
-                from stepscope.trace.nsight.read import read_nsys  # only where there is such a file
-
-                return read_nsys(export or source.path, progress=report, budget=budget, named=source.path)
-            trace = read_cached(
-                source.path,
-                cache_folder=cache_folder,
-                enabled=cache,
-                threads=threads,
-                progress=report,
-                budget=budget,
-            )
-        except StepscopeError as error:
-            return FailedSource(source, _without_frames(error))
-        return (trace,)
-
-    return read
-
-
-def _without_frames(error: StepscopeError) -> StepscopeError:
-    """Return the error without what was read until then: the frames of its traceback would keep the tables alive."""
-    error.__cause__ = error.__context__ = None
-    return error.with_traceback(None)
-
-
-def _size_on_disk(source: Source) -> int:
-    """Return the bytes that a file takes, those of a sparse one without its holes."""
-    try:
-        status = source.path.stat()
-    except OSError:  # said when it is read
-        return 0
-    return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
-
-
-def _refuse_too_many(num_files: int, budget: Budget) -> None:
-    """Raise where so many files of next to nothing would take more memory than their size accounts for."""
-    most = budget.limit_bytes // BYTES_PER_RANK
-    if num_files > most:
-        raise InputError(
-            f"{num_files:,} files are too small to be traces of ranks; at most {most:,} of this size are read at once: "
-            "pass some of them, by glob"
-        )
-
-
-def _sort_out(results: list[ReadSource]) -> tuple[list[Trace], list[str], list[str]]:
-    """Return traces, lines for ranks that could not be read, and lines for files that are no traces."""
-    traces = [trace for r in results if not isinstance(r, FailedSource) for trace in r]
-    failed = [r for r in results if isinstance(r, FailedSource)]
-    if not traces:
-        if len(failed) == 1:
-            raise failed[0].error
-        first = failed[0].error
-        raise InputError(f"none of {len(failed)} files could be read; the first: {first}") from first
-    unreadable = [str(error) for source, error in failed if source.claimed]
-    left_out = [f"left out, not a trace of a rank: {error}" for source, error in failed if not source.claimed]
-    return traces, unreadable, left_out
-
-
-def _without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    """Return each distinct trace once; copies of a file count once and are named.
-
-    Ranks that did the same at the same time are no copies of each other: their headers differ.
-    """
-    alike = Counter(map(_size, traces))
-    seen: dict[tuple[int, int | None, int | None, bytes], Trace] = {}
-    warnings = []
-    for trace in traces:
-        first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else b""), trace)
-        if first is not trace:
-            names = f"{Path(first.path).name} and {Path(trace.path).name}"
-            warnings.append(f"{names} hold the same trace; it counts once")
-    return list(seen.values()), warnings
-
-
-def _size(trace: Trace) -> tuple[int, int | None, int | None]:
-    return trace.num_events, rank_in_header(trace.header), process_of(trace)
-
-
-def _digest(trace: Trace) -> bytes:
-    content = hashlib.blake2b("\0".join(trace.strings).encode(errors="surrogatepass"), digest_size=16)
-    for column in ("ts_ns", "dur_ns", "name", "tid"):
-        content.update(trace[column].tobytes())
-    return content.digest()
-
-
-def _with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
-    """Return traces that lie in several files as one, and a line for each."""
-    parts: dict[object, list[Trace]] = {}
-    for trace in traces:
-        of = trace_id(trace)
-        parts.setdefault((rank_in_header(trace.header), of) if of else id(trace), []).append(trace)
-    lines = [
-        f"{', '.join(Path(t.path).name for t in several)} hold parts of one trace and are read as one"
-        for several in parts.values()
-        if len(several) > 1
-    ]
-    return [joined(several) if len(several) > 1 else several[0] for several in parts.values()], lines
-
-
-def _refuse_double_ranks(traces: list[Trace], known: list[tuple[int, str]]) -> None:
-    """Raise where two different files are of the same rank: two runs, or two windows, in one place."""
-    owner: dict[int, str] = {}
-    for trace, (rank, source) in zip(traces, known, strict=True):
-        if rank in owner:
-            raise InputError(
-                f"two traces are of rank {rank} (by {source}): {owner[rank]} and {trace.path}; "
-                "two runs or two windows lie together: pass one of them, by folder or by glob"
-            )
-        owner[rank] = trace.path
+def _named_window(run: Run, folder: Path) -> str:
+    pulled = pulled_window(run.description, window_number(folder))
+    return folder.name if pulled is None else f"{folder.name} (pulled by: {pulled.by})"
 
 
 def _rank(trace: Trace, known: tuple[int, str]) -> Rank:

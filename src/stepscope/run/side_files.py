@@ -28,7 +28,7 @@ from stepscope.units import ns_of_ms
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
 _INSPECTOR = "nccl_inspector.jsonl"
 _MAX_JOB_FILES = 1_000
-_WINDOW = re.compile(r"^window\d{1,6}$")
+_WINDOW = re.compile(r"^window(\d{1,6})$")
 _MAX_NAMES = 32
 """of one line: categories of memory"""
 _MAX_GROUPS = 10_000
@@ -89,6 +89,12 @@ class SideFiles(ArrayRecord):
 def is_later_window(folder: Path) -> bool:
     """Return whether a folder is the second or a later window of the run folder around it."""
     return bool(_WINDOW.match(folder.name))
+
+
+def window_number(folder: Path) -> int:
+    """Return which window lies in a folder: 0 for a run folder, 2 for its `window2`."""
+    found = _WINDOW.match(folder.name)
+    return int(found.group(1)) if found else 0
 
 
 def side_files(folder: Path) -> SideFiles:

@@ -7,7 +7,7 @@ any other line that is no step is counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ ENDING = ".steps.jsonl"
 SETTLING_STEPS = 1
 """unprofiled steps after a profiled one that do not count: ranks still wait for each other's export"""
 MAX_RANK = 1 << 30
+_COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,6 +100,14 @@ class UnprofiledStep:
             f"{100 * self.long_share:.0f} % of the unprofiled steps take over 1.5 times their median of "
             f"{ms(self.median_ns):.2f} ms: the step is their mean, {ms(self.mean_ns):.2f} ms"
         )
+
+
+def log_since(log: StepLog, step: int) -> StepLog:
+    """Return a log without the steps before this one."""
+    kept = log.step >= step
+    columns = {name: getattr(log, name)[kept] for name in _COLUMNS}
+    phases = tuple(phase for phase, keep in zip(log.phase, kept, strict=True) if keep)
+    return replace(log, **columns, phase=phases, numbers={name: values[kept] for name, values in log.numbers.items()})
 
 
 def step_logs(folder: str | Path) -> tuple[StepLog, ...]:

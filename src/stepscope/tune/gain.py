@@ -1,20 +1,23 @@
 """What does a setting save, and could that be chance? From the trials of each round, with and without it.
 
     gain = 1 - exp(mean of log(with / without))        over rounds; what slows a whole round cancels
-    interval: Student's t over the rounds, at a confidence of 1 - 5 % / settings tried (Bonferroni)
+    interval: Student's t over the rounds, at a confidence of 1 - 5 % / (2 x settings tried) (Bonferroni)
 
-So that at most one of twenty jobs in which nothing helps has any setting whose interval lies above 0.
+So that at most one of twenty jobs in which nothing helps has any setting whose interval lies above 0. Twice, because a
+setting that is left undecided is looked at once more, after more rounds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, sqrt
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from stepscope.stats.student_t import t_quantile
 
 MAX_FALSE = 0.05
 MIN_ROUNDS = 3
+LOOKS = 2
+"""at a setting: after the rounds that were asked for, and after more of them"""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class Gain:
     low: float
     high: float
     rounds: int
+    typical: float
+    """share by the median over rounds, which one disturbed round does not move"""
 
     @property
     def beyond_chance(self) -> bool:
@@ -48,5 +53,6 @@ def gain(base_ms: Sequence[float], with_ms: Sequence[float], *, tried: int) -> G
     if len(ratios) < MIN_ROUNDS:
         return None
     middle = fmean(ratios)
-    width = t_quantile(1 - MAX_FALSE / max(1, tried), len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
-    return Gain(1 - exp(middle), 1 - exp(middle + width), 1 - exp(middle - width), len(ratios))
+    width = t_quantile(1 - MAX_FALSE / (LOOKS * max(1, tried)), len(ratios) - 1) * stdev(ratios) / sqrt(len(ratios))
+    typical = 1 - exp(median(ratios))
+    return Gain(1 - exp(middle), 1 - exp(middle + width), 1 - exp(middle - width), len(ratios), typical)

@@ -35,6 +35,11 @@ class JudgedSetting:
         """Return whether it is worth keeping."""
         return self.why_not is None
 
+    @property
+    def undecided(self) -> bool:
+        """Return whether more rounds may tell what these do not."""
+        return self.why_not == _UNDECIDED
+
 
 def judged(
     candidate: Candidate, trials: Sequence[Trial], base: Sequence[Trial], *, tried: int, out: Out | None = None
@@ -81,7 +86,7 @@ def _why_not(found: Gain | None, agrees: Agreement | None) -> str | None:
         return None
     if found.slower:
         return "slower"
-    return _UNDECIDED if found.share > _MATTERS else "within chance"
+    return _UNDECIDED if max(found.share, found.typical) > _MATTERS else "within chance"
 
 
 def _row(judged: JudgedSetting) -> dict[str, object]:

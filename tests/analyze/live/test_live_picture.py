@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from tests.analyze.live.runs import line, write_facts, write_log
 
-from stepscope.analyze.live.alarms import BAD, BETWEEN, GOOD, LOOKS, Alarms, states_of
+from stepscope.analyze.live.alarms import states_of
 from stepscope.analyze.live.picture import GivenNumbers, picture_of
 from stepscope.analyze.live.stalls import explained, place
+from stepscope.contract.alarms import BAD, BETWEEN, GOOD, LOOKS, Alarms, Change
 from stepscope.contract.live import Frame, Stall
 from stepscope.run.live.running import KEPT_STEPS, RunningJob
 
@@ -95,12 +96,17 @@ def test_alarm_rises_and_falls_after_looks_in_a_row() -> None:
     assert not alarms.up
 
 
+def looked(alarms: Alarms, job: RunningJob) -> list[Change]:
+    picture = picture_of(job.look())
+    return alarms.update(picture.step, states_of(picture))
+
+
 def test_alarm_counts_looks_with_new_steps_only(tmp_path: Path) -> None:
     alarms, job = Alarms(), RunningJob(balanced(tmp_path, late=2, by_ms=8.0))
-    assert not any(alarms.update(picture_of(job.look())) for _ in range(2 * LOOKS))
+    assert not any(looked(alarms, job) for _ in range(2 * LOOKS))
     for steps in (70, 80):
         balanced(tmp_path, late=2, by_ms=8.0, steps=steps)
-        changes = alarms.update(picture_of(RunningJob(tmp_path).look()))
+        changes = looked(alarms, RunningJob(tmp_path))
     assert [(c.kind, c.rank, c.rises) for c in changes] == [("straggler", 2, True)]
     assert alarms.up["straggler", 2].startswith("rank 2 is 7.9")
 

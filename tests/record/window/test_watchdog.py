@@ -65,7 +65,12 @@ def test_a_profile_function_and_a_look_that_takes_long_do_not_hang_the_script() 
 
 @pytest.mark.parametrize(
     ("file", "expected"),
-    [("session.py", False), ("hooks/root_hooks.py", True), ("hooks/loop/loop.py", False), ("hooks/backward.py", False)],
+    [
+        ("step_recorder.py", False),
+        ("hooks/root_hooks.py", True),
+        ("hooks/loop/loop.py", False),
+        ("hooks/backward.py", False),
+    ],
 )
 def test_it_interrupts_the_script_but_not_the_recorder(file: str, expected: bool) -> None:
     path = Path(sys.modules[Watchdog.__module__].__file__ or "").parents[1] / file

@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import random
 import sqlite3
 import struct
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from tests.trace.nsight.kineto_as_nsys import INIT, MACHINE, SIZED, Export, payload
 
-from stepscope.errors import TraceError
+from stepscope.errors import StepscopeError, TraceError
 from stepscope.run.load import load
 from stepscope.trace.classify import EventKind, event_kinds
 from stepscope.trace.nsight.database import Database, integers
@@ -276,6 +277,21 @@ def test_cut_exports_are_refused_in_one_line(real: Path, tmp_path: Path, sixteen
     with pytest.raises(TraceError) as error:
         read_nsys(path)
     assert "\n" not in str(error.value)
+
+
+def test_changed_bytes_of_an_export_give_traces_or_our_error(real: Path, tmp_path: Path) -> None:
+    data, path, chance = real.read_bytes(), tmp_path / "changed.sqlite", random.Random(11)
+    outcomes = set()
+    for _ in range(40):
+        changed = bytearray(data)
+        for _ in range(chance.choice((1, 30, 1000))):
+            changed[chance.randrange(len(changed))] = chance.randrange(256)
+        path.write_bytes(changed)
+        try:
+            outcomes.add(bool(read_nsys(path)))
+        except StepscopeError as error:
+            outcomes.add(str(error).count("\n"))
+    assert outcomes <= {True, 0}
 
 
 def test_nothing_is_written_beside_an_export(tmp_path: Path) -> None:

@@ -8,19 +8,18 @@ from torch import nn
 
 from stepscope.bench.data_parallel.implementations.parallel import Options
 from stepscope.bench.data_parallel.strategies import parallel
-from stepscope.bench.sweeps.train_step import FIRST_SCALE, StepSettings
-from stepscope.bench.workloads.fed import BatchCount
+from stepscope.bench.sweeps.train_step import WorkloadStep
 from stepscope.bench.workloads.workload import Workload
 
 
-class RankStep:
+class RankStep(WorkloadStep):
     """Called once per step, by all ranks; returns the mean loss of this rank's micro-batches.
 
     Only the last micro-batch of a step exchanges gradients, unless the settings say each.
     """
 
     def __init__(self, work: Workload, settings: Mapping[str, Any], *, rank: int, world_size: int) -> None:
-        self._work, self._set = work, StepSettings(**settings)
+        super().__init__(work, settings)
         options = Options(
             lr=self._set.learning_rate,
             micro_batch_size=work.spec.batch_size,
@@ -28,11 +27,7 @@ class RankStep:
             precision=work.spec.precision,
         )
         self._parallel = parallel(self._set.strategy, work.model, options)
-        self._scaler = torch.amp.GradScaler(
-            work.device.type, init_scale=FIRST_SCALE, enabled=work.spec.precision == "fp16"
-        )
-        self.fed = BatchCount()
-        self._batches: Any = work.batches(rank=rank, world_size=world_size, fed=self.fed)
+        self._batches = work.batches(rank=rank, world_size=world_size, fed=self.fed)
 
     def __call__(self) -> torch.Tensor:
         """Return the mean loss of one step."""
@@ -46,26 +41,14 @@ class RankStep:
         self.fed.end_step()
         return torch.stack(losses).sum()
 
-    def close(self) -> None:
-        """End the data loader's workers."""
-        self._batches.close()
-
     @property
-    def device(self) -> torch.device:
-        """Return where the step runs."""
-        return self._work.device
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the model's parameters, in order; a shard of each where they are sharded."""
-        return [p for p in self._parallel.model.parameters() if p.requires_grad]
+    def model(self) -> nn.Module:
+        """Return what is trained: the wrapped model, or its shards."""
+        return self._parallel.model
 
     def _micro_batch(self, *, last: bool) -> torch.Tensor:
         """Return the share of the loss that one micro-batch has, after its forward and backward."""
-        try:
-            batch = next(self._batches)
-        except StopIteration as end:
-            raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
+        batch = self._next_batch()
         self._parallel.exchange = last or self._set.exchange_each
         loss = self._work.loss(self._parallel.model, batch) / self._set.accumulation
         self._parallel.backward(self._scaler.scale(loss))

@@ -34,35 +34,25 @@ class StepSettings:
     learning_rate: float = 1e-4
 
 
-class TrainStep:
-    """Called once per step: data, forward, backward, optimizer; returns the mean loss of the step."""
+class WorkloadStep:
+    """What every step of a workload has, however it is taken: its settings, its batches and fp16's scaler."""
 
     def __init__(self, work: Workload, settings: Mapping[str, Any]) -> None:
         self._work, self._set = work, StepSettings(**settings)
-        if self._set.offload == "parameters":
-            shard_on_host(work.model)
-        if self._set.compile:
-            work.model.compile(mode=self._set.compile)
-        self.fed = BatchCount()
-        self._batches: Any = work.batches(fed=self.fed)
-        self.optimizer = self._optimizer()
         self._scaler = torch.amp.GradScaler(
             work.device.type, init_scale=FIRST_SCALE, enabled=work.spec.precision == "fp16"
         )
-        self._take = self._checked_graph() if self._set.cuda_graph else self._plain_step
-
-    def __call__(self) -> torch.Tensor:
-        """Return the mean loss of one step."""
-        try:
-            batches = [next(self._batches) for _ in range(self._set.accumulation)]
-        except StopIteration as end:
-            raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
-        self.fed.end_step()
-        return self._take(batches)
+        self.fed = BatchCount()
+        self._batches: Any = None  # a generator, begun once the model is as it will be
 
     def close(self) -> None:
         """End the data loader's workers now: left to the garbage collector, each is waited for in vain for seconds."""
         self._batches.close()
+
+    @property
+    def model(self) -> nn.Module:
+        """Return what is trained."""
+        return self._work.model
 
     @property
     def device(self) -> torch.device:
@@ -71,8 +61,34 @@ class TrainStep:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Return the model's parameters, in order."""
-        return [p for p in self._work.model.parameters() if p.requires_grad]
+        """Return the model's parameters, in order; a shard of each where they are sharded."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def _next_batch(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration as end:
+            raise ValueError("the workload's batches ended; give a Dataset, a list or an endless iterable") from end
+
+
+class TrainStep(WorkloadStep):
+    """Called once per step: data, forward, backward, optimizer; returns the mean loss of the step."""
+
+    def __init__(self, work: Workload, settings: Mapping[str, Any]) -> None:
+        super().__init__(work, settings)
+        if self._set.offload == "parameters":
+            shard_on_host(work.model)
+        if self._set.compile:
+            work.model.compile(mode=self._set.compile)
+        self._batches = work.batches(fed=self.fed)
+        self.optimizer = self._optimizer()
+        self._take = self._checked_graph() if self._set.cuda_graph else self._plain_step
+
+    def __call__(self) -> torch.Tensor:
+        """Return the mean loss of one step."""
+        batches = [self._next_batch() for _ in range(self._set.accumulation)]
+        self.fed.end_step()
+        return self._take(batches)
 
     def _plain_step(self, batches: list[Any]) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)

@@ -6,6 +6,7 @@ examples:
   stepscope record --light --track tensorboard:runs/a -- torchrun --nproc-per-node=8 train.py
   stepscope record --steps 100:105 --ranks 0,3 --out runs/base -- srun python train.py
   stepscope record --light --metrics 9400 -- torchrun --nproc-per-node=8 train.py
+  stepscope record --light --on-alarm 5 -- torchrun --nproc-per-node=8 train.py
 
 Steps and regions (data loading, forward, backward, gradient sync, optimizer step) are found by themselves. All steps
 are timed on all ranks; a few are profiled (--steps), the others show what the profiler itself cost. The command's
@@ -45,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there, each rank on its port"
     )
     parser.add_argument("--otlp", metavar="URL", help="push OpenTelemetry metrics there (http://localhost:4318)")
+    parser.add_argument(
+        "--on-alarm",
+        type=at_least_one,
+        metavar="N",
+        help="profile N steps by itself where a rank falls behind or steps get slower",
+    )
     parser.add_argument("--nsys", action="store_true", help="run the chosen ranks under Nsight Systems instead")
     parser.add_argument("--ncu", action="store_true", help="run the chosen ranks under Nsight Compute instead")
     parser.add_argument("--kernels", metavar="NAME", help="kernels for --ncu, a name or regex:... (all but NCCL's)")

@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import RenderableType
 from rich.live import Live as Screen
@@ -12,7 +13,9 @@ from rich.live import Live as Screen
 from stepscope.analyze.live.picture import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.messages import print_line
+from stepscope.cli.output import check_outputs, growing_lines
 from stepscope.cli.watch.watched import WatchedJob
+from stepscope.document.live import live_json
 from stepscope.report.live.screen import plain_line, screen
 from stepscope.report.text.terminal import console
 from stepscope.units import printable
@@ -26,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
         newest_attempt(args.run), GivenNumbers(args.flops_per_step, args.peak_tflops), trigger=args.trigger
     )
     try:
-        with _shown(watched, once=args.once) as show:
+        with _shown(watched, once=args.once, json=args.json, force=args.force) as show:
             while True:
                 over = watched.look()
                 show()
@@ -34,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
                     break
                 _pause(args.every)
     except KeyboardInterrupt:
-        print_line()
+        if args.json != "-":
+            print_line()
         return 0
-    if watched.is_over:
+    if watched.is_over and args.json != "-":
         print_line(f"the job has ended; next: stepscope report {printable(str(watched.folder))}")
     return 0
 
@@ -46,8 +50,40 @@ def _pause(seconds: float) -> None:
 
 
 @contextmanager
-def _shown(watched: WatchedJob, *, once: bool) -> Iterator[Callable[[], None]]:
-    """Give what shows the newest look: a screen on a terminal, lines elsewhere."""
+def _shown(watched: WatchedJob, *, once: bool, json: str | None, force: bool) -> Iterator[Callable[[], None]]:
+    """Give what shows the newest look: as a line of JSON where that is asked for, and to whoever reads the terminal."""
+    check_outputs(json, force=force)
+    if json is None:
+        with _read(watched, once=once) as read:
+            yield read
+        return
+    with growing_lines(json, force=force) as write, _read(watched, once=once, nobody=json == "-") as read:
+
+        def show() -> None:
+            write(_document(watched))
+            read()
+
+        yield show
+
+
+def _document(watched: WatchedJob) -> dict[str, Any]:
+    assert watched.picture is not None
+    return live_json(
+        str(watched.folder),
+        watched.picture,
+        alarms=watched.alarms.up,
+        stalls=watched.stalls,
+        news=watched.news,
+        over=watched.is_over,
+    )
+
+
+@contextmanager
+def _read(watched: WatchedJob, *, once: bool, nobody: bool = False) -> Iterator[Callable[[], None]]:
+    """Give what shows the newest look to a reader: a screen on a terminal, lines elsewhere, nothing to nobody."""
+    if nobody:
+        yield watched.news.clear
+        return
     out = console(sys.stdout)
     if not out.is_terminal:
         yield lambda: _print_news(watched)

@@ -3,11 +3,12 @@
 import time
 from pathlib import Path
 
-from stepscope.analyze.live.alarms import Alarms
+from stepscope.analyze.live.alarms import states_of
 from stepscope.analyze.live.picture import GivenNumbers, Picture, picture_of
 from stepscope.analyze.live.stalls import explained
 from stepscope.cli.given.ask import ask_for_window
 from stepscope.cli.given.attempts import newest_attempt
+from stepscope.contract.alarms import Alarms
 from stepscope.contract.run_folder import of_window
 from stepscope.errors import InputError
 from stepscope.run.live.running import Running, RunningJob
@@ -56,7 +57,7 @@ class WatchedJob:
             self.folder, self._job, self.alarms = newest, RunningJob(newest), Alarms()
 
     def _hear_alarms(self, picture: Picture) -> None:
-        for change in self.alarms.update(picture):
+        for change in self.alarms.update(picture.step, states_of(picture)):
             self.news.append(f"{'alarm' if change.rises else 'over'}: {change.text}")
             if change.rises and self._trigger is not None:
                 self._pull_trigger(self._trigger, why=change.kind)

@@ -4,10 +4,8 @@ Every run has an id of its own, so an elastic restart and a second job with the 
 folder is claimed by one file that holds the id and is created whole or not at all; whoever knows the id finds it.
 """
 
-import contextlib
 import json
 import os
-import secrets
 import socket
 import time
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import Any
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_of
 from stepscope.errors import UsageError
 from stepscope.output_path import why_no_folder
-from stepscope.record.helper.retries import FULL
+from stepscope.record.whole_file import create_whole
 
 CLAIM = ".recording"  # not `.json`, which trace viewers take for a trace
 _MAX_SIBLINGS = 10_000
@@ -79,36 +77,3 @@ def _holds_a_run(folder: Path) -> bool:
 
 def _read_claim(folder: Path) -> dict[str, Any]:
     return json_object_in(folder / CLAIM)
-
-
-def create_whole(path: Path, text: str) -> bool:
-    """Create the file with its content in one move; False where somebody was first."""
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as e:
-        if e.errno in FULL:
-            raise
-        return _create_exclusively(path, text)  # a file system without hard links
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-    return True
-
-
-def _create_exclusively(path: Path, text: str) -> bool:
-    try:
-        f = path.open("x", encoding="utf-8")
-    except FileExistsError:
-        return False
-    try:
-        with f:
-            f.write(text)
-    except OSError:
-        with contextlib.suppress(OSError):
-            path.unlink()  # an empty claim would keep everybody out
-        raise
-    return True

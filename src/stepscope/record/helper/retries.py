@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+from stepscope.record.whole_file import FULL
+
 _PASSING = FULL | {errno.EIO, errno.EAGAIN, errno.EBUSY, errno.ENOMEM, errno.ESTALE, errno.ETIMEDOUT}
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 2.0

@@ -54,7 +54,9 @@ def plan_for(
     reached = max(status.step or 0 for status in answers.values()) + 1
     ready = max(reached + math.ceil(room_s / step_s), rules.free_step)
     first = ready + WARMUP_STEPS
-    return WindowPlan(request.id, first, first + request.steps, WARMUP_STEPS, rules.number)
+    return WindowPlan(
+        request.id, first, first + request.steps, WARMUP_STEPS, rules.number, by=request.by, since=request.since
+    )
 
 
 def _refusal(answers: Mapping[int, RankStatus], rules: Rules, waited_s: float) -> str | None:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from stepscope.bounded_server import LOOPBACK, BoundedServer
 from stepscope.errors import UsageError
 from stepscope.record.live.prometheus import CONTENT_TYPE
 
-LOOPBACK = "127.0.0.1"
-_LOCAL_NAMES = {"localhost", "127.0.0.1", "::1"}
+_LOCAL_NAMES = {"localhost", LOOPBACK, "::1"}
 _TIMEOUT_S = 5.0
 _MAX_AT_ONCE = 8
 _RETRY_S = 1.0
@@ -67,32 +67,15 @@ class Endpoint:
             self._server.serve_forever(poll_interval=0.5)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 16
+class _Server(BoundedServer):
+    max_connections = _MAX_AT_ONCE
+    request_queue_size = 2 * _MAX_AT_ONCE
 
     def __init__(self, host: str, port: int, text: Callable[[], str]) -> None:
         self.text = text
         self.local_only = host in _LOCAL_NAMES
-        self._free = threading.BoundedSemaphore(_MAX_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer on a thread of its own; with too many of them under way, hang up."""
-        if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that went away is no news."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -32,6 +32,7 @@ from stepscope.contract.run_folder import SCHEMA, facts_file, json_object_in
 from stepscope.record.live.asked_window import Rules, plan_for
 from stepscope.record.live.process_state import process_state
 from stepscope.record.live.stalls import ANSWER_S, StallWatch, stall_status
+from stepscope.record.whole_file import create_whole
 from stepscope.record.window.trace_file import place_whole
 
 LOOK_S = 0.5
@@ -60,6 +61,7 @@ class Live:
         self._next_number: int = settings.get("first_number", 0)
         self._last_over_s: float | None = None
         self._parent: int = settings.get("pid", 0)
+        self._alarm = _alarm_window(settings, world_size) if rank == 0 else None
         self._export = _export(settings, rank=rank, world_size=world_size, stall_s=self._stalled_s)
         self._export_state: dict[str, Any] = {}
 
@@ -102,6 +104,7 @@ class Live:
         with contextlib.suppress(OSError):
             self._look_for_stall(now_s)
             self._look_for_request(self._folder, now_s)
+            self._look_for_alarm(self._folder, now_s)
             if self._export is not None and self._export.state() != self._export_state:
                 self._export_state = self._export.state()
                 self._say()
@@ -127,6 +130,18 @@ class Live:
             self._say()
         if self._settings.get("watch_stalls", True) and self._stalls.asks(now_s):
             self._tell({"where": True})
+
+    def _look_for_alarm(self, folder: Path, now_s: float) -> None:
+        """Rank 0: ask for a window where the job's own steps give reason to."""
+        if self._alarm is None:
+            return
+        rules, step = self._rules(now_s), self._stalls.step or 0
+        is_free = self._planned is None and rules.why_never is None and step >= rules.free_step
+        is_free &= rules.since_last_s is None or rules.since_last_s >= rules.pause_s
+        request = self._alarm.look(folder, now_s, is_free=is_free and read_request(folder) is None)
+        if request is not None:
+            (folder / LIVE_FOLDER).mkdir(exist_ok=True)
+            create_whole(folder / LIVE_FOLDER / REQUEST, json.dumps({"schema": SCHEMA, **asdict(request)}) + "\n")
 
     def _look_for_request(self, folder: Path, now_s: float) -> None:
         request = read_request(folder)
@@ -221,6 +236,20 @@ class Live:
         with contextlib.suppress(OSError):
             (self._folder / LIVE_FOLDER).mkdir(exist_ok=True)
             place_whole(json.dumps(content).encode() + b"\n", self._folder / LIVE_FOLDER / name)
+
+
+def _alarm_window(settings: dict[str, Any], world_size: int) -> Any:
+    """Return what pulls windows by itself (`AlarmWindow`), None where nobody asked for that."""
+    if not settings.get("on_alarm"):
+        return None
+    from stepscope.record.live.alarm_window import AlarmWindow  # only then: the helper has to be there soon
+
+    return AlarmWindow(
+        steps=settings["on_alarm"],
+        world_size=world_size,
+        pause_s=settings["alarm_pause_s"],
+        max_windows=settings["max_alarm_windows"],
+    )
 
 
 def _export(settings: dict[str, Any], **about: Any) -> Any:

@@ -9,6 +9,7 @@ each other's export.
 
 import statistics
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 FIRST_STEPS = 2
@@ -69,7 +70,7 @@ def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | No
     if min(len(before), len(after)) < _MIN_COMPARED:
         return None
     sides = [_known(before), _known(after)]
-    (first, error), (second, other) = ((statistics.median(side), _error_of_median(side)) for side in sides)
+    (first, error), (second, other) = ((statistics.median(side), error_of_median(side)) for side in sides)
     if first <= 0:
         return None
     ratio = second / first
@@ -83,7 +84,8 @@ def _known(steps: list[tuple[int, int | None]]) -> list[int]:
     return device if len(device) >= _MIN_COMPARED else [dur for dur, _ in steps]
 
 
-def _error_of_median(values: list[int]) -> float:
+def error_of_median(values: Sequence[float]) -> float:
+    """Return the standard error of the median, from the median deviation."""
     middle = statistics.median(values)
     deviation = 1.4826 * statistics.median([abs(value - middle) for value in values])
     return float(1.2533 * deviation / len(values) ** 0.5)

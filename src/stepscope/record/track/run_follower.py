@@ -9,7 +9,6 @@ it, and no collective is called: who is late follows from each rank's own time, 
     memory/...                  of rank 0
 """
 
-import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,8 +18,8 @@ from typing import Any
 
 from stepscope.contract.late_ranks import DEFAULT_WINDOW_STEPS, RankScore, rank_scores
 from stepscope.contract.run_folder import steps_file
-from stepscope.contract.step_line import GRADIENT_SYNC
 from stepscope.record.failsafe import explain, say
+from stepscope.record.steps.log_tail import LogTail, waited_ns
 from stepscope.record.steps.statistics import FIRST_STEPS
 from stepscope.record.track.alerts import alerts_of
 from stepscope.record.track.sinks import Sink, sinks_from
@@ -28,7 +27,6 @@ from stepscope.units import NS_PER_MS, NS_PER_S
 
 PERIOD_S = 2.0
 _MAX_RANKS_SENT = 16
-_MAX_READ = 4 << 20  # of a log at a time
 _MEMORY = {
     "host_bytes": "memory/host_gb",
     "allocated_bytes": "memory/allocated_gb",
@@ -44,19 +42,11 @@ class RankSteps:
         self.dur_ns: deque[int] = deque(maxlen=window)
         self.own_ns: deque[int] = deque(maxlen=window)
         self.memory: dict[str, float] = {}
-        self._path, self._at = path, 0
+        self._tail, self._waits = LogTail(path), False
 
     def read(self) -> int:
-        """Return how many steps are new; a last line that is still being written waits for the next time."""
-        try:
-            with self._path.open("rb") as f:
-                f.seek(self._at)
-                data = f.read(_MAX_READ)
-        except OSError:  # not there yet, or on storage that fails for a while
-            return 0
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        found = [step for line in whole.splitlines() if (step := _step(line)) is not None]
+        """Return how many steps are new."""
+        found = self._tail.read()
         for step in found:
             self._take(step)
         return len(found)
@@ -65,13 +55,20 @@ class RankSteps:
         self.last = found
         if found["step"] < FIRST_STEPS:  # which stand for no others
             return
-        sync = found.get("regions", {}).get(GRADIENT_SYNC, {}).get("ns", 0)
         self.dur_ns.append(found.get("device_ns") or found["dur_ns"])
-        self.own_ns.append(max(0, found["dur_ns"] - sync))
+        self._take_own(found["dur_ns"], waited_ns(found))
         for name, scalar in _MEMORY.items():
             value = (found.get("memory") or {}).get(name)
             if isinstance(value, int):
                 self.memory[scalar] = value / 1e9
+
+    def _take_own(self, dur_ns: int, waited: int | None) -> None:
+        """Keep a step's own time where it is known; a rank that was never seen to wait has none to take off."""
+        if waited is not None and not self._waits:
+            self._waits = True
+            self.own_ns.clear()  # of steps in which the wait was not measured
+        if waited is not None or not self._waits:
+            self.own_ns.append(max(0, dur_ns - (waited or 0)))
 
 
 class RunFollower:
@@ -148,12 +145,3 @@ class RunFollower:
         for score in scores[:_MAX_RANKS_SENT]:
             values |= {f"own_ms/rank{score.rank}": score.own_ms, f"late_ms/rank{score.rank}": score.late_ms}
         return values
-
-
-def _step(line: bytes) -> dict[str, Any] | None:
-    """Return a step's line, None for the header and for what is damaged."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "step" in found and isinstance(found.get("dur_ns"), int) else None

@@ -241,7 +241,10 @@ class Window:
         self._on_closed({**self._outcome(cut=None), "status": "dropped", "reason": reason})
 
     def _outcome(self, *, cut: str | None) -> dict[str, Any]:
-        return {"window": self._number, "first_step": self._first_step, "last_step": self._last(), "cut": cut}
+        plan = next((plan for plan in self._asked() if plan.window == self._number), None)
+        steps = {"window": self._number, "first_step": self._first_step, "last_step": self._last()}
+        asked = {"asked_by": plan.by, "since": plan.since} if plan is not None else {"asked_by": None}
+        return {**steps, "cut": cut, **asked}
 
     def _last(self) -> int:
         """Return the number after the last complete step."""

@@ -17,6 +17,8 @@ def _ranks(report: dict[str, Any]) -> Iterator[str]:
     of = "an unknown number of" if world is None else str(world)
     events = sum(r["num_events"] for r in report["ranks"])
     yield f"{read} of {of} ranks read, {events:,} events, {run['num_steps']} recorded steps"
+    if run.get("asked_by"):
+        yield f"window {run['window']} of the job, pulled by: {run['asked_by']}"
     by_order = [r["rank"] for r in report["ranks"] if r.get("rank_source") == "order"]
     if by_order and read > 1:
         yield f"{len(by_order)} ranks are numbered by the order of their files: nothing in them says their rank"

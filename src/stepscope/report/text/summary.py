@@ -54,6 +54,9 @@ def _heading(account: Account, out: Console) -> None:
     steps = "1 step" if account.num_steps == 1 else f"{account.num_steps} steps"
     line.append(f"  {ranks}, {steps}, {account.strategy.name}, ").append_text(device)
     out.print(line)
+    if run.asked_by is not None:
+        asked = name_text(f"window {run.window}, pulled by: {run.asked_by}", width=300)
+        print_indented(out, asked, first="", indent="  ")
 
 
 def _step_line(account: Account, out: Console) -> None:

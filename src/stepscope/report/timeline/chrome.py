@@ -9,7 +9,7 @@ from itertools import chain
 
 from stepscope.json_text import json_text
 from stepscope.report.timeline.slices import FIRST_PID, RankTimeline, Timeline
-from stepscope.run.load import Progress
+from stepscope.run.reading.each_file import Progress
 
 _NEXT = b",\n"
 

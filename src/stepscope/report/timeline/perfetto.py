@@ -29,7 +29,7 @@ from stepscope.report.timeline.protobuf import (
     varints,
 )
 from stepscope.report.timeline.slices import FIRST_PID, RankTimeline, Timeline, Values
-from stepscope.run.load import Progress
+from stepscope.run.reading.each_file import Progress
 
 _PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 6, 8, 10, 11, 12, 13, 60

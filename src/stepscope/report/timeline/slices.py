@@ -22,7 +22,7 @@ from stepscope.report.timeline.lanes import lanes
 from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.report.timeline.tracks import track_of_row
 from stepscope.run.aligned import UNMATCHED, AlignedRun
-from stepscope.run.load import Progress
+from stepscope.run.reading.each_file import Progress
 from stepscope.tables.string_table import StringTable
 from stepscope.trace.table import Int64s
 

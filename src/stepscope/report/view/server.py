@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
-from stepscope.errors import StepscopeError, UsageError, debugging
+from stepscope.bounded_server import LOOPBACK, BoundedServer
+from stepscope.errors import StepscopeError, UsageError
 
-LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 20
 REQUEST_WITHIN_S = 10.0
 MAX_CONNECTIONS = 64
@@ -45,18 +45,15 @@ Site = Callable[[str, Mapping[str, str]], Answer | None]
 """Called with the path behind the token and the query; None where nothing is there."""
 
 
-class LocalServer(ThreadingHTTPServer):
+class LocalServer(BoundedServer):
     """Serves one site until it is closed. `url` is what the reader opens."""
 
-    daemon_threads = True
-    block_on_close = False
-    request_queue_size = MAX_CONNECTIONS
+    max_connections = request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, site: Site, *, port: int = 0, token: str, within_s: float = REQUEST_WITHIN_S) -> None:
         self.site = site
         self.token = token
         self.within_s = within_s
-        self._free = threading.BoundedSemaphore(MAX_CONNECTIONS)
         super().__init__((LOOPBACK, port), _Handler)
         self.names = tuple(f"{host}:{self.server_port}" for host in (LOOPBACK, "localhost"))
 
@@ -73,25 +70,6 @@ class LocalServer(ThreadingHTTPServer):
     def start(self) -> None:
         """Serve on a thread of its own."""
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Hand a connection to a thread, or close it where too many are open."""
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one connection."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing, whatever was sent: the terminal belongs to the reader, not to whoever finds the port."""
-        if debugging():
-            super().handle_error(request, client_address)
 
 
 def local_server(site: Site, *, port: int = 0, within_s: float = REQUEST_WITHIN_S) -> LocalServer:

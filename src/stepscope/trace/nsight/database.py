@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepscope.errors import TraceError
 from stepscope.trace.table import Int64s
+from stepscope.units import printable
 
 CHUNK_ROWS = 20_000
 MAX_VALUE_BYTES = 16 << 20
@@ -23,8 +24,12 @@ MAX_TEXT = 65_536
 """characters; longer texts are shortened, as in JSON traces"""
 MAX_TABLES = 10_000
 _IDS_AT_ONCE = 500
+_MAX_SAID = 200
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 _ALLOWED_FUNCTIONS = {"max", "min", "substr"}
+
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+"""sqlite names what is damaged in its message, and Python may fail to read that"""
 
 Bools = npt.NDArray[np.bool_]
 
@@ -43,7 +48,7 @@ class Database:
         try:
             self._db = _opened(path)
             self._tables = self._plain_tables()
-        except sqlite3.Error as error:
+        except _DAMAGE as error:
             raise self._damaged(error) from error
 
     def __enter__(self) -> "Database":
@@ -53,7 +58,7 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._db.close()
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, _DAMAGE):
             raise self._damaged(error) from error
 
     def has(self, table: str) -> bool:
@@ -160,8 +165,10 @@ class Database:
         keys = [(self.text(row[1]), (self.text(row[2]) or "").upper()) for row in listed if row[5]]
         return keys == [("id", "INTEGER")]
 
-    def _damaged(self, error: sqlite3.Error) -> TraceError:
-        said = "too large a value in it" if "too big" in str(error) else str(error)
+    def _damaged(self, error: sqlite3.Error | UnicodeDecodeError) -> TraceError:
+        said = "too large a value in it" if "too big" in str(error) else printable(str(error), width=_MAX_SAID)
+        if isinstance(error, UnicodeDecodeError):
+            said = "its tables have names that are no text"
         return TraceError(f"{self.path}: cannot be read as an sqlite file ({said}); export it again with nsys export")
 
 

@@ -5,6 +5,7 @@ examples:
   stepscope watch stepscope-run/ --every 10 > watch.log
   stepscope watch stepscope-run/ --trigger 5
   stepscope watch stepscope-run/ --once
+  stepscope watch stepscope-run/ --json - | jq .steps_per_s
 
 It reads the step logs that the recorder writes (stepscope record, also with --light) and nothing else of the job. On a
 terminal one screen is drawn again and again, elsewhere a line is printed per look. After an elastic restart it goes on
@@ -24,5 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trigger", type=at_least_one, metavar="N", help="ask for N profiled steps where an alarm rises"
     )
+    parser.add_argument("--json", metavar="PATH", help="write each look as one line of JSON; - for standard output")
+    parser.add_argument("--force", action="store_true", help="overwrite outputs that exist")
     parser.add_argument("--flops-per-step", type=above_zero, metavar="F", help="model FLOPs of the whole job per step")
     parser.add_argument("--peak-tflops", type=above_zero, metavar="P", help="peak of one device in TFLOP/s")

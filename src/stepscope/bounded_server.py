@@ -1,0 +1,46 @@
+"""A small HTTP server with a bound on its connections: a few threads at most; who comes beyond that is hung up on.
+
+Both sides serve something while another program runs: metrics beside the job, pages beside a reader. A client that
+connects and says nothing must not cost more than its thread, and many of them not more than a few threads. Standard
+library only.
+"""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from stepscope.errors import debugging
+
+LOOPBACK = "127.0.0.1"
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """Answers each connection on a thread of its own, at most so many at once; says nothing of clients that fail."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    max_connections = 8
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(self.max_connections)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hand a connection to a thread, or close it where too many are open."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer one connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing, whatever was sent: the terminal is not for whoever finds the port."""
+        if debugging():
+            super().handle_error(request, client_address)

@@ -1,0 +1,231 @@
+"""Does the job pull a profile window by itself now? Rank 0's helper reads all step logs and judges them (`on_alarm`).
+
+    step logs of all ranks  --every few seconds-->  alarms (`contract.alarms`)  --one rises-->  a request for a window
+
+From the request on it is a window that was asked for, like any other: all ranks agree on its steps by files, and no
+collective is called. Between two pulls lies a pause, a job has a few of them at most, and an alarm that stays up pulls
+once. One that rises in the pause waits for its end, and is dropped where it falls before.
+"""
+
+import math
+import secrets
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepscope.contract.alarms import (
+    BAD,
+    BETWEEN,
+    GOOD,
+    GOOD_SLOWDOWN,
+    LOOKS,
+    REGRESSION,
+    STRAGGLER,
+    Alarms,
+    Change,
+    Key,
+    regression_state,
+)
+from stepscope.contract.late_ranks import RankScore, rank_scores
+from stepscope.contract.live import WindowRequest
+from stepscope.contract.run_folder import steps_file
+from stepscope.contract.step_line import WARMUP
+from stepscope.record.steps.log_tail import LogTail, waited_ns
+from stepscope.record.steps.statistics import error_of_median
+from stepscope.units import NS_PER_MS, ms
+
+STEPS_PER_LOOK = 20
+"""of every rank; ten of two equal ranks on a busy machine look unequal three times in a row too often"""
+PERIOD_S = 2.0
+_PERIOD_PER_RANK_S = 0.01  # a thousand logs on shared storage are read less often
+_SETTLING_STEPS = 10
+"""at the start and after a window: no others are held against them"""
+_FIRST_STEPS = 50
+_ERRORS = 2.0
+_MAX_KEPT = 500
+"""steps of a rank between two looks that count"""
+
+Line = Mapping[str, Any]
+Series = list[tuple[int, float]]
+"""step and time in ms"""
+
+
+@dataclass(frozen=True)
+class Risen(Change):
+    """An alarm that rises, and the step since when it has been so."""
+
+    since: int = 0
+
+
+class AlarmWindow:
+    """When a window is pulled, and why; `look` is called as often as one likes."""
+
+    def __init__(self, *, steps: int, world_size: int, pause_s: float, max_windows: int) -> None:
+        self._steps, self._pause_s, self._left = steps, pause_s, max_windows
+        self._period_s = PERIOD_S + world_size * _PERIOD_PER_RANK_S
+        self._ranks = range(world_size)
+        self._tails: list[LogTail] = []
+        self._judge = JobAlarms(world_size)
+        self._waiting: dict[Key, Risen] = {}  # alarms that no window has been pulled for
+        self._next_look_s = 0.0
+        self._next_pull_s = 0.0
+
+    def look(self, folder: Path, now_s: float, *, is_free: bool) -> WindowRequest | None:
+        """Return a window to ask for, where an alarm has risen and nothing speaks against one now."""
+        if now_s < self._next_look_s:
+            return None
+        self._next_look_s = now_s + self._period_s
+        self._tails = self._tails or [LogTail(folder / steps_file(rank)) for rank in self._ranks]
+        self.hear(self._judge.take({rank: tail.read() for rank, tail in enumerate(self._tails)}))
+        return self.pull(now_s) if is_free else None
+
+    def hear(self, changes: Sequence[Risen | Change]) -> None:
+        """Take in alarms that rise or fall."""
+        for change in changes:
+            key = (change.kind, change.rank)
+            if isinstance(change, Risen):
+                self._waiting[key] = change
+            else:
+                self._waiting.pop(key, None)
+
+    def pull(self, now_s: float) -> WindowRequest | None:
+        """Return the request for the alarms that wait, None where there is none, or it is too soon for one."""
+        if not self._waiting or not self._left or now_s < self._next_pull_s:
+            return None
+        self._left -= 1
+        self._next_pull_s = now_s + self._pause_s
+        risen, self._waiting = list(self._waiting.values()), {}
+        why = "; ".join(f"{one.text} since step {one.since}" for one in risen)
+        return WindowRequest(secrets.token_hex(8), self._steps, f"alarm: {why}", max(one.since for one in risen))
+
+
+class JobAlarms:
+    """The alarms of a job by its own steps: `take` is given what is new in the logs of all ranks.
+
+    A look counts once every rank has enough steps whose own time is known. Steps after a window are held against the
+    first ones after it, not against those before: what a profiler leaves behind must not pull the next window.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self._alarms = Alarms()
+        self._new: list[list[Line]] = [[] for _ in range(world_size)]
+        self._waits = [False] * world_size  # whether a rank is known to wait for gradients at all
+        self._to_settle = _SETTLING_STEPS
+        self._first_ns: list[int] = []
+        self._looks: deque[_Look] = deque(maxlen=LOOKS + 1)
+
+    def take(self, lines: Mapping[int, Sequence[Line]]) -> list[Risen | Change]:
+        """Return the alarms that rise or fall."""
+        for rank, new in lines.items():
+            self._waits[rank] = self._waits[rank] or any(waited_ns(line) is not None for line in new)
+            self._new[rank] += [line for line in new if _counts(line)]
+            del self._new[rank][:-_MAX_KEPT]
+        self._take_first(lines.get(0, ()))
+        own_ms = {rank: self._own_ms(rank) for rank in range(len(self._new))}
+        if not all(len(times) >= STEPS_PER_LOOK for times in own_ms.values()):
+            return []
+        look = _Look(own_ms, [(line["step"], line["dur_ns"] / NS_PER_MS) for line in self._new[0]])
+        self._looks.append(look)
+        changes = self._alarms.update(look.newest, {**_straggler_states(own_ms), **self._regression()})
+        self._new = [[] for _ in self._new]
+        return [self._dated(change) if change.rises else change for change in changes]
+
+    def _own_ms(self, rank: int) -> Series:
+        """Return the step less its wait, of the new steps that tell; a rank that never waits has none to take off."""
+        waits = ((line, waited_ns(line) if self._waits[rank] else 0) for line in self._new[rank])
+        return [(line["step"], (line["dur_ns"] - waited) / NS_PER_MS) for line, waited in waits if waited is not None]
+
+    def _take_first(self, lines: Sequence[Line]) -> None:
+        """Keep the first steps of the job, and again those after each window."""
+        for line in lines:
+            if not _is_plain(line):
+                self._to_settle, self._first_ns = _SETTLING_STEPS, []
+                self._alarms.forget((REGRESSION, None))
+            elif self._to_settle:
+                self._to_settle -= 1
+            elif len(self._first_ns) < _FIRST_STEPS:
+                self._first_ns.append(line["dur_ns"])
+
+    def _regression(self) -> dict[Key, tuple[str, str]]:
+        if len(self._first_ns) < _FIRST_STEPS or not (first_ns := statistics.median(self._first_ns)):
+            return {}
+        now_ns = statistics.median(statistics.median(line["dur_ns"] for line in new) for new in self._new)
+        words = f"steps take {ms(now_ns):.1f} ms, {ms(first_ns):.1f} ms at first ({now_ns / first_ns:.2f} x)"
+        return {(REGRESSION, None): (regression_state(now_ns, first_ns), words)}
+
+    def _dated(self, change: Change) -> Risen:
+        """Return an alarm with the step at which times went over half the way from good to what they are now."""
+        if change.rank is None:
+            times = [pair for look in self._looks for pair in look.steps_ms]
+            good_ms, now_ms = statistics.median(self._first_ns) / NS_PER_MS, _median(self._looks[-1].steps_ms)
+        else:
+            times = [pair for look in self._looks for pair in look.own_ms[change.rank]]
+            newest = {rank: _median(of_rank) for rank, of_rank in self._looks[-1].own_ms.items()}
+            now_ms = newest.pop(change.rank)
+            good_ms = statistics.median(newest.values())
+        since = step_of_change(times, (good_ms + now_ms) / 2)
+        return Risen(change.kind, change.rank, True, change.text, since=since)
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One look that counts."""
+
+    own_ms: Mapping[int, Series]
+    steps_ms: Series
+    """of rank 0"""
+
+    @property
+    def newest(self) -> int:
+        """The last step that all ranks have."""
+        return min(times[-1][0] for times in self.own_ms.values())
+
+
+def step_of_change(times: Series, bound: float) -> int:
+    """Return the step from which on times are above a bound: the start with the most above and the fewest below it.
+
+    >>> step_of_change([(7, 1.0), (8, 9.0), (9, 1.0), (10, 9.0), (11, 9.0), (12, 1.0), (13, 9.0)], 5.0)
+    10
+    """
+    best, total, since = 0, 0, times[-1][0]
+    for step, time in reversed(times):
+        total += 1 if time > bound else -1
+        if total > best:
+            best, since = total, step
+    return since
+
+
+def _median(times: Series) -> float:
+    return statistics.median(time for _, time in times)
+
+
+def _straggler_states(own_ms: Mapping[int, Series]) -> dict[Key, tuple[str, str]]:
+    scores = rank_scores({rank: _median(times) for rank, times in own_ms.items()})
+    errors_ms = {rank: error_of_median([time for _, time in times]) for rank, times in own_ms.items()}
+    return {(STRAGGLER, score.rank): (_state(score, errors_ms), _words(score)) for score in scores}
+
+
+def _state(score: RankScore, errors_ms: Mapping[int, float]) -> str:
+    """Return whether a rank is late beyond the chance of one look: by two standard errors at least."""
+    others = [error for rank, error in errors_ms.items() if rank != score.rank]
+    error_ms = math.hypot(errors_ms[score.rank], statistics.fmean(others) / math.sqrt(len(others)))
+    if score.straggler and score.late_ms > _ERRORS * error_ms:
+        return BAD
+    return GOOD if score.slowdown < GOOD_SLOWDOWN else BETWEEN
+
+
+def _words(score: RankScore) -> str:
+    return f"rank {score.rank} is {score.late_ms:.2f} ms late per step ({score.slowdown:.2f} x the others)"
+
+
+def _counts(line: Line) -> bool:
+    """Return whether a step may be judged by: past the first ones of the job, and without the profiler."""
+    return bool(line["step"] >= _SETTLING_STEPS) and _is_plain(line)
+
+
+def _is_plain(line: Line) -> bool:
+    """Return whether a step ran without the profiler."""
+    return not line.get("profiled") and line.get("phase") != WARMUP

@@ -1,0 +1,296 @@
+"""What a recorder does with a job's steps: regions and steps come in; step log, profiled window and facts go out.
+
+Whoever finds the steps (hooks in an unmodified script, `stepscope.profile`, an integration) calls
+`region_begin`, `region_end` and `step_end`; nothing else of the recorder is on the training path. Any failure
+in here is one line on stderr, after which the recorder is off and training goes on.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from stepscope.contract.step_line import BEFORE
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import explain, say
+from stepscope.record.helper.handover import (
+    JobFacts,
+    hand_over_files,
+    introduce,
+)
+from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.live.whereabouts import whereabouts
+from stepscope.record.rank import place_of_process
+from stepscope.record.samplers.samplers import Samplers
+from stepscope.record.steps.device_timer import device_timer
+from stepscope.record.steps.log import PastStep, StepLog
+from stepscope.record.steps.regions import Regions
+from stepscope.record.steps.statistics import FIRST_STEPS
+from stepscope.record.steps.step_times import StepTimes
+from stepscope.record.trial.ending import end_trial
+from stepscope.record.watched_steps import WatchedSteps
+
+
+class StepRecorder:
+    """Takes in the steps of one process, and opens a run with the first. Off after the first failure."""
+
+    def __init__(self, config: RecordConfig, *, on_trace_ready: Callable[[Any], Any] | None = None) -> None:
+        self.config = config = replace(config, out=str(Path(config.out).absolute()))  # training may change folder
+        self.on = True
+        self.step = 0
+        self.regions = Regions(on_first=self.begin)
+        self.samplers = Samplers()
+        self.on_own_region: Callable[[], None] | None = None  # told before a region that the script marks itself
+        self._edges_matter = False  # whether a sampler looks at the edges of regions
+        self._created_ns = time.time_ns()
+        self._begun = False
+        self._times = StepTimes(self.regions)
+        self._known = JobFacts()
+        self._watched = WatchedSteps(
+            config,
+            known=self._known,
+            regions=self.regions,
+            samplers=self.samplers,
+            on_trace_ready=on_trace_ready,
+            on_tick=lambda: self._try(self._look_at_budget),
+        )
+        self._log: StepLog | None = None
+        self._run: OpenRun | None = None
+        self._opening = threading.Lock()  # two threads that train at once open one run
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Where this run is written; None until a step has ended and the ranks have agreed."""
+        if self._run is None:
+            return None
+        self._run.settled.wait(self.config.close_wait_s)
+        return self._run.folder
+
+    def begin(self) -> None:
+        """Say that the first step begins now; the first region says so by itself."""
+        if self._begun or not self.on:
+            return
+        self._begun = True
+        self.samplers.tell("on_begin")
+        self._times.begin()
+        if self._watched.phase != BEFORE:
+            self._try(self._before_first_step)
+
+    def region_begin(self, name: str) -> None:
+        """Enter a region that the script marks itself, on this thread."""
+        if self.on_own_region is not None:
+            self.on_own_region()
+        self.enter(name)
+
+    def region_end(self, name: str) -> None:
+        """Leave the innermost region of that name on this thread."""
+        if self.on_own_region is not None:
+            self.on_own_region()
+        self.leave(name)
+
+    def enter(self, name: str, at_ns: int | None = None) -> None:
+        """Enter a region on this thread, now or, by `perf_counter_ns`, in the past."""
+        if self.on:
+            self.regions.begin(name, at_ns)
+            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
+                self.samplers.tell("on_region_begin", name)
+
+    def leave(self, name: str, at_ns: int | None = None) -> None:
+        """Leave it."""
+        if self.on:
+            if self._edges_matter and threading.get_ident() == self.regions.training_thread:
+                self.samplers.tell("on_region_end", name)
+            self.regions.end(name, at_ns)
+            if self.regions.marker is not None or self._watched.after_window:
+                self._look_at_budget()
+
+    def step_end(self, *, at_ns: int | None = None) -> None:
+        """Say that one optimizer step, with all its micro-batches, is complete.
+
+        `at_ns` is when, by `perf_counter_ns`, where that is known only later; see `step_may_end`.
+        """
+        if not self.on:
+            return
+        try:
+            self._step_end(at_ns)
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._fail(e)
+        if self.step == self.config.trial_steps:
+            end_trial(self)
+
+    def step_may_end(self) -> int:
+        """Return this moment, by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.
+
+        If so, regions up to here are that step's and later ones the next step's; if not, all are one step's.
+        """
+        return self._times.may_end() if self.on else perf_counter_ns()
+
+    def steps_to_time(self, short_ns: int) -> int:
+        """Return how many coming steps need nothing but their times; 0 where steps are not short."""
+        if not self.on or self._log is None or self._edges_matter or not self._log.may_wait(self.step):
+            return 0
+        watched = self._watched
+        if self._times.last_ns >= short_ns or self.regions.marker is not None or watched.after_window:
+            return 0
+        return watched.busy_step - self.step - 1
+
+    def mark_step_end(self) -> dict[str, Any]:
+        """Return the line of a step that ends now, to be given to `steps_passed`."""
+        assert self._log is not None
+        return self._log.mark_end()
+
+    def steps_passed(self, steps: list[PastStep]) -> None:
+        """Say that steps ended: when by `perf_counter_ns`, their regions, and what `mark_step_end` returned then."""
+        if self.on:
+            self._try(lambda: self._steps_passed(steps))
+
+    def step_begin(self) -> None:
+        """Say that training begins again now: what passed since the last step ended was evaluation.
+
+        It is a region of its own in the step that begins, with all that was loaded and computed in it.
+        """
+        if self.on:
+            self._try(self._step_begin)
+
+    def evaluation_goes_on(self) -> None:
+        """Say that an evaluation is under way in which nothing was told of: it is not to be profiled."""
+        if self.on:
+            self._try(self._evaluation_goes_on)
+
+    def note(self, **facts: Any) -> None:
+        """Keep facts for run.json; the last value of a name wins. Objects are held weakly."""
+        self._known.note(facts)
+
+    def add_sampler(self, sampler: Any) -> None:
+        """Let `sampler` see windows and steps; `samplers` says which methods it may have."""
+        self.samplers.add(sampler)
+        self._edges_matter = self.samplers.has("on_region_end")
+
+    def groups_end(self) -> None:
+        """Say that the process groups are about to go: what they tell is asked for now."""
+        if self.on and self._run is not None:
+            self._try(self._send_facts)
+
+    def _look_at_budget(self) -> None:
+        if self.on:
+            self._watched.look_at_budget()
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as e:  # noqa: BLE001 - training comes first
+            self._fail(e)
+
+    def _fail(self, error: Exception) -> None:
+        say(f"recording stopped, training goes on: {explain(error)}")
+        with contextlib.suppress(Exception):
+            self._stand_down()
+
+    def _before_first_step(self) -> None:
+        self._open_run()
+        self._watched.before(self.step)
+        self._times.start_ns = perf_counter_ns()
+
+    def _open_run(self) -> None:
+        with self._opening:
+            if not self._watched.is_open:
+                self._open_run_now()
+
+    def _open_run_now(self) -> None:
+        run = OpenRun(self.config, place_of_process(), on_asked=self._watched.asked_for, where=self._where)
+        self._run = run
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.regions.nvtx = torch.cuda.nvtx if self.config.nvtx and cuda else None
+        self._log = StepLog(run.outbox.put_step, device_timer())
+        self._watched.open(run)
+        introduce(run, created_ns=self._created_ns)
+
+    def _step_begin(self) -> None:
+        is_routine = self._times.is_routine(self.step)
+        self._times.end_evaluation(self.step)
+        if not is_routine:
+            self._leave_evaluation_out(ended=True)
+
+    def _evaluation_goes_on(self) -> None:
+        if not self._times.is_routine(self.step):
+            self._leave_evaluation_out(ended=False)
+
+    def _leave_evaluation_out(self, *, ended: bool) -> None:
+        """End what watches training steps; how long that took is in no step."""
+        since_ns = perf_counter_ns()
+        self._watched.evaluation_began()
+        self._times.leave_out(perf_counter_ns() - since_ns, of_evaluation=ended)
+
+    def _step_end(self, at_ns: int | None = None) -> None:
+        now_ns = perf_counter_ns()
+        end_ns = now_ns if at_ns is None else at_ns
+        if not self._watched.is_open:
+            self._open_run()
+        assert self._run is not None and self._log is not None
+        if self._run.failed:
+            self._stand_down()
+            return
+        profiled = self._watched.step_over()
+        dur_ns, regions = self._times.end(now_ns, at_ns)
+        line = {
+            "step": self.step,
+            "dur_ns": dur_ns,
+            "profiled": profiled,
+            "phase": self._watched.phase,
+            "regions": regions,
+            **self.samplers.of_step(self.step),
+        }
+        self._log.add({**line, "late_ns": perf_counter_ns() - end_ns})
+        if not profiled and self.step >= FIRST_STEPS:
+            self._watched.note_usual(self._times.last_ns)
+        self.step += 1
+        if self.step >= self._watched.busy_step and self._watched.before(self.step):
+            self._log.restart()
+            self._times.begin()  # the pause is in no step
+        else:
+            self._times.start_ns = end_ns
+
+    def _steps_passed(self, steps: list[PastStep]) -> None:
+        assert self._log is not None
+        longest_ns = self._log.add_past(
+            steps, first=self.step, start_ns=self._times.start_ns, phase=self._watched.phase
+        )
+        self._watched.note_usual(longest_ns)
+        self.step += len(steps)
+        self._times.start_ns = steps[-1][0]
+        self.samplers.tell("on_steps_passed", len(steps))
+
+    def _where(self) -> dict[str, Any]:
+        """Return where the training thread is; called on a thread of ours."""
+        return whereabouts(self.regions.training_thread, region=self.regions.innermost())
+
+    def _send_facts(self) -> None:
+        assert self._run is not None
+        self._known.send(self._run)
+
+    def _stand_down(self) -> None:
+        """Go off with nothing left running; the reason was said."""
+        self.on = False
+        self._watched.abandon()
+
+    def _close(self) -> None:
+        self._watched.guard.remove()
+        if self._run is None:
+            return
+        assert self._log is not None
+        self._run.settled.wait(self.config.close_wait_s)
+        if self._run.failed:
+            self._stand_down()
+            self._run.finish()
+            return
+        self._watched.finish()
+        self._log.flush()
+        self._send_facts()
+        hand_over_files(self._run, self.samplers, "on_close")
+        self._run.finish()

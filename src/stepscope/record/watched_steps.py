@@ -1,0 +1,200 @@
+"""Which steps does a profiler watch, and what becomes of what it saw? The windows and the steps after them, one by one.
+
+    before(step)    brings the profilers to where the coming step wants them; windows that were asked for included
+    busy_step       the next step before which there is something to do: until then the training thread does nothing
+
+What a window recorded goes to the helper as soon as it is closed.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from stepscope.contract.live import WindowPlan
+from stepscope.contract.step_line import WARMUP
+from stepscope.record.after_window import AfterWindow
+from stepscope.record.config import RecordConfig
+from stepscope.record.failsafe import say
+from stepscope.record.helper.handover import JobFacts, hand_over_collectives, hand_over_files, hand_over_window
+from stepscope.record.helper.open_run import OpenRun
+from stepscope.record.samplers.samplers import Samplers
+from stepscope.record.steps.before_window import StepsBeforeWindow
+from stepscope.record.steps.regions import Regions
+from stepscope.record.steps.statistics import FIRST_STEPS
+from stepscope.record.window.profiler_guard import ProfilerGuard
+from stepscope.record.window.schedule import NEVER, next_busy_step, phase_of
+from stepscope.record.window.watchdog import Watchdog
+from stepscope.record.window.window import Window, replaces_export
+
+
+class WatchedSteps:
+    """The profilers of one process. Before `open` none of them runs; `on_tick` is called a few times a second then."""
+
+    def __init__(
+        self,
+        config: RecordConfig,
+        *,
+        known: JobFacts,
+        regions: Regions,
+        samplers: Samplers,
+        on_trace_ready: Callable[[Any], Any] | None,
+        on_tick: Callable[[], None],
+    ) -> None:
+        self.guard = ProfilerGuard()
+        self.phase = phase_of(0, config)[0]
+        self.busy_step = next_busy_step(1, config, also=FIRST_STEPS) or NEVER
+        self._config = config
+        self._known, self._regions, self._samplers = known, regions, samplers
+        self._on_trace_ready = on_trace_ready
+        self._watchdog = Watchdog(on_tick)
+        self._before_window = StepsBeforeWindow()
+        self._asked: tuple[WindowPlan, ...] = ()  # windows that were asked for while the job runs
+        self._planning = threading.Lock()  # between the thread that hears of them and the training thread
+        self._step = 0
+        self._run: OpenRun | None = None
+        self._window: Window | None = None
+        self._after: AfterWindow | None = None
+
+    def open(self, run: OpenRun) -> None:
+        """Begin: from now on steps may be watched, where this rank is one of those that are to be."""
+        config, self._run = self._config, run
+        chosen = config.ranks is None or run.place.rank in config.ranks
+        self._window = Window(
+            config if chosen else replace(config, light=True),
+            guard=self.guard,
+            scratch=run.scratch,
+            on_open=self._window_opened,
+            on_closed=self._window_closed,
+            on_trace_ready=self._on_trace_ready,
+            asked=(lambda: self._asked) if chosen else tuple,
+        )
+        self._after = AfterWindow(
+            config if chosen and not replaces_export(self._on_trace_ready) else replace(config, owners=False),
+            self.guard,
+            run=run,
+            known=self._known,
+            set_marker=self._mark_regions,
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether steps may be watched."""
+        return self._window is not None
+
+    @property
+    def after_window(self) -> bool:
+        """Whether the current step is one of those that are watched after a window."""
+        return self._after is not None and self._after.is_watching
+
+    def step_over(self) -> bool:
+        """End what is marked by step; return whether the step that ended was watched."""
+        assert self._window is not None and self._after is not None
+        self._window.after_step()
+        self._after.step_over()
+        return self._window.is_recording or self._after.is_watching
+
+    def before(self, step: int) -> bool:
+        """Get ready for a step; return whether that took more than a moment."""
+        assert self._window is not None and self._run is not None and self._after is not None
+        self._step = step
+        paused = self._after.end(step)
+        if paused:
+            self._watchdog.stop()
+        asked = self._asked
+        phase = phase_of(step, self._config, asked)[0]
+        if phase == WARMUP and phase_of(step - 1, self._config, asked)[0] != WARMUP:
+            self._run.probe_clock(f"before{step}")
+            self._known.send(self._run)  # a job that dies in its window leaves them too
+        if step == FIRST_STEPS:
+            self._before_window.note_memory()
+            self._known.send(self._run)
+        elif phase == WARMUP or self._window.usual.longest_s is None:
+            self._window.usual = self._before_window.typical(step)
+        paused |= self._window.before_step(step)
+        if not self._window.is_recording and self._after.begin(step, self._window.usual):
+            self._watchdog.start()
+            paused = True
+        self.phase = phase
+        self._plan_next(step)
+        return paused
+
+    def note_usual(self, dur_ns: int) -> None:
+        """A step that nothing watched took this long; those before the first window are the measure for it."""
+        if not self._known.windows:
+            self._before_window.note(dur_ns)
+
+    def asked_for(self, plan: WindowPlan) -> None:
+        """Take in a window that all ranks will profile; called on a thread of ours."""
+        with self._planning:
+            self._asked = (*self._asked, plan)
+            self.busy_step = min(self.busy_step, plan.first - plan.warmup)
+        if self._run is not None and self._run.place.rank == 0 and plan.by:
+            say(f"steps {plan.first} to {plan.last - 1} will be profiled, asked for by {plan.by}")
+
+    def evaluation_began(self) -> None:
+        """End what watches training steps: evaluation is none."""
+        if self._window is not None:
+            self._window.evaluation_began()
+        if self._after is not None:
+            self._after.evaluation_began()
+
+    def look_at_budget(self) -> None:
+        """End what has met a limit."""
+        if self._window is not None:
+            self._window.look_at_budget()
+        if self._after is not None:
+            self._after.look_at_budget()
+
+    def finish(self) -> None:
+        """End what runs because training is over; complete steps of a window are kept."""
+        assert self._window is not None and self._after is not None
+        self._watchdog.stop()
+        self._after.abandon()  # of a step that did not end
+        self._window.finish()
+
+    def abandon(self) -> None:
+        """End what runs without a word: nothing can be written anyway."""
+        self._regions.marker = None
+        self._watchdog.stop()
+        if self._after is not None:
+            self._after.abandon()
+        if self._window is not None:
+            self._window.abandon()
+
+    def _plan_next(self, step: int) -> None:
+        """Set the next step before which something is to be done."""
+        assert self._after is not None
+        after = self._after.next_step(step)
+        with self._planning:
+            planned = (next_busy_step(step + 1, self._config, also=FIRST_STEPS, asked=self._asked), after)
+            self.busy_step = min((step for step in planned if step is not None), default=NEVER)
+
+    def _mark_regions(self, wanted: bool) -> None:
+        self._regions.marker = _mark if wanted else None
+
+    def _window_opened(self) -> None:
+        self._mark_regions(True)
+        self._watchdog.start()
+        self._samplers.tell("on_window_start")
+
+    def _window_closed(self, outcome: dict[str, Any]) -> None:
+        assert self._run is not None
+        self._mark_regions(False)
+        self._watchdog.stop()
+        self._samplers.tell("on_window_end")
+        self._known.windows.append(hand_over_window(self._run, outcome))
+        self._known.because("flight_recorder", hand_over_collectives(self._run, outcome["window"]))
+        self._known.because("samplers", hand_over_files(self._run, self._samplers, "after_window"))
+        if self._config.light and outcome["status"] == "exported" and self._after is not None:
+            self._after.count_flops_of(self._step)
+        self._run.probe_clock(f"after{outcome['window']}")
+        self._known.send(self._run, window_complete=True)
+
+
+def _mark(name: str) -> Any:
+    mark = torch.profiler.record_function(name)
+    mark.__enter__()
+    return mark
