@@ -52,7 +52,7 @@ function budgetChange(report) {
     el("p", { class: "quiet" }, `Per step, mean over ranks, as in each report; all parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
-    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
+    foldedLater("as a table", () => plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
       rows.map((r) => [words(r.part), timeText(r.a), timeText(r.b), signedTime(r.change), intervalText(r), r.what]))));
 }
 
@@ -166,7 +166,7 @@ async function showComparison() {
       dots && panel("steps", "Step times", dots), waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
       metricRows(report), noteRows(report)];
   root.append(...parts.filter(Boolean));
-  root.before(contents(root, COMPARE_SHORT));
+  listSections(root, COMPARE_SHORT);
   root.setAttribute("aria-busy", "false");
   document.documentElement.dataset.readyMs = performance.now().toFixed(0);
 }

@@ -88,7 +88,7 @@ function lanesPanel(report) {
   return panel("timelines", "One step of each side, on one scale",
     el("p", { class: "quiet" }, `The step nearest to the median of the first run of each side.${left ? ` The ${countText(left)} shortest slices are left out.` : ""}`),
     report.lanes.ranks.map((rank) => [
-      el("h3", {}, `rank ${rank.rank}`, el("span", { class: "quiet" }, ` ${rank.why}`)), rankLanes(rank, names), folded("as a table", laneSums(rank)),
+      el("h3", {}, `rank ${rank.rank}`, el("span", { class: "quiet" }, ` ${rank.why}`)), rankLanes(rank, names), foldedLater("as a table", () => laneSums(rank)),
     ]).flat(),
     legend(KINDS.filter((kind) => kinds.has(kind)).map((kind) => [kind, KIND_TEXT[kind]])));
 }

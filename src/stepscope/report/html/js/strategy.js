@@ -11,7 +11,7 @@ function strategyView(report, shown) {
     if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value, shown));
     if (name === "pipeline" && shown.pipeline) box.append(drawn(shown.pipeline));
   }
-  for (const [name, value] of views) box.append(folded(`${words(name)} in numbers`, anyValue(name, value)));
+  for (const [name, value] of views) box.append(foldedLater(`${words(name)} in numbers`, () => anyValue(name, value)));
   return box;
 }
 

@@ -107,7 +107,7 @@ function findings(report, grid) {
     return box;
   }
   const most = Math.max(...list.map((f) => f.saving_pct), 1);
-  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0, most, grid, wholeOf(report)))));
+  box.append(el("div", { class: "findings" }, keptOpen(list.map((f) => finding(f, most, grid, wholeOf(report))))));
   const all = report.findings_combined.at(-1);
   if (list.length > 1 && all) {
     const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per ${wholeOf(report)}` : "";
@@ -129,13 +129,29 @@ const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
 
 const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
 
-function finding(f, open, most, grid, whole) {
+// The first is open, or those that the address names by their place: `open=1.3`, `open=0` for none.
+function keptOpen(boxes) {
+  const restore = () => {
+    const wanted = state.numbers("open") ?? [1];
+    boxes.forEach((box, i) => (box.open = wanted.includes(i + 1)));
+  };
+  const keep = () => {
+    const open = boxes.flatMap((box, i) => (box.open ? [i + 1] : [])).join(".") || "0";
+    state.set({ open: open === "1" ? null : open }, { push: true });
+  };
+  restore();
+  boxes.forEach((box) => box.addEventListener("toggle", keep));
+  state.onChange(restore);
+  return boxes;
+}
+
+function finding(f, most, grid, whole) {
   const level = severity(f);
   const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)}/${whole} (${pctText(f.saving_pct)})` : "no saving by itself";
   const onTop = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} on top of those above` : "";
   const gauge = el("span", { class: "gauge", "aria-hidden": "true" }, el("span", { class: `fill ${level}`, style: { width: `${(100 * Math.max(0, f.saving_pct)) / most}%` } }));
   const places = placesOf(f, grid);
-  return el("details", { class: "finding", open },
+  return el("details", { class: "finding" },
     el("summary", {},
       el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), gauge, el("span", { class: "saves" }, saves)),
     el("div", { class: "body" },
@@ -158,7 +174,7 @@ function placeText(where) {
 
 function evidenceRow(e) {
   const rank = /^rank (\d+)/.exec(e.where || "");
-  const value = typeof e.value === "number" ? e.value.toLocaleString("en", { maximumFractionDigits: 3 }) : String(e.value);
+  const value = typeof e.value === "number" ? written(e.value, 3, 0) : String(e.value);
   return el("tr", {},
     el("th", { scope: "row" }, e.what), el("td", { class: "number" }, `${value} ${e.unit || ""}`.trim()),
     el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : e.where));

@@ -10,11 +10,12 @@ function plainTable(titles, rows) {
 
 /** @type {(name: string, rows: any[], columns: TableColumn[], options?: TableOptions) => HTMLElement} */
 function sortedTable(name, rows, columns, { filter = null, sort = null, most = SHOWN_ROWS } = {}) {
-  const own = { column: sort, down: true, text: "", all: false, ...keptTable(name, columns.length) };
+  const usual = { column: sort, down: true, text: "" };
+  const own = { ...usual, all: false, ...keptTable(name, columns.length) };
   const body = el("tbody");
   const more = el("button", { type: "button", class: "more", on: { click: () => { own.all = !own.all; draw(); } } });
   const heads = columns.map((column, i) => el("th", { scope: "col", class: column.number ? "number" : null },
-    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep(); draw(); } } }, column.title)));
+    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep({ push: true }); draw(); } } }, column.title)));
   const largest = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
   function chosen() {
     const text = own.text.toLowerCase();
@@ -33,10 +34,11 @@ function sortedTable(name, rows, columns, { filter = null, sort = null, most = S
     heads.forEach((head, i) => head.setAttribute("aria-sort", own.column !== i ? "none" : own.down ? "descending" : "ascending"));
   }
   const typed = (e) => { own.text = e.target.value; keep(); draw(); };
-  const keep = () => keepTable(name, own, sort);
-  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", value: own.text, on: { input: typed } }));
+  const keep = (how) => keepTable(name, own, sort, how);
+  const field = el("input", { type: "search", value: own.text, on: { input: typed } }), input = filter && el("label", { class: "filter" }, "filter ", field);
+  const restore = () => { Object.assign(own, usual, keptTable(name, columns.length)); field.value = own.text; draw(); };
   draw();
-  return el("div", {}, rows.length > 6 ? input : null,
+  return el("div", { class: "sorted", on: { restore } }, rows.length > 6 ? input : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
@@ -46,10 +48,12 @@ function keptTable(name, columns) {
   const found = state.get(tableKey(name))?.match(/^([-+])(\d*) ?(.*)$/);
   return found ? { ...(found[2] && Number(found[2]) < columns ? { column: Number(found[2]), down: found[1] === "-" } : {}), text: found[3] } : {};
 }
-function keepTable(name, own, usual) {
+function keepTable(name, own, usual, how) {
   const changed = own.text || own.column !== usual || !own.down;
-  state.set({ [tableKey(name)]: changed ? `${own.down ? "-" : "+"}${own.column ?? ""} ${own.text}`.trim() : null });
+  state.set({ [tableKey(name)]: changed ? `${own.down ? "-" : "+"}${own.column ?? ""} ${own.text}`.trim() : null }, how);
 }
+// Tables come and go, so that none is listed anywhere: those that are there are told.
+state.onChange(() => document.querySelectorAll(".sorted").forEach((box) => box.dispatchEvent(new Event("restore"))));
 const tableKey = (name) => name.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
 
 /** @type {(column: TableColumn, row: any, most: number) => HTMLElement} */
@@ -177,7 +181,7 @@ function criticalPath(report) {
 function checks(report) {
   if (!report.checks.length) return null;
   return panel("checks", "Checks", checkTable(report.checks.map((check) => ({ check }))),
-    (report.guides ?? []).map((guide) => folded(`${guide.title}: ${guide.why}`, checkTable(guide.items))));
+    (report.guides ?? []).map((guide) => foldedLater(`${guide.title}: ${guide.why}`, () => checkTable(guide.items))));
 }
 
 const STATUS = { fail: ["✗ fail", "high"], pass: ["✓ pass", "low"] };

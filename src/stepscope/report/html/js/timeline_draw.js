@@ -13,7 +13,7 @@ function drawTimeline(canvas, slices, rows, members, view) {
     palette, back: rgb(colour("panel")), selected: colour("selected"), text: colour("text"), quiet: colour("quiet"),
     font: "11px system-ui, sans-serif",
   };
-  const image = context.createImageData(canvas.width, canvas.height);
+  const image = imageFor(canvas, context);
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packedColour(look.back));
   const shown = visibleRows(rows, view);
@@ -24,6 +24,14 @@ function drawTimeline(canvas, slices, rows, members, view) {
   if (view.cursor !== null) drawCursor(context, slices, view, look);
   if (view.range) drawRange(context, view, look);
   drawAxis(context, view, look);
+}
+
+// The picture of the last time where it is as large: its pixels are all written anew.
+let lastImage = new ImageData(1, 1);
+/** @type {(canvas: HTMLCanvasElement, context: CanvasRenderingContext2D) => ImageData} */
+function imageFor(canvas, context) {
+  if (lastImage.width !== canvas.width || lastImage.height !== canvas.height) lastImage = context.createImageData(canvas.width, canvas.height);
+  return lastImage;
 }
 
 /** @type {(colour: Rgb) => number} */
@@ -65,34 +73,47 @@ const HATCHED = ["wait", "idle"];
 
 // One line of pixels of a lane, the same for all its height but for the strokes over what waits.
 function lineOf(slices, lane, view, look, width, perPixel) {
-  const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
+  const { red, green, blue, full, busy, out, strokes } = emptyLine(width), line = { red, green, blue, full };
   const strength = isDimming(view) ? DIMMED : 1;
   const waiting = lane.series.filter(isHatched);
-  for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const busy = waiting.length ? line.full.slice() : line.full;
-  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const out = new Uint32Array(width), strokes = waiting.length ? new Uint32Array(width) : out, hatched = [];
+  for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel);
+  if (waiting.length) busy.set(full);
+  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel);
+  const hatched = [];
   const [br, bg, bb] = look.back, ground = packedColour(look.back);
   // The colour of a pixel that is covered so far.
   const mixed = (x, a) => {
-    const k = a / line.full[x];
-    return ((255 << 24) | ((bb * (1 - a) + line.blue[x] * k) << 16) | ((bg * (1 - a) + line.green[x] * k) << 8) | (br * (1 - a) + line.red[x] * k)) >>> 0;
+    const k = a / full[x];
+    return ((255 << 24) | ((bb * (1 - a) + blue[x] * k) << 16) | ((bg * (1 - a) + green[x] * k) << 8) | (br * (1 - a) + red[x] * k)) >>> 0;
   };
   for (let x = 0; x < width; x++) {
-    const full = line.full[x];
-    if (full <= 0) { out[x] = ground; continue; }
+    if (full[x] <= 0) { out[x] = ground; continue; }
     // A trace of a slice stays visible, however small its share of the pixel.
-    const a = (0.15 + 0.85 * Math.min(1, full)) * line.shown[x];
-    out[x] = mixed(x, a);
-    if (!waiting.length || full < 0.5 || busy[x] > 0.5 * full) continue;
+    out[x] = mixed(x, (0.15 + 0.85 * Math.min(1, full[x])) * strength);
+    if (!waiting.length || full[x] < 0.5 || busy[x] > 0.5 * full[x]) continue;
     hatched.push(x);
     strokes[x] = out[x]; // the strokes are the colour itself, and what is between them a tint of it
-    out[x] = mixed(x, TINT * line.shown[x]);
+    out[x] = mixed(x, TINT * strength);
   }
   markSlices(out, slices, lane, view, look, perPixel);
   if (hatched.length) markSlices(strokes, slices, lane, view, look, perPixel);
   return { line: out, strokes, hatched };
 }
+
+// Room for one line, used again for every lane: a picture has hundreds of them.
+const emptyLine = (() => {
+  /** @type {(width: number) => any} */
+  const room = (width) => ({
+    ...Object.fromEntries(["red", "green", "blue", "full", "busy"].map((name) => [name, new Float32Array(width)])),
+    out: new Uint32Array(width), strokes: new Uint32Array(width),
+  });
+  let last = room(1);
+  return (width) => {
+    if (last.out.length !== width) last = room(width);
+    else for (const name of ["red", "green", "blue", "full"]) last[name].fill(0);
+    return last;
+  };
+})();
 
 const TINT = 0.35;
 const isHatched = (series) => HATCHED.includes(KINDS[series.kind]);
