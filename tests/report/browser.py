@@ -40,6 +40,7 @@ class Browser:
         service = Service(executable_path=shutil.which("chromedriver"))
         with patch.dict(os.environ, {"no_proxy": "localhost,127.0.0.1"}):
             self._driver = Chrome(options=options, service=service)
+        self._driver.set_script_timeout(240)  # on a busy machine, rules of a whole page take longer than usual
         return self
 
     def __exit__(
@@ -95,6 +96,15 @@ class Browser:
     def run(self, script: str, *given: Any) -> Any:
         """Return what a script in the page returns; `given` are its arguments."""
         return self._driver.execute_script(script, *given)
+
+    def count_main_thread(self) -> None:
+        """Let the main thread's CPU time be counted from here on."""
+        self._driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def main_thread_ms(self) -> float:
+        """Return the CPU time of the page's main thread so far."""
+        found = self._driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return 1000 * float(next(m["value"] for m in found if m["name"] == "ThreadTime"))
 
     def zoom(self) -> float:
         """Zoom into the timeline by key and return how many milliseconds drawing it took."""

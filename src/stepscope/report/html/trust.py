@@ -16,7 +16,8 @@ def _ranks(report: dict[str, Any]) -> Iterator[str]:
     read, world = run["num_ranks"], run["world_size"]
     of = "an unknown number of" if world is None else str(world)
     events = sum(r["num_events"] for r in report["ranks"])
-    yield f"{read} of {of} ranks read, {events:,} events, {run['num_steps']} recorded steps"
+    steps = run["num_steps"]
+    yield f"{read} of {of} ranks read, {events:,} events, {steps} recorded step{'' if steps == 1 else 's'}"
     by_order = [r["rank"] for r in report["ranks"] if r.get("rank_source") == "order"]
     if by_order and read > 1:
         yield f"{len(by_order)} ranks are numbered by the order of their files: nothing in them says their rank"

@@ -112,7 +112,7 @@ function cellText(column, value, since) {
   if (column.is_instant && since !== null) return `${written(Number(BigInt(value) - since) / 1e6, 3)} ms`;
   if (column.unit.startsWith("ns")) return timeText(Number(value) / 1e6);
   if (column.unit.startsWith("bytes")) return bytesText(Number(value));
-  if (typeof value === "number" && !Number.isInteger(value)) return digits(value, 4);
+  if (typeof value === "number" && !Number.isInteger(value)) return Math.abs(value) < 0.1 ? String(Number(value.toPrecision(3))) : digits(value, 4);
   return String(value);
 }
 

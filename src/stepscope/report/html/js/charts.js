@@ -62,6 +62,7 @@ function meanOverRanks(values, steps) {
 
 // Beside another section the picture has half the page: its letters are as large as those around it in either case.
 function stepTimes(grid, steadiness, { alone = false } = {}) {
+  if (grid.steps.length < 2) return null;
   const means = stepMeans(grid);
   const num = grid.steps.length;
   const totals = grid.steps.map((_, s) => GROUPS.reduce((sum, g) => sum + means[g][s], 0));

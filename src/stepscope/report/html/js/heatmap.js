@@ -155,8 +155,9 @@ function rangeOf(values) {
   const sample = new Float32Array(Math.ceil(values.length / every)).map((_, k) => values[k * every]).filter((v) => v === v).sort();
   if (!sample.length) return [0, 1];
   const low = sample[Math.floor(sample.length * 0.01)], high = sample[Math.min(sample.length - 1, Math.ceil(sample.length * 0.99))];
-  // Differences below 5 % are noise to the eye: they must not fill the whole ramp.
-  return [Math.min(low, high * 0.95), high || 1];
+  // Differences of a few percent are noise to the eye: they stay in the middle of the ramp.
+  const middle = (low + high) / 2;
+  return [Math.min(low, middle * 0.95), Math.max(high, middle * 1.05) || 1];
 }
 
 function imageOf(values, rows, num, low, high) {

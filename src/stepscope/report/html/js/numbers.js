@@ -28,8 +28,11 @@ const words = (id) => String(id).replaceAll("_", " ");
 function written(x, places, least = places) {
   const [whole, rest = ""] = x.toFixed(places).split(".");
   const kept = rest.slice(0, Math.max(least, rest.replace(/0+$/, "").length));
-  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (kept && `.${kept}`);
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−") + (kept && `.${kept}`);
 }
+
+// A kernel's name from where it differs from the others; the whole one is in the tooltip.
+const shortName = (name) => String(name ?? NONE).replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
 
 function digits(x, significant = 3) {
   return written(x, Math.min(2, Math.max(0, significant - 1 - Math.floor(Math.log10(Math.abs(x) || 1)))));
@@ -76,8 +79,10 @@ const tickText = (value, unit, name) => `${written(value / unit, 3, 0)} ${name}`
 const timeTick = (ms, unit) => (ms ? tickText(ms, unit, { 1000: "s", 1: "ms", 0.001: "µs", 0.000001: "ns" }[unit]) : "0");
 const byteTick = (bytes, unit) => (bytes ? tickText(bytes, unit, ["B", "kB", "MB", "GB", "TB"][Math.round(Math.log10(unit) / 3)]) : "0");
 
-const pctText = (x, places = 1) => (known(x) ? `${x.toFixed(places)} %` : NONE);
-const countText = (x) => (known(x) ? written(x, 1, 0) : NONE);
+const pctText = (x, places = 1) => (known(x) ? `${written(x, places)} %` : NONE);
+const countText = (x) => (known(x) ? written(x, Math.abs(x) < 1000 ? 1 : 0, 0) : NONE);
+
+const numberOf = (count, what) => `${countText(count)} ${what}${count === 1 ? "" : "s"}`;
 
 // A value by the ending of its name, the way the report's JSON names its units.
 function valueText(name, value) {

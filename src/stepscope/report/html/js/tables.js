@@ -61,7 +61,7 @@ function cell(column, row, most) {
   const value = column.get(row);
   const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
   const width = column.bar && known(value) && most > 0 ? `${(100 * value) / most}%` : null;
-  return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && text.length > 60 ? text : null },
+  return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && String(value).length > 40 ? value : null },
     width && el("span", { class: "cellbar", style: { width } }),
     column.link ? el("a", { href: column.link(row) }, text) : el("span", { class: column.tone ? column.tone(value, row) : null }, text));
 }
@@ -72,6 +72,7 @@ const textColumn = (title, key, show = words) => ({ title, get: (r) => r[key], s
 const rateColumn = (title, key) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? digits(v) : NONE), number: true });
 const countColumn = (title, key) => ({ title, get: (r) => r[key], show: countText, number: true });
 const nameColumn = (title, get) => ({ title, get, name: true });
+const kernelColumn = (title) => ({ ...nameColumn(title, (r) => r.name), show: shortName });
 
 function ranks(report) {
   const times = ["window_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "wait_ms", "transfer_ms", "memory_ms", "idle_ms"];
@@ -79,7 +80,7 @@ function ranks(report) {
   const used = times.filter((key) => report.ranks.some((r) => (always.includes(key) ? known(r[key]) : r[key] > 0)));
   if (!used.length) return null;
   const clock = (r) => (known(r.clock_offset_us) ? `${digits(r.clock_offset_us)} ± ${digits(r.clock_uncertainty_us)} µs` : NONE);
-  return panel("ranks", "Ranks", el("p", { class: "quiet" }, `Sums over each rank's whole window${report.run.num_steps ? `: ${report.run.num_steps} steps and what lies around them` : ""}.`),
+  return panel("ranks", "Ranks", el("p", { class: "quiet" }, `Sums over each rank's whole window${report.run.num_steps ? `: ${numberOf(report.run.num_steps, "step")} and what lies around ${report.run.num_steps === 1 ? "it" : "them"}` : ""}.`),
     sortedTable("ranks", report.ranks, [
       { title: "rank", get: (r) => r.rank, number: true },
       ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
@@ -128,7 +129,7 @@ function kernels(report) {
   return panel("kernels", "Kernels",
     el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks, " : ""}${inSteps ? "per step: what recorded steps launched" : "over the whole window"}.`.replace(/^./, (c) => c.toUpperCase())),
     sortedTable("kernels", rows, [
-      nameColumn("kernel", (r) => r.name),
+      kernelColumn("kernel"),
       textColumn("family", "family"),
       countColumn("count", "count"),
       timeColumn("total", "total_ms", { bar: true }),
@@ -168,11 +169,11 @@ function idle(report) {
 function criticalPath(report) {
   if (!report.critical_path.length) return null;
   return panel("critical-path", "Critical path",
-    el("p", { class: "quiet" }, "What a step's length consists of, followed back from its end over all ranks."),
+    el("p", { class: "quiet" }, `What a step's length consists of, followed back from its end${report.run.num_ranks > 1 ? " over all ranks" : ""}.`),
     sortedTable("critical path", report.critical_path, [
       { title: "rank", get: (r) => r.rank, show: (v) => (v < 0 ? NONE : String(v)), number: true },
       textColumn("what", "what"),
-      nameColumn("name", (r) => r.name),
+      kernelColumn("name"),
       timeColumn("per step", "ms_per_step", { bar: true }),
       { title: "share", get: (r) => r.pct, show: (v) => pctText(v), number: true },
     ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3, most: 8 }));

@@ -58,7 +58,7 @@ function oneStep(slices, families, kernels, steps) {
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
   /** @type {View} */
   const view = {
-    t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
+    t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length === 1 ? 22 : rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
     marks: null, match: null, cursor: null, rank: null, arrows: false, range: null,
   };
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": timelineLabel(slices), "aria-describedby": "timeline-help" });
@@ -214,7 +214,7 @@ function oneStep(slices, families, kernels, steps) {
     soon();
   }
   const found = el("output", { class: "quiet", id: "found" });
-  const slider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight });
+  const slider = el("input", { type: "range", min: 2, max: 24, value: view.laneHeight });
   slider.addEventListener("input", () => { view.laneHeight = Number(slider.value); soon(); });
   const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
   const allArrows = el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } });
@@ -228,13 +228,14 @@ function oneStep(slices, families, kernels, steps) {
     button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
     button("sums in view", () => sumOver(view.t0, view.t1)),
     members.size ? el("label", {}, allArrows, " all arrows") : null);
-  const help = el("p", { class: "quiet", id: "timeline-help" }, HELP);
+  const help = el("p", { class: "quiet", id: "timeline-help" }, `${HELP}${members.size ? HELP_WITH_OTHERS : ""}. Escape clears.`);
   restore();
   return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, restore, showRank, showKinds };
 }
 
 const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for the sums of a range (R: of what is in view), . and , for the next slice, N for the next match. " +
-  "A click on a kernel says who launched it, one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
+  "A click on a kernel says who launched it";
+const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it";
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;

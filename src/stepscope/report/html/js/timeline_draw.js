@@ -171,7 +171,8 @@ function drawNames(context, slices, lane, view, look) {
     const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
     const dim = isDimming(view) && !marked;
     const tinted = !marked && HATCHED.includes(KINDS[kind]);
-    const text = labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX));
+    const text = fittingName(slices, i, Math.floor((to - from - 6) / NAME_PX));
+    if (!text) continue;
     if (tinted && !dim) drawPlate(context, look, from, lane.y, context.measureText(text).width + 5, view.laneHeight);
     context.fillStyle = dim ? look.quiet : tinted ? look.text : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
     context.fillText(text, from + 3, lane.y + view.laneHeight / 2);
@@ -184,18 +185,22 @@ function drawPlate(context, look, x, y, width, height) {
   context.fillRect(x + 1, y + 1.5, width, height - 4);
 }
 
-// A wait by whom it is for, a collective by what it does and its size, anything else by its name.
-function labelOf(slices, i) {
+const LEAST_NAME = 8; // letters of a name that is cut off: fewer tell nothing
+
+// A wait by whom it is for, a collective by what it does and its size, anything else by its name; in as many letters as
+// there is room for, empty where those say nothing.
+function fittingName(slices, i, room) {
   const m = slices.match[i];
-  if (m >= 0 && slices.wait[i] > slices.dur[i] / 2) return waitText(slices, i);
-  if (m < 0) return shortName(slices.names[slices.name[i]]);
-  const what = slices.matched.what[m].split(" · ");
-  return `${what[0]} ${what.at(-1)}`;
+  if (m < 0) {
+    const name = shortName(slices.names[slices.name[i]]);
+    return name.length <= room ? name : room >= LEAST_NAME ? name.slice(0, room) : "";
+  }
+  const last = slices.matched.last[m], what = slices.matched.what[m].split(" · ");
+  const ways = slices.wait[i] > slices.dur[i] / 2 ? [`waiting for rank ${last}`, `for rank ${last}`, `rank ${last}`] : [`${what[0]} ${what.at(-1)}`, what[0]];
+  return ways.find((text) => text.length <= room) ?? "";
 }
 
-const waitText = (slices, i) => `waiting for rank ${slices.matched.last[slices.match[i]]}`;
 const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 150 ? "#10151a" : "#ffffff");
-const shortName = (name) => name.replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
 
 // The selected collective: its members joined, from the last to arrive to those who waited.
 function drawSelected(context, slices, members, view, look, shown) {
@@ -273,7 +278,7 @@ function drawAxis(context, view, look) {
   context.font = look.font;
   context.textBaseline = "top";
   context.textAlign = "center";
-  const step = niceStep((view.t1 - view.t0) / Math.max(2, (view.width - GUTTER) / 130));
+  const step = niceStep((view.t1 - view.t0) / Math.max(2, (view.width - GUTTER) / (GUTTER > 100 ? 130 : 80)));
   for (let t = Math.ceil(view.t0 / step) * step; t <= view.t1; t += step) {
     const x = timeX(view, t);
     context.beginPath();
