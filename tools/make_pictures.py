@@ -31,7 +31,7 @@ WIDTHS = (390, 1400, 2560)
 SCHEMES = ("light", "dark")
 PAPER = 760
 """how wide a page is on paper, in CSS pixels"""
-GALLERY = (980, 600)
+GALLERY = (1180, 720)
 README_WIDTH = 1180
 TALLEST = 16_000
 """of one picture: a browser draws no more at once"""
@@ -57,7 +57,7 @@ def write_docs(browser: Browser, corpus: Path, folder: Path) -> None:
     (IMAGES / "terminal.svg").write_text(terminal_svg(straggler))
     page = folder / "page.html"
     page.write_text(straggler.to_html())
-    save(browser, IMAGES / "report.png", part_of(browser, page, "#budget", scheme="light"))
+    save(browser, IMAGES / "report.png", part_of(browser, page, "#waterfall", scheme="light"))
     save(browser, IMAGES / "timeline.png", part_of(browser, page, "#timeline", scheme="dark", first="#heatmap"))
     browser.prefer("light")
     makers = page_makers(corpus, folder)
@@ -92,7 +92,7 @@ def part_of(browser: Browser, page: Path, last: str, *, scheme: str, first: str 
     browser.open(page)
     edge = "Math.round(document.querySelector('{}').getBoundingClientRect().{} + scrollY)"
     top, bottom = (browser.run(f"return {edge.format(*where)}") for where in ((first, "top"), (last, "bottom")))
-    margin = 0 if first == "body" else 60
+    margin = 0 if first == "body" else 84  # below the list of sections
     browser.size(README_WIDTH, bottom - top + 16 + margin)
     hide_scrollbars(browser)
     browser.run(f"scrollTo({{top: {top - margin}, behavior: 'instant'}})")

@@ -128,8 +128,12 @@ def test_a_link_of_the_contents_keeps_what_was_chosen(browser: Browser, page: Pa
     browser.run("document.querySelector('nav.contents a[href=\"#heatmap\"]').click()")
     browser.waited("location.hash.includes('at=heatmap')")
     assert "rank=3" in browser.run("return location.hash")
+    marked = "document.querySelector('nav.contents [aria-current]').textContent"
     follow(browser, page, "heatmap")
     assert browser.waited("Math.abs(document.querySelector('#heatmap').getBoundingClientRect().top) < 200")
+    assert browser.waited(f"{marked} === 'Ranks × steps'")
+    follow(browser, page)
+    assert browser.waited(f"{marked} === 'Fix first'")
 
 
 @pytest.mark.parametrize("state", HOSTILE)

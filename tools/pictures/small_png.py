@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from tests.report.browser import Browser
 
-# The browser reads the picture: its commonest colours, and for every pixel the nearest of them.
+# The browser reads the picture: its commonest colours, those least like them, and for every pixel the nearest of all.
 _FEWER_COLOURS = """
 const image = new Image();
 image.src = 'data:image/png;base64,' + arguments[0];
@@ -17,15 +17,26 @@ return image.decode().then(() => {
   const pixels = new Uint32Array(context.getImageData(0, 0, image.width, image.height).data.buffer);
   const count = new Map();
   for (const p of pixels) count.set(p, (count.get(p) ?? 0) + 1);
-  const kept = [...count].sort((a, b) => b[1] - a[1]).slice(0, 256).map(([p]) => p);
   const parts = (p) => [p & 255, (p >> 8) & 255, (p >> 16) & 255];
+  const byCount = [...count].sort((a, b) => b[1] - a[1]).map(([p]) => p);
+  const kept = byCount.slice(0, 128);
+  const others = byCount.slice(128, 4000).map((p) => ({ p, own: parts(p), off: Infinity }));
+  const far = ([r, g, b], [x, y, z]) => (r - x) ** 2 + (g - y) ** 2 + (b - z) ** 2;
+  const keep = (p) => others.forEach((o) => (o.off = Math.min(o.off, far(o.own, parts(p)))));
+  kept.forEach(keep);
+  // Then, one after the other, whatever is least like those: thin lines are rare and must keep their colours.
+  while (kept.length < 256 && others.some((o) => o.off > 0)) {
+    const next = others.reduce((a, b) => (b.off > a.off ? b : a));
+    kept.push(next.p);
+    keep(next.p);
+  }
   const colours = kept.map(parts), place = new Map(kept.map((p, i) => [p, i]));
   const nearest = (p) => {
-    const [r, g, b] = parts(p);
+    const own = parts(p);
     let best = 0, least = Infinity;
-    colours.forEach(([x, y, z], i) => {
-      const far = (r - x) ** 2 + (g - y) ** 2 + (b - z) ** 2;
-      if (far < least) [best, least] = [i, far];
+    colours.forEach((colour, i) => {
+      const off = far(own, colour);
+      if (off < least) [best, least] = [i, off];
     });
     place.set(p, best);
     return best;

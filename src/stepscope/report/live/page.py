@@ -28,7 +28,7 @@ p { margin: 4px 0 12px; }
 .quiet { color: var(--quiet); font-size: 13px; }
 .panel { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
   margin: 0 0 14px; overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13px; }
+table { border-collapse: collapse; font-size: 13px; width: 100%; }
 th, td { text-align: right; padding: 4px 14px 4px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--quiet); }
 th:first-child, td:first-child { text-align: left; }

@@ -10,8 +10,11 @@ function contents(short = {}) {
   const seen = new Set();
   const nav = el("nav", { class: "contents", "aria-label": "Sections" });
   const current = () => [...links.keys()].find((section) => seen.has(section));
+  // Between two sections the last one stays marked, above all of them the first.
+  /** @type {Element | undefined} */
+  let last;
   const mark = () => {
-    const first = current();
+    const first = (last = current() ?? last ?? [...links.keys()][0]);
     for (const [section, link] of links) section === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
   };
   const watch = new IntersectionObserver((entries) => {

@@ -293,5 +293,5 @@ function drawAxis(context, view, look) {
 
 function niceStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
-  return power * (rough / power > 5 ? 10 : rough / power > 2 ? 5 : rough / power > 1 ? 2 : 1);
+  return power * (rough / power > 5 ? 10 : rough / power > 2.5 ? 5 : rough / power > 2 ? 2.5 : rough / power > 1 ? 2 : 1);
 }
