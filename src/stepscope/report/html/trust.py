@@ -36,6 +36,8 @@ def _profiler(report: dict[str, Any]) -> Iterator[str]:
     overhead = report["step"]["profiler_overhead_pct"]
     if overhead is None:
         yield "what the profiler itself costs is unknown: no step without it was recorded"
+    elif overhead <= 0:
+        yield "the step was no longer under the profiler than without it"
     else:
         gross = "; small times are distorted" if overhead > _GROSS_OVERHEAD_PCT else ""
         yield f"the profiler made the step {overhead:.1f} % longer{gross}"

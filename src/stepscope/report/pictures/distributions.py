@@ -17,7 +17,7 @@ _COLOURS = {
     "normalisation": "host", "copy": "copy", "optimizer": "optimizer", "others": "unknown",
 }  # fmt: skip
 """as elsewhere on the page: communication is orange, copies are green"""
-_FURTHER = ("backward", "unmatched", "range", "idle", "input", "host", "optimizer")
+_FURTHER = ("unmatched", "range", "backward", "idle", "input", "host", "optimizer")
 
 
 def durations_drawing(found: Distributions) -> Drawing:

@@ -73,10 +73,10 @@ function oneStep(slices, families, kernels, steps) {
   function draw() {
     const begin = performance.now();
     const whole = rows.length * rowHeight(view) + AXIS;
-    view.width = Math.max(200, box.clientWidth);
     view.height = Math.min(TALLEST, whole);
     box.style.height = `${view.height}px`;
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
+    view.width = Math.max(200, box.clientWidth); // once the heights have said whether there is a scrollbar
     if (rowToShow !== null) box.scrollTop = rowToShow * rowHeight(view) - view.height / 2;
     rowToShow = null;
     view.top = box.scrollTop;

@@ -156,7 +156,7 @@ function drawLabels(context, slices, place, view, look) {
   if (view.laneHeight >= 11) for (const lane of place.lanes) drawNames(context, slices, lane, view, look);
 }
 
-const NAME_PX = 6.3;
+const NAME_PX = 6.8;
 
 // Names inside the slices that are wide enough, up to where the next slice begins.
 function drawNames(context, slices, lane, view, look) {
