@@ -136,6 +136,7 @@ def test_live_page_shows_the_same_and_runs_nothing(tmp_path: Path) -> None:
     assert page is not None and site("report.html", {}) is None
     text = page.body.decode()
     assert "10.0 ms per step" in text and 'http-equiv="refresh"' in text and "<script" not in text
+    assert ">memory<" not in text  # no rank has said any
     assert "&lt;script&gt;" in text and "default-src 'none'" in page.headers["Content-Security-Policy"]
     write_facts(tmp_path / "run", 0, "closed")
     ended = LiveSite(str(tmp_path / "run"))("", {})

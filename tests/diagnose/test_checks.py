@@ -12,9 +12,11 @@ from tests.diagnose.late import OWN_US, TRANSFER_US, late_run
 from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.checks import Check, Range, checked, checks_of
 from stepscope.diagnose.measurements import Measurement
+from stepscope.run.load import load
 from stepscope.run.step_log import step_log_of
 
 GB = 10**9
+DATA = Path(__file__).parents[1] / "data"
 
 
 def checks(account: Account) -> dict[str, Check]:
@@ -133,3 +135,10 @@ def test_step_logs_tell_the_spread_of_more_steps(tmp_path: Path) -> None:
     check = checks(account_of(run))["step_time_spread_pct"]
     assert check.value == pytest.approx(100 * 200 / 1200, abs=0.1) and check.status == "fail"
     assert "40 steps" in check.reason
+
+
+def test_a_serving_engine_has_no_phases_of_training() -> None:
+    found = checks(account_of(load(DATA / "foreign-amd" / "vllm.json.gz", cache=False, jobs=1)))
+    shares = [found[f"{part}_share_pct"] for part in ("forward", "backward", "optimizer")]
+    assert {c.status for c in shares} == {"not measured"}
+    assert all("serving engine" in c.reason for c in shares)

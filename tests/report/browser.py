@@ -40,6 +40,7 @@ class Browser:
         service = Service(executable_path=shutil.which("chromedriver"))
         with patch.dict(os.environ, {"no_proxy": "localhost,127.0.0.1"}):
             self._driver = Chrome(options=options, service=service)
+        self._driver.set_script_timeout(240)  # on a busy machine, rules of a whole page take longer than usual
         return self
 
     def __exit__(
@@ -76,14 +77,34 @@ class Browser:
             assert time.monotonic() < until, "the page did not draw itself"
             time.sleep(0.05)
 
+    def unfold(self) -> None:
+        """Open everything that is folded and wait until it holds what it shows, which is made when it is opened."""
+        self.waited(
+            "[...document.querySelectorAll('details')].map((d) => {"
+            " const whole = d.open && d.children.length > 1; d.open = true; return whole }).every(Boolean)"
+        )
+
     def prefer(self, scheme: str) -> None:
         """Let the system prefer `light` or `dark`."""
         features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
         self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
 
-    def run(self, script: str) -> Any:
-        """Return what a script in the page returns."""
-        return self._driver.execute_script(script)
+    def media(self, kind: str) -> None:
+        """Let pages be drawn for `print`, or as usual for an empty text."""
+        self._driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind})
+
+    def run(self, script: str, *given: Any) -> Any:
+        """Return what a script in the page returns; `given` are its arguments."""
+        return self._driver.execute_script(script, *given)
+
+    def count_main_thread(self) -> None:
+        """Let the main thread's CPU time be counted from here on."""
+        self._driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+
+    def main_thread_ms(self) -> float:
+        """Return the CPU time of the page's main thread so far."""
+        found = self._driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return 1000 * float(next(m["value"] for m in found if m["name"] == "ThreadTime"))
 
     def zoom(self) -> float:
         """Zoom into the timeline by key and return how many milliseconds drawing it took."""

@@ -59,7 +59,7 @@ def test_no_page_breaks_a_rule(browser: Browser, pages: dict[str, Path], scheme:
     found = {}
     for name, path in pages.items():
         browser.open(path)
-        browser.run("for (const d of document.querySelectorAll('details')) d.open = true")
+        browser.unfold()
         found[name] = violations(browser, scheme)
     assert {name: lines for name, lines in found.items() if lines} == {}
     assert browser.console() == []

@@ -25,7 +25,6 @@ MINUS = "\u2212"
 _NUMBER = re.compile(rf"^[{MINUS}+-]?[\d,]+(?:\.\d+)?")
 # Every named number on the page: where it stands, what it is called, how it is written.
 COLLECT = """
-for (const d of document.querySelectorAll('details')) d.open = true;
 for (const b of document.querySelectorAll('button.more')) if (!b.hidden) b.click();
 const text = (node) => (node?.textContent ?? '').trim();
 const found = [];
@@ -196,6 +195,7 @@ def test_order_and_filter_of_a_table_are_in_the_address(
 def collected(browser: Browser, path: Path, text: str) -> Said:
     path.write_text(text)
     browser.open(path)
+    browser.unfold()
     found: Any = browser.run(COLLECT)
     return [(where, name, value) for where, name, value in json.loads(json.dumps(found))]
 

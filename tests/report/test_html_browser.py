@@ -325,6 +325,24 @@ def test_wide_window_is_used(opened: Browser) -> None:
     opened.size(1280, 1000)
 
 
+def test_nothing_is_cut_off_on_paper(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    path.write_text(page_of(constructed(ranks=8, steps=20, slices_per_rank=90)))
+    browser.size(760, 1000)
+    browser.media("print")
+    try:
+        browser.open(path)
+        wide = browser.run(
+            "return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1)"
+            ".map((e) => e.getAttribute('aria-label'))"
+        )
+        shown = browser.run("return getComputedStyle(document.querySelector('nav.contents')).display")
+    finally:
+        browser.media("")
+        browser.size(1280, 1000)
+    assert (wide, shown) == ([], "none")
+
+
 def test_long_words_of_a_remedy_are_broken(browser: Browser, tmp_path: Path) -> None:
     data = constructed(ranks=2, steps=3, slices_per_rank=20)
     first, *others = data.report["findings"]

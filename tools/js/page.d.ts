@@ -6,6 +6,10 @@ interface Grid {
   steps: number[];
   groups: Record<string, Float32Array>;
   step: Float32Array;
+  /** groups that any time is in */
+  used: string[];
+  /** step time without waiting and communication, once asked for */
+  own?: Float32Array;
   quantum: number;
 }
 
@@ -105,12 +109,11 @@ interface TableOptions {
   most?: number;
 }
 
-/** Slices of one kind that do not overlap, with sums of their lengths. */
+/** Slices of one kind that do not overlap. */
 interface Series {
   kind: number;
-  start: number[];
-  end: number[];
-  sum: number[];
+  start: Float64Array;
+  end: Float64Array;
 }
 
 interface Lane {

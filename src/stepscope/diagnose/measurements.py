@@ -52,6 +52,8 @@ def part_share(account: Account, *parts: str) -> Measurement:
 
 def phase_share(account: Account, part: str) -> Measurement:
     """Return the percentage of the step that a phase of training takes, and what takes most of the rest."""
+    if account.serving is not None:
+        return Measurement(None, "a serving engine's step has no phases of training")
     found, step = part_share(account, part), account.step
     if step is None:
         return found

@@ -16,7 +16,8 @@ def _ranks(report: dict[str, Any]) -> Iterator[str]:
     read, world = run["num_ranks"], run["world_size"]
     of = "an unknown number of" if world is None else str(world)
     events = sum(r["num_events"] for r in report["ranks"])
-    yield f"{read} of {of} ranks read, {events:,} events, {run['num_steps']} recorded steps"
+    steps = run["num_steps"]
+    yield f"{read} of {of} ranks read, {events:,} events, {steps} recorded step{'' if steps == 1 else 's'}"
     if run.get("asked_by"):
         yield f"window {run['window']} of the job, pulled by: {run['asked_by']}"
     by_order = [r["rank"] for r in report["ranks"] if r.get("rank_source") == "order"]
@@ -37,6 +38,8 @@ def _profiler(report: dict[str, Any]) -> Iterator[str]:
     overhead = report["step"]["profiler_overhead_pct"]
     if overhead is None:
         yield "what the profiler itself costs is unknown: no step without it was recorded"
+    elif overhead <= 0:
+        yield "the step was no longer under the profiler than without it"
     else:
         gross = "; small times are distorted" if overhead > _GROSS_OVERHEAD_PCT else ""
         yield f"the profiler made the step {overhead:.1f} % longer{gross}"

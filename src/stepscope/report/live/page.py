@@ -16,14 +16,27 @@ from stepscope.units import ms, printable
 REFRESH_S = 2
 _MAX_NEWS = 40
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .2rem .8rem; border-bottom: 1px solid #8884; }
+:root { color-scheme: light dark; --page: light-dark(#f3f5f7, #0d1115); --panel: light-dark(#ffffff, #161b21);
+  --line: light-dark(#dde2e7, #2e3740); --text: light-dark(#14181d, #e6eaee); --quiet: light-dark(#586470, #9aa6b1);
+  --high: light-dark(#c02617, #ff7b6b); --medium: light-dark(#946200, #e0ac3c); }
+body { font: 14px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 1280px; padding: 20px 24px; color: var(--text);
+  background: var(--page); font-variant-numeric: tabular-nums; }
+h1 { font-size: 22px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 16px; margin: 0 0 8px; }
+p { margin: 4px 0 12px; }
+.pace { font-size: 17px; font-weight: 600; }
+.quiet { color: var(--quiet); font-size: 13px; }
+.panel { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
+  margin: 0 0 14px; overflow-x: auto; }
+table { border-collapse: collapse; font-size: 13px; width: 100%; }
+th, td { text-align: right; padding: 4px 14px 4px 8px; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { color: var(--quiet); }
 th:first-child, td:first-child { text-align: left; }
-.alarm { color: #c5221f; font-weight: 600; }
-.stall { color: #b06000; }
-pre { white-space: pre-wrap; opacity: .8; }
+.alarm, .stall { border-left: 4px solid var(--high); font-weight: 600; }
+.alarm, .late { color: var(--high); font-weight: 600; }
+.stall { color: var(--medium); border-left-color: var(--medium); }
+pre { white-space: pre-wrap; font-size: 12.5px; color: var(--quiet); margin: 0; }
+@media (max-width: 600px) { body { padding: 14px 12px; } }
 """
 _HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -44,12 +57,13 @@ def live_page(
     step = "?" if picture.step is None else f"{picture.step:,}"
     state = "has ended" if over else escape(pace_text(picture))
     parts = [
-        f"<h1>{title}</h1><p>step {step}; {state}</p>",
-        *(f'<p class="alarm">alarm: {_line(line)}</p>' for line in alarms),
-        *(f'<p class="stall">{_line(line)}</p>' for line in stalls),
-        _table(picture),
-        f"<p>MFU: {_line(picture.mfu_reason)}</p>" if picture.mfu is None and picture.mfu_reason else "",
-        f"<h2>So far</h2><pre>{escape(_lines(news))}</pre>" if news else "",
+        f'<h1>{title}</h1><p class="pace">step {step}; {state}</p>',
+        *(f'<p class="panel alarm">alarm: {_line(line)}</p>' for line in alarms),
+        *(f'<p class="panel stall">{_line(line)}</p>' for line in stalls),
+        f'<section class="panel">{_table(picture)}</section>',
+        f'<p class="quiet">MFU: {_line(picture.mfu_reason)}</p>' if picture.mfu is None and picture.mfu_reason else "",
+        f'<section class="panel"><h2>So far</h2><pre>{escape(_lines(news))}</pre></section>' if news else "",
+        "" if over else f'<p class="quiet">Looked at again every {REFRESH_S} s.</p>',
     ]
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">{again}'
     style = f"<title>{title} · stepscope</title><style>{_STYLE}</style>"
@@ -58,21 +72,25 @@ def live_page(
 
 def _table(picture: Picture) -> str:
     names = column_names(picture)
-    heads = ["rank", "step", "ms", *(SHORT.get(name, name) for name in names), "memory", "late"]
-    rows = "".join(_row(rank, names) for rank in most_telling(picture.ranks))
+    has_memory = any(rank.device_bytes or rank.host_bytes for rank in picture.ranks)
+    heads = ["rank", "step", "ms", *(f"{SHORT.get(name, name)} ms" for name in names), "memory", "late"]
+    if not has_memory:
+        heads.remove("memory")
+    rows = "".join(_row(rank, names, has_memory=has_memory) for rank in most_telling(picture.ranks))
     hidden = len(picture.ranks) - len(most_telling(picture.ranks))
     more = f"<p>and {hidden} more ranks</p>" if hidden else ""
     cells = "".join(f'<th scope="col">{_line(head)}</th>' for head in heads)
     return f"<table><thead><tr>{cells}</tr></thead><tbody>{rows}</tbody></table>{more}"
 
 
-def _row(rank: RankNow, names: Sequence[str]) -> str:
+def _row(rank: RankNow, names: Sequence[str], *, has_memory: bool) -> str:
     late = f"{ms(rank.late.late_ns):+.1f} ms" if rank.late is not None else ""
+    marked = ' class="late"' if rank.late is not None and rank.late.is_late() else ""
     who = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
     step = "?" if rank.step is None else f"{rank.step:,}"
     times = [ms_text(rank.regions_ns.get(name)) for name in names]
-    cells = [who, step, ms_text(rank.step_ns), *times, memory_text(rank), late]
-    return "<tr>" + "".join(f"<td>{_line(cell)}</td>" for cell in cells) + "</tr>"
+    cells = [who, step, ms_text(rank.step_ns), *times, *([memory_text(rank)] if has_memory else [])]
+    return "<tr>" + "".join(f"<td>{_line(cell)}</td>" for cell in cells) + f"<td{marked}>{late}</td></tr>"
 
 
 def _line(text: str) -> str:

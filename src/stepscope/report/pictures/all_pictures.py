@@ -22,12 +22,14 @@ from stepscope.units import ms
 from stepscope.whatif.switches import Switches, switches
 
 _Found = TypeVar("_Found")
+_FEW_STEPS = 4
+"""fewer make no line over the run"""
 
 
 def run_steps_picture(account: Account) -> Drawing | None:
     """Return step times over the whole run."""
     found = run_steps(account.run, account.run.logs)
-    if found is not None and not account.run.logs and len(found.ranks) == 1:
+    if found is not None and not account.run.logs and (len(found.ranks) == 1 or len(found.step) < _FEW_STEPS):
         return None  # the page's own picture of the recorded steps shows as much
     spikes = account.steadiness.spikes if account.steadiness else ()
     return None if found is None else run_steps_drawing(found, outliers=frozenset(s.step for s in spikes))
@@ -45,7 +47,8 @@ def durations_picture(account: Account) -> Drawing | None:
 
 def queue_picture(account: Account) -> Drawing | None:
     """Return how much work lay queued."""
-    return _of(_distributions(account), queue_drawing)
+    found = _distributions(account)
+    return None if found is None else queue_drawing(found, several_ranks=len(account.run.ranks) > 1)
 
 
 def waiting_picture(account: Account) -> Drawing | None:

@@ -1,5 +1,7 @@
 """How long kernels are, and how much work lies queued: two pictures of bars."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,12 +12,18 @@ from stepscope.units import NS_PER_MS
 
 WIDTH, HEIGHT, LEFT, BASE, TOP = 560, 250, 66, 206, 10
 MAX_FAMILIES = 6
-_COLOURS = ("forward", "transfer", "copy", "input", "optimizer", "host", "unknown")
+_COLOURS = {
+    "communication": "transfer", "gemm": "forward", "attention": "input", "elementwise": "other",
+    "normalisation": "host", "copy": "copy", "optimizer": "optimizer", "others": "unknown",
+}  # fmt: skip
+"""as elsewhere on the page: communication is orange, copies are green"""
+_FURTHER = ("unmatched", "range", "backward", "idle", "input", "host", "optimizer")
 
 
 def durations_drawing(found: Distributions) -> Drawing:
     """Return the time in kernels of each duration, by family."""
     kept = [*found.families[:MAX_FAMILIES], *(["others"] if len(found.families) > MAX_FAMILIES else [])]
+    colours = _colours(kept)
     time_ms, count = _joined(found.time_ns) / NS_PER_MS, _joined(found.count)
     used = [b for b in range(NUM_BINS) if sum(float(row[b]) for row in count) > 0]
     bins = list(range(used[0], used[-1] + 1))
@@ -24,7 +32,7 @@ def durations_drawing(found: Distributions) -> Drawing:
     shapes = left_axis(ticks, y, x0=LEFT, x1=WIDTH - 4, text=time_tick)
     for k, b in enumerate(bins):
         below, at = 0.0, LEFT + k * wide
-        for colour, name, times, counts in zip(_COLOURS, kept, time_ms, count, strict=False):
+        for colour, name, times, counts in zip(colours, kept, time_ms, count, strict=True):
             value = float(times[b])
             if value > 0:
                 said = (f"{_range(b)}: {name}", f"{time_text(value)} in {counts[b]:,.0f} kernels")
@@ -43,13 +51,13 @@ def durations_drawing(found: Distributions) -> Drawing:
         title="Time in kernels of each duration",
         width=WIDTH, height=HEIGHT, shapes=tuple(shapes),
         label=f"Time in kernels by duration, from {_edge(bins[0])} to {_edge(bins[-1])}",
-        legend=tuple(zip(_COLOURS, kept, strict=False)),
+        legend=tuple(zip(colours, kept, strict=True)),
         notes=("Per rank over the window. Bins double; one below 10 µs is about as short as its launch.",),
         head=("duration", "family", "kernels", "time"), rows=tuple(rows),
     )  # fmt: skip
 
 
-def queue_drawing(found: Distributions) -> Drawing | None:
+def queue_drawing(found: Distributions, *, several_ranks: bool = True) -> Drawing | None:
     """Return how long the device's queue was for how much of the time, None where no launch was recorded."""
     if found.queue_median is None:
         return None
@@ -69,9 +77,17 @@ def queue_drawing(found: Distributions) -> Drawing | None:
         width=WIDTH, height=HEIGHT, shapes=tuple(shapes),
         label="Share of time by length of the device's queue; the table below holds its numbers",
         legend=(("wait", "empty: the device waits"), ("host", "nearly empty"), ("forward", "the host is ahead")),
-        notes=(f"Half of all launches find {found.queue_median:,.0f} or more before them. Mean over ranks.",),
+        notes=(f"Half of all launches find {found.queue_median:,.0f} or more before them.",)
+        + (("Mean over ranks.",) if several_ranks else ()),
         head=("in the queue", "of the time"), rows=tuple((_length(k), f"{shares[k]:.1f} %") for k in bins),
     )  # fmt: skip
+
+
+def _colours(families: Sequence[str]) -> list[str]:
+    """Return a colour for each family, the same in every run for the usual ones."""
+    used = {_COLOURS[name] for name in families if name in _COLOURS}
+    further = iter([colour for colour in _FURTHER if colour not in used])
+    return [_COLOURS[name] if name in _COLOURS else next(further, "unknown") for name in families]
 
 
 def _joined(by_family: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

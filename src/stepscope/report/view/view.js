@@ -19,7 +19,7 @@ function choose(tab, { keep = true } = {}) {
     other.tabIndex = on ? 0 : -1;
     part(String(other.getAttribute("aria-controls"))).hidden = !on;
   }
-  if (keep) state.set({ tab: tab.id === "tab-report" ? null : tab.id.replace("tab-", "") });
+  if (keep) state.set({ tab: tab.id === "tab-report" ? null : tab.id.replace("tab-", "") }, { push: true });
   if (tab.id === "tab-tables" && !shownTable.names.length) listTables().catch(failed);
 }
 tabs.forEach((tab, i) => {
@@ -53,7 +53,7 @@ async function showChosen() {
   const sort = state.get("sort") ?? "";
   Object.assign(shownTable, {
     table: shownTable.names.includes(name) ? name : shownTable.names[0] ?? "", sort: sort.replace(/^-/, ""), down: sort.startsWith("-"),
-    filter: state.get("filter") ?? "", offset: Number(state.get("row") ?? "1") - 1 || 0,
+    filter: state.get("filter") ?? "", offset: Math.max(0, Math.floor((state.number("row") ?? 1) - 1)),
   });
   part("table").value = shownTable.table;
   part("filter").value = shownTable.filter;
@@ -63,7 +63,7 @@ async function showChosen() {
 function show(changed) {
   Object.assign(shownTable, { offset: 0 }, changed);
   const { table, sort, down, filter, offset } = shownTable;
-  state.set({ table, sort: sort && `${down ? "-" : ""}${sort}`, filter, row: offset ? String(offset + 1) : null });
+  state.set({ table, sort: sort && `${down ? "-" : ""}${sort}`, filter, row: offset ? String(offset + 1) : null }, { push: !("filter" in changed) || "table" in changed });
   draw().catch(failed);
 }
 
@@ -109,10 +109,10 @@ function tableCell(column, value, since, number) {
 
 function cellText(column, value, since) {
   if (value === null) return NONE;
-  if (column.is_instant && since !== null) return `${(Number(BigInt(value) - since) / 1e6).toLocaleString("en", { minimumFractionDigits: 3, maximumFractionDigits: 3 })} ms`;
+  if (column.is_instant && since !== null) return `${written(Number(BigInt(value) - since) / 1e6, 3)} ms`;
   if (column.unit.startsWith("ns")) return timeText(Number(value) / 1e6);
   if (column.unit.startsWith("bytes")) return bytesText(Number(value));
-  if (typeof value === "number" && !Number.isInteger(value)) return digits(value, 4);
+  if (typeof value === "number" && !Number.isInteger(value)) return Math.abs(value) < 0.1 ? String(Number(value.toPrecision(3))) : digits(value, 4);
   return String(value);
 }
 
@@ -131,12 +131,14 @@ part("on").addEventListener("click", toNext);
 // The report in its frame: what is chosen there is in this page's address too. -------------------------------------------
 
 const frame = /** @type {HTMLIFrameElement} */ (document.getElementById("view-report"));
-const inner = state.get("report");
-frame.src = inner ? `report.html#${inner}` : "report.html";
+const reportAddress = () => `report.html${state.get("report") ? `#${state.get("report")}` : ""}`;
+frame.src = reportAddress();
 addEventListener("inner-state", (e) => state.set({ report: /** @type {CustomEvent<string>} */ (e).detail || null }));
 state.onChange(() => {
   choose(tabs.find((tab) => tab.id === `tab-${state.get("tab")}`) ?? tabs[0], { keep: false });
   if (shownTable.names.length) showChosen().catch(failed);
+  const isShown = (frame.contentWindow?.location.hash.slice(1) ?? "") === (state.get("report") ?? "");
+  if (!isShown) frame.contentWindow?.location.replace(reportAddress());
 });
 choose(tabs.find((tab) => tab.id === `tab-${state.get("tab")}`) ?? tabs[0], { keep: false });
 

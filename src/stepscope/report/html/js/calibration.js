@@ -30,7 +30,7 @@ function calibrationChart(found) {
   for (let p = Math.ceil(x0); p <= x1; p++) {
     if (x1 - x0 > 5 && p % 2) continue;
     chart.append(svg("line", { x1: x(10 ** p), x2: x(10 ** p), y1: base, y2: base + 4, class: "grid" }),
-      svg("text", { x: x(10 ** p), y: base + 18, class: "axis middle" }, bytesText(10 ** p)));
+      svg("text", { x: x(10 ** p), y: base + 18, class: `axis ${x(10 ** p) > width - 40 ? "end" : "middle"}` }, bytesText(10 ** p)));
   }
   const path = (list) => list.map(([b, us]) => `${x(b).toFixed(1)},${y(us).toFixed(1)}`).join(" ");
   found.curves.forEach((c) => {

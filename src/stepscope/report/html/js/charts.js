@@ -29,7 +29,7 @@ function waterfall(report) {
   });
   return panel("waterfall", "Where the FLOPs go: from peak to achieved", chart,
     el("p", { class: "quiet" }, report.efficiency.flops_source ? `FLOPs from ${report.efficiency.flops_source}; attention counted in full.` : ""),
-    folded("as a table", plainTable(["loss", "of peak", "per step", "±"],
+    foldedLater("as a table", () => plainTable(["loss", "of peak", "per step", "±"],
       rows.map((r) => [words(r.loss), pctText(r.pct_of_peak), timeText(r.ms_per_step), pctText(r.plus_minus)]))));
 }
 
@@ -44,21 +44,25 @@ function waterfallLines(row) {
 }
 
 // Mean over ranks of each group at each step.
+/** @param {Grid} grid */
 function stepMeans(grid) {
-  const [ranks, steps] = [grid.ranks.length, grid.steps.length];
-  const means = {};
-  for (const group of GROUPS) {
-    const mean = new Float64Array(steps), count = new Float64Array(steps), values = grid.groups[group];
-    for (let r = 0, i = 0; r < ranks; r++) {
-      for (let s = 0; s < steps; s++, i++) if (values[i] === values[i]) { mean[s] += values[i]; count[s]++; }
-    }
-    means[group] = mean.map((v, s) => (count[s] ? v / count[s] : 0));
+  return Object.fromEntries(GROUPS.map((group) =>
+    [group, grid.used.includes(group) ? meanOverRanks(grid.groups[group], grid.steps.length) : new Float64Array(grid.steps.length)]));
+}
+
+function meanOverRanks(values, steps) {
+  const mean = new Float64Array(steps), count = new Float64Array(steps);
+  for (let i = 0, s = 0; i < values.length; i++, s = s + 1 < steps ? s + 1 : 0) {
+    const value = values[i];
+    if (value === value) { mean[s] += value; count[s]++; }
   }
-  return means;
+  for (let s = 0; s < steps; s++) mean[s] = count[s] ? mean[s] / count[s] : 0;
+  return mean;
 }
 
 // Beside another section the picture has half the page: its letters are as large as those around it in either case.
 function stepTimes(grid, steadiness, { alone = false } = {}) {
+  if (grid.steps.length < 2) return null;
   const means = stepMeans(grid);
   const num = grid.steps.length;
   const totals = grid.steps.map((_, s) => GROUPS.reduce((sum, g) => sum + means[g][s], 0));
@@ -103,7 +107,7 @@ function stepTimes(grid, steadiness, { alone = false } = {}) {
   const used = GROUPS.filter((g) => means[g].some((v) => v > 0));
   return panel("steps", grid.ranks.length > 1 ? "Step time, mean over ranks" : "Step time", chart, legend(used.map((g) => [g, GROUP_TEXT[g]])),
     steadiness ? el("p", { class: "quiet" }, steadyText(steadiness)) : null,
-    folded("as a table", plainTable(["step", "total", ...used.map((g) => GROUP_TEXT[g])],
+    foldedLater("as a table", () => plainTable(["step", "total", ...used.map((g) => GROUP_TEXT[g])],
       grid.steps.slice(0, 200).map((n, s) => [n, timeText(totals[s]), ...used.map((g) => timeText(means[g][s]))]))));
 }
 

@@ -8,30 +8,41 @@ function code(report, trees) {
   const rows = new Map(report.code.map((row) => [`${row.file}:${row.line}`, row]));
   const used = usedMetrics(trees.lines);
   const most = [...used].sort(([a], [b]) => (trees.lines[b] ?? 0) - (trees.lines[a] ?? 0));
-  const state = { over: "lines", metric: most[0]?.[0] ?? "host" };
+  const over = OVER.filter(([id]) => trees[id].children?.length), usual = { over: "lines", metric: most[0]?.[0] ?? "host" };
+  const own = { ...usual };
   const pictures = Object.fromEntries(OVER.map(([id, text]) => [id, icicle({
-    root: placed(trees[id]), label: `Time by ${text}; arrow keys move, Enter zooms in, Escape out`, metric: () => state.metric,
+    root: placed(trees[id]), label: `Time by ${text}; arrow keys move, Enter zooms in, Escape out`, metric: () => own.metric,
     lines: (item) => codeLines(item, trees[id], rows.get(item.node.name)), title: (item) => codeTitle(item, id),
   })]));
   const holder = el("div");
   const show = () => {
-    holder.replaceChildren(pictures[state.over].box, pictures[state.over].said);
-    key.replaceChildren(...iciclesLegend(state.metric));
-    if (holder.isConnected) pictures[state.over].draw();
+    holder.replaceChildren(pictures[own.over].box, pictures[own.over].said);
+    key.replaceChildren(...iciclesLegend(own.metric));
+    if (holder.isConnected) pictures[own.over].draw();
   };
   const key = el("div");
-  const change = (name) => (value) => { state[name] = value; show(); };
-  const metrics = select("width by", used, change("metric"));
-  metrics.querySelector("select").value = state.metric;
-  const over = OVER.filter(([id]) => trees[id].children?.length);
-  redrawn(() => pictures[state.over].draw());
+  const change = (name, key) => (value) => {
+    own[name] = value;
+    state.set({ [key]: value === usual[name] ? null : value }, { push: true });
+    show();
+  };
+  const metrics = select("width by", used, change("metric", "by")), overs = select("over", over, change("over", "over"));
+  function restore() {
+    own.metric = oneOf(used, state.get("by")) ?? usual.metric;
+    own.over = oneOf(over, state.get("over")) ?? usual.over;
+    metrics.querySelector("select").value = own.metric;
+    overs.querySelector("select").value = own.over;
+    show();
+  }
+  redrawn(() => pictures[own.over].draw());
   const box = panel("code", "Code: what lines and modules take",
     el("p", { class: "quiet" }, unownedText(report.unowned)),
-    el("div", { class: "controls" }, select("over", over, change("over")), metrics,
+    el("div", { class: "controls" }, overs, metrics,
       el("span", { class: "quiet" }, "click to zoom; or focus, arrow keys, Enter and Escape")),
     holder, key, el("h3", {}, "Lines"), linesTable(report.code),
-    report.modules.length ? folded("modules as a table", modulesTable(report.modules)) : null);
-  show();
+    report.modules.length ? foldedLater("modules as a table", () => modulesTable(report.modules)) : null);
+  restore();
+  state.onChange(restore);
   return box;
 }
 

@@ -2,7 +2,7 @@
 
 function compareHeader(report) {
   const runs = SIDES.map((side) => report[side].runs.length);
-  const facts = [report.basis === "bench" ? "benchmarks" : `${report.basis} steps`, `${runs[0]} and ${runs[1]} run${runs[0] + runs[1] > 2 ? "s" : ""}`];
+  const facts = [report.basis === "bench" ? "benchmarks" : `${report.basis} steps`, runs[0] === 1 && runs[1] === 1 ? "one run each" : `${runs[0]} and ${runs[1]} runs`];
   return [
     el("div", {},
       el("h1", {}, `${report.a.name} against ${report.b.name}`),
@@ -35,7 +35,8 @@ function findingChanges(report) {
     { title: "finding", get: (f) => f.id },
     nameColumn("title", (f) => f.title),
     { title: "ranks", get: ranks },
-    timeColumn("A: to save", "a_saving_ms"), timeColumn("B: to save", "b_saving_ms"),
+    timeColumn("A: to save", "a_saving_ms", { show: (v, f) => (f.a_runs ? timeText(v) : NONE) }),
+    timeColumn("B: to save", "b_saving_ms", { show: (v, f) => (f.b_runs ? timeText(v) : NONE) }),
     { title: "runs of A, B", get: (f) => `${f.a_runs}, ${f.b_runs}`, number: true },
   ]));
 }
@@ -52,7 +53,7 @@ function budgetChange(report) {
     el("p", { class: "quiet" }, `Per step, mean over ranks, as in each report; all parts together: ${signedTime(total)}. Green is less, red more: strong where it is more than chance among so many parts, pale where only its own interval leaves out zero.`),
     intervalChart(rows.map((r) => ({ ...r, name: words(r.part), tone: TONE[r.what], lines: changeLines(r) })), signedTime,
       "Change of each part of the step; the table below holds its numbers"),
-    folded("as a table", plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
+    foldedLater("as a table", () => plainTable(["part", "A", "B", "change", "95 % interval", "verdict"],
       rows.map((r) => [words(r.part), timeText(r.a), timeText(r.b), signedTime(r.change), intervalText(r), r.what]))));
 }
 
@@ -99,7 +100,7 @@ function calledRows(report, id, title) {
   box.append(
     el("p", { class: "quiet" }, `Per step, mean over ranks; ${report[`${id}_changed`]} differ at all. What is marked differs by more than chance among so many.`),
     sortedTable(id, rows, [
-      nameColumn("name", (r) => r.name),
+      kernelColumn("name"),
       timeColumn("A", "a"), timeColumn("B", "b"), change,
       { title: "95 % interval", get: (r) => r.low, show: (_, r) => intervalText(r), number: true },
       countColumn("A calls", "a_count"), countColumn("B calls", "b_count"),
@@ -166,7 +167,7 @@ async function showComparison() {
       dots && panel("steps", "Step times", dots), waterfallChange(report), calledRows(report, "kernels", "Kernels"), calledRows(report, "operators", "Operators"),
       metricRows(report), noteRows(report)];
   root.append(...parts.filter(Boolean));
-  root.before(contents(root, COMPARE_SHORT));
+  listSections(root, COMPARE_SHORT);
   root.setAttribute("aria-busy", "false");
   document.documentElement.dataset.readyMs = performance.now().toFixed(0);
 }

@@ -2,7 +2,7 @@
 
 const SIDES = ["a", "b"];
 const SIDE_COLOUR = { a: "input", b: "compute" };
-const signed = (text, value) => (value > 0 ? `+${text}` : text.replace("-", "−"));
+const signed = (text, value) => (value > 0 ? `+${text}` : text);
 const signedTime = (ms) => (known(ms) ? signed(timeText(ms), ms) : NONE);
 const signedPct = (pct, places = 1) => (known(pct) ? signed(pctText(pct, places), pct) : NONE);
 const TONE = { slower: "high", appeared: "high", came: "high", grew: "high", faster: "low", vanished: "low", went: "low", "mostly gone": "low" };
@@ -17,7 +17,8 @@ function drawnIntervals(rows, show, label, width) {
   const reach = Math.max(...rows.flatMap((r) => [r.change, r.low ?? 0, r.high ?? 0].map(Math.abs)), 1e-9);
   const x = (value) => (from + to) / 2 + ((to - from) / 2) * (value / reach);
   const chart = picture(width, rows.length * line + 26, label);
-  chart.append(svg("line", { x1: x(0), x2: x(0), y1: 0, y2: rows.length * line, class: "grid" }));
+  const step = roundStep(reach / 2), round = step > reach ? reach / 2 : step;
+  for (const at of [-round, 0, round]) chart.append(svg("line", { x1: x(at), x2: x(at), y1: 0, y2: rows.length * line, class: "grid" }));
   rows.forEach((row, i) => {
     const y = i * line + line / 2;
     const tone = row.tone ?? bySign(row);
@@ -29,8 +30,8 @@ function drawnIntervals(rows, show, label, width) {
       known(row.low) && svg("line", { x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: "var(--text)", "stroke-width": 1.5 }),
       svg("text", { x: to + 12, y: y + 4, class: "axis" }, show(row.change))));
   });
-  for (const [at, anchor] of [[-reach, ""], [0, "middle"], [reach, "end"]]) {
-    chart.append(svg("text", { x: x(at), y: rows.length * line + 18, class: `axis ${anchor}` }, at ? show(at) : "0"));
+  for (const at of [-round, 0, round]) {
+    chart.append(svg("text", { x: x(at), y: rows.length * line + 18, class: "axis middle" }, at ? show(at) : "0"));
   }
   return chart;
 }

@@ -14,7 +14,7 @@ function drawnLanes(rank, sideNames, width) {
   const span = Math.max(...sides.map((s) => s.span_ms), 1e-6);
   const x = (ms) => LANES_FROM + ((width - LANES_FROM - 4) * ms) / span;
   const unit = timeUnit(span), ticks = niceTicks(span, unit).filter((ms) => ms <= span * 1.001);
-  const heights = sides.map((s) => s.rows.length * (LANE_HEIGHT + 2) + SIDE_GAP + 16);
+  const heights = sides.map((s) => s.rows.length * (LANE_HEIGHT + 2) + SIDE_GAP + 18);
   const height = heights[0] + heights[1] + 22;
   const chart = picture(width, height,
     `Step of rank ${rank.rank} on both sides: A ${timeText(sides[0].span_ms)}, B ${timeText(sides[1].span_ms)}; the table below holds the sums`);
@@ -30,12 +30,12 @@ function drawnLanes(rank, sideNames, width) {
   sides.forEach((side, k) => {
     const title = `${"AB"[k]} · ${sideNames[k]}${known(side.step) ? ` · step ${side.step}` : ""} · ${timeText(side.span_ms)}`;
     chart.append(svg("text", { x: 0, y: y + 12, class: "axis strong" }, shortened(title, Math.floor(width / 7))));
-    y += 16;
+    y += 18;
     for (const row of side.rows) {
       chart.append(svg("text", { x: LANES_FROM - 8, y: y + LANE_HEIGHT - 3, class: "axis end" }, LANES[row.lane]));
       places.push({ y, row, side });
       for (const [kind, d] of lanePaths(row.slices, x, y)) {
-        chart.append(svg("path", { d, fill: `var(--${KINDS[kind]})` }), KINDS[kind] === "wait" ? svg("path", { d, fill: `url(#hatch-${rank.rank})` }) : null);
+        chart.append(svg("path", { d, fill: `var(--${KINDS[kind]})` }), KINDS[kind] === "wait" || KINDS[kind] === "idle" ? svg("path", { d, fill: `url(#hatch-${rank.rank})` }) : null);
       }
       y += LANE_HEIGHT + 2;
     }
@@ -88,7 +88,7 @@ function lanesPanel(report) {
   return panel("timelines", "One step of each side, on one scale",
     el("p", { class: "quiet" }, `The step nearest to the median of the first run of each side.${left ? ` The ${countText(left)} shortest slices are left out.` : ""}`),
     report.lanes.ranks.map((rank) => [
-      el("h3", {}, `rank ${rank.rank}`, el("span", { class: "quiet" }, ` ${rank.why}`)), rankLanes(rank, names), folded("as a table", laneSums(rank)),
+      el("h3", {}, `rank ${rank.rank}`, el("span", { class: "quiet" }, ` ${rank.why}`)), rankLanes(rank, names), foldedLater("as a table", () => laneSums(rank)),
     ]).flat(),
     legend(KINDS.filter((kind) => kinds.has(kind)).map((kind) => [kind, KIND_TEXT[kind]])));
 }

@@ -85,12 +85,16 @@ function jump(id) {
 /** @param {HTMLCanvasElement} canvas @param {number} width @param {number} height */
 function sharp(canvas, width, height) {
   const scale = Math.min(window.devicePixelRatio || 1, 2);
-  canvas.width = Math.max(1, Math.round(width * scale));
-  canvas.height = Math.max(1, Math.round(height * scale));
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  const wide = Math.max(1, Math.round(width * scale)), high = Math.max(1, Math.round(height * scale));
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+  if (canvas.width !== wide || canvas.height !== high) {
+    canvas.width = wide;
+    canvas.height = high;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+  }
   context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
   return { context, scale };
 }
 

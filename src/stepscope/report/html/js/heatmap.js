@@ -9,10 +9,14 @@ const ORDERS = [["rank", "by rank"], ["host", "by host"], ["value", "largest fir
 // cividis: even in lightness, and the same for people who do not tell red from green
 const RAMP = ["#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838"].map(rgb);
 
+// How the choices are called in the address, and what they are without it.
+const KEPT = { metric: "colour", order: "order" }, USUAL = { metric: "own", order: "rank" };
+const oneOf = (pairs, id) => pairs.find(([known]) => known === id)?.[0];
+
 /** @param {Grid} grid @param {any[]} ranks */
 function heatmap(grid, ranks) {
   /** @type {{ metric: string, order: string, cell: [number, number] | null }} */
-  const state = { metric: "own", order: "rank", cell: null };
+  const own = { ...USUAL, cell: null };
   const label = "Ranks by steps; arrow keys move between cells, Enter shows the rank in the timeline";
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": label });
   const said = el("p", { class: "said", "aria-live": "polite" });
@@ -24,11 +28,11 @@ function heatmap(grid, ranks) {
   let values, rows, low, high, image;
 
   function compute() {
-    values = metricOf(grid, state.metric);
-    rows = orderOf(values, num, state.order, hosts);
+    values = metricOf(grid, own.metric);
+    rows = orderOf(values, num, own.order, hosts);
     [low, high] = rangeOf(values);
     image = imageOf(values, rows, num, low, high);
-    const meaning = state.metric === "step" || state.metric === "own" ? "lighter is slower" : "lighter is more";
+    const meaning = own.metric === "step" || own.metric === "own" ? "lighter is slower" : "lighter is more";
     scale.replaceChildren(el("span", {}, timeText(low)), el("span", { class: "ramp" }), el("span", {}, timeText(high)),
       el("span", { class: "quiet" }, meaning));
   }
@@ -39,8 +43,8 @@ function heatmap(grid, ranks) {
     context.drawImage(image, frame.left, frame.top, frame.width, frame.height);
     heatmapLines(context, frame, num);
     heatmapLabels(context, grid, rows, frame, num);
-    if (state.cell) {
-      const [r, s] = state.cell, [w, h] = [frame.width / num.steps, frame.height / num.ranks];
+    if (own.cell) {
+      const [r, s] = own.cell, [w, h] = [frame.width / num.steps, frame.height / num.ranks];
       context.strokeStyle = colour("selected");
       context.lineWidth = 2;
       context.strokeRect(frame.left + s * w, frame.top + r * h, Math.max(w, 3), Math.max(h, 3));
@@ -60,11 +64,15 @@ function heatmap(grid, ranks) {
   }
   const titleOfCell = ([r, s]) => `rank ${grid.ranks[rows[r]]}, step ${grid.steps[s]}`;
   function choose(cell) {
-    state.cell = cell;
-    said.replaceChildren(el("b", {}, titleOfCell(cell)), `: ${linesOf(cell).join(", ")} `, chip("rank in the timeline", showRank));
+    state.set({ cell: `${grid.ranks[rows[cell[0]]]}.${grid.steps[cell[1]]}` });
+    point(cell);
     draw();
   }
-  const showRank = () => state.cell && document.dispatchEvent(new CustomEvent("show-rank", { detail: grid.ranks[rows[state.cell[0]]] }));
+  function point(cell) {
+    own.cell = cell;
+    said.replaceChildren(el("b", {}, titleOfCell(cell)), `: ${linesOf(cell).join(", ")} `, chip("rank in the timeline", showRank));
+  }
+  const showRank = () => own.cell && document.dispatchEvent(new CustomEvent("show-rank", { detail: grid.ranks[rows[own.cell[0]]] }));
   canvas.addEventListener("mousemove", (e) => { const cell = at(e); cell ? tip.show(e, titleOfCell(cell), linesOf(cell)) : tip.hide(); });
   canvas.addEventListener("mouseleave", tip.hide);
   canvas.addEventListener("click", (e) => { const cell = at(e); if (cell) choose(cell); });
@@ -73,34 +81,61 @@ function heatmap(grid, ranks) {
     if (e.key === "Enter") showRank();
     if (!move) return;
     e.preventDefault();
-    const [r, s] = state.cell || [0, 0];
+    const [r, s] = own.cell || [0, 0];
     choose([Math.min(num.ranks - 1, Math.max(0, r + move[0])), Math.min(num.steps - 1, Math.max(0, s + move[1]))]);
   });
-  const change = (key) => (value) => { state[key] = value; state.cell = null; compute(); draw(); };
-  const used = METRICS.filter(([id]) => id === "step" || id === "own" || grid.groups[id].some((v) => v > 0));
+  const set = (key, value) => { own[key] = value; own.cell = null; compute(); draw(); };
+  const change = (key) => (value) => {
+    set(key, value);
+    state.set({ [KEPT[key]]: value === USUAL[key] ? null : value, cell: null }, { push: true });
+  };
+  const used = METRICS.filter(([id]) => id === "step" || id === "own" || grid.used.includes(id));
   const orders = ORDERS.filter(([id]) => id !== "host" || new Set(hosts).size > 1);
-  const metrics = select("colour by", used, change("metric"));
-  metrics.querySelector("select").value = state.metric;
+  const metrics = select("colour by", used, change("metric")), order = select("order", orders, change("order"));
+  function restore() {
+    own.metric = oneOf(used, state.get(KEPT.metric)) ?? USUAL.metric;
+    own.order = oneOf(orders, state.get(KEPT.order)) ?? USUAL.order;
+    own.cell = null;
+    metrics.querySelector("select").value = own.metric;
+    order.querySelector("select").value = own.order;
+    compute();
+    const [rank, step] = state.numbers("cell") ?? [], cell = cellOf(rank, step);
+    cell ? point(cell) : said.replaceChildren();
+  }
+  /** @returns {[number, number] | null} */
+  function cellOf(rank, step) {
+    const r = rows.findIndex((row) => grid.ranks[row] === rank), s = grid.steps.indexOf(step);
+    return r >= 0 && s >= 0 ? [r, s] : null;
+  }
   document.addEventListener("show-cell", ({ detail: { metric, rank, step } }) => {
     metrics.querySelector("select").value = metric;
     change("metric")(metric);
-    choose([rows.findIndex((r) => grid.ranks[r] === rank), grid.steps.indexOf(step)]);
+    const cell = cellOf(rank, step);
+    if (cell) choose(cell);
     jump("heatmap");
   });
   const box = panel("heatmap", "Ranks × steps",
-    el("div", { class: "controls" }, metrics, select("order", orders, change("order")),
+    el("div", { class: "controls" }, metrics, order,
       el("span", { class: "quiet" }, "click a cell, or focus and use the arrow keys")),
     el("div", { class: "canvas-box" }, canvas), el("div", { class: "beside" }, scale, said),
     grid.quantum > 0.01 ? el("p", { class: "quiet" }, `Times rounded to at most ${timeText(grid.quantum)}.`) : null);
-  compute();
+  restore();
+  state.onChange(() => { restore(); draw(); });
   redrawn(draw);
   return box;
 }
 
+/** @param {Grid} grid @param {string} id */
 function metricOf(grid, id) {
   if (id === "step") return grid.step;
   if (id !== "own") return grid.groups[id];
-  return grid.step.map((v, i) => v - grid.groups.wait[i] - grid.groups.transfer[i]);
+  return (grid.own ??= ownOf(grid.step, grid.groups.wait, grid.groups.transfer));
+}
+
+function ownOf(step, wait, transfer) {
+  const own = new Float32Array(step.length);
+  for (let i = 0; i < own.length; i++) own[i] = step[i] - wait[i] - transfer[i];
+  return own;
 }
 
 function orderOf(values, num, order, hosts) {
@@ -117,11 +152,12 @@ function orderOf(values, num, order, hosts) {
 // Between the 1st and the 99th percentile, so that one outlier does not hide the rest; from a sample if large.
 function rangeOf(values) {
   const every = Math.max(1, Math.floor(values.length / 50000));
-  const sample = values.filter((v, i) => i % every === 0 && v === v).sort();
+  const sample = new Float32Array(Math.ceil(values.length / every)).map((_, k) => values[k * every]).filter((v) => v === v).sort();
   if (!sample.length) return [0, 1];
   const low = sample[Math.floor(sample.length * 0.01)], high = sample[Math.min(sample.length - 1, Math.ceil(sample.length * 0.99))];
-  // Differences below 5 % are noise to the eye: they must not fill the whole ramp.
-  return [Math.min(low, high * 0.95), high || 1];
+  // Differences of a few percent are noise to the eye: they stay in the middle of the ramp.
+  const middle = (low + high) / 2;
+  return [Math.min(low, middle * 0.95), Math.max(high, middle * 1.05) || 1];
 }
 
 function imageOf(values, rows, num, low, high) {

@@ -23,9 +23,19 @@ const NONE = "–";
 const known = (x) => x !== null && x !== undefined && !Number.isNaN(x);
 const words = (id) => String(id).replaceAll("_", " ");
 
+// A number with commas between thousands; zeros at the end beyond `least` places are left out. Without `Intl`, whose
+// first use alone takes as long as drawing a chart.
+function written(x, places, least = places) {
+  const [whole, rest = ""] = x.toFixed(places).split(".");
+  const kept = rest.slice(0, Math.max(least, rest.replace(/0+$/, "").length));
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−") + (kept && `.${kept}`);
+}
+
+// A kernel's name from where it differs from the others; the whole one is in the tooltip.
+const shortName = (name) => String(name ?? NONE).replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
+
 function digits(x, significant = 3) {
-  const places = Math.max(0, significant - 1 - Math.floor(Math.log10(Math.abs(x) || 1)));
-  return x.toLocaleString("en", { minimumFractionDigits: Math.min(places, 2), maximumFractionDigits: Math.min(places, 2) });
+  return written(x, Math.min(2, Math.max(0, significant - 1 - Math.floor(Math.log10(Math.abs(x) || 1)))));
 }
 
 function timeText(ms) {
@@ -65,12 +75,14 @@ function ticksBetween(low, high, unit = 1) {
 // The unit in which a time of this size is written, in ms, and that of bytes: ticks are round in it.
 const timeUnit = (ms) => (ms >= 10000 ? 1000 : ms >= 0.9995 ? 1 : ms >= 0.0009995 ? 1e-3 : 1e-6);
 const byteUnit = (bytes) => 1000 ** Math.min(4, Math.max(0, Math.floor(Math.log10(Math.max(bytes, 1)) / 3)));
-const tickText = (value, unit, name) => `${Number((value / unit).toPrecision(6)).toLocaleString("en")} ${name}`;
+const tickText = (value, unit, name) => `${written(value / unit, 3, 0)} ${name}`;
 const timeTick = (ms, unit) => (ms ? tickText(ms, unit, { 1000: "s", 1: "ms", 0.001: "µs", 0.000001: "ns" }[unit]) : "0");
 const byteTick = (bytes, unit) => (bytes ? tickText(bytes, unit, ["B", "kB", "MB", "GB", "TB"][Math.round(Math.log10(unit) / 3)]) : "0");
 
-const pctText = (x, places = 1) => (known(x) ? `${x.toFixed(places)} %` : NONE);
-const countText = (x) => (known(x) ? x.toLocaleString("en", { maximumFractionDigits: 1 }) : NONE);
+const pctText = (x, places = 1) => (known(x) ? `${written(x, places)} %` : NONE);
+const countText = (x) => (known(x) ? written(x, Math.abs(x) < 1000 ? 1 : 0, 0) : NONE);
+
+const numberOf = (count, what) => `${countText(count)} ${what}${count === 1 ? "" : "s"}`;
 
 // A value by the ending of its name, the way the report's JSON names its units.
 function valueText(name, value) {

@@ -37,7 +37,7 @@ async function showSheet() {
   const skip = /** @type {HTMLAnchorElement} */ (document.querySelector("a.skip"));
   skip.textContent = "Skip to the numbers";
   skip.href = `#${sheet.sections[0]?.id ?? "report"}`;
-  if (root.querySelectorAll("section.panel").length > 1) root.before(contents(root));
+  if (root.querySelectorAll("section.panel").length > 1) listSections(root);
   root.setAttribute("aria-busy", "false");
   document.documentElement.dataset.readyMs = performance.now().toFixed(0);
 }

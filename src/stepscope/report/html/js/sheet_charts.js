@@ -27,9 +27,17 @@ function flopsText(flops) {
 
 // Round numbers of an axis from 0, with how they are written.
 function unitTicks(most, unit) {
-  const scale = unit === "ms" ? timeUnit(most) : unit === "bytes" ? byteUnit(most) : 1;
+  const scale = unitScale(most, unit);
   const write = unit === "ms" ? timeTick : unit === "bytes" ? byteTick : (value) => (value ? unitText(value, unit) : "0");
   return niceTicks(most || 1, scale).filter((v) => v <= most * 1.001).map((value) => ({ value, text: write(value, scale) }));
+}
+
+const unitScale = (most, unit) => (unit === "ms" ? timeUnit(most) : unit === "bytes" ? byteUnit(most) : 1);
+
+// Numbers of steps and runs are whole.
+function wholeTicks(low, high, most) {
+  const step = Math.max(1, roundStep((high - low) / most)), first = Math.ceil(low / step);
+  return Array.from({ length: Math.max(0, Math.floor(high / step) - first + 1) }, (_, i) => (first + i) * step).filter(Number.isInteger);
 }
 
 const drawnChart = (chart) => ({ intervals: intervalRows, lines: lineChart, stacks: stackRows })[chart.kind](chart);
@@ -112,12 +120,16 @@ function lineScale(values, axis, from, to, most) {
     const powers = [];
     const base = axis.unit === "count" ? 2 : 10, log = (v) => Math.log(v) / Math.log(base);
     for (let p = Math.ceil(log(low) - 1e-9); p <= log(high) + 1e-9; p++) powers.push(base ** p);
+    // Less than three powers of ten say little of where a point lies: twice and five times each say more.
+    if (base === 10 && powers.length < 3) powers.push(...[2, 5].flatMap((k) => [...new Set([...powers, 10 ** Math.floor(Math.log10(low))])].map((p) => k * p)).filter((v) => v >= low && v <= high));
+    powers.sort((p, q) => p - q);
     const step = Math.max(1, Math.ceil(powers.length / most));
     return [(v) => from + ((to - from) * (Math.log10(Math.max(v, 1e-12)) - a)) / (b - a), powers.filter((_, i) => i % step === 0).map((value) => ({ value, text: unitText(value, axis.unit) }))];
   }
   if (axis.unit !== "number") low = Math.min(0, low);
   if (high === low) high = low + 1;
-  const ticks = axis.unit === "number" ? ticksBetween(low, high).map((value) => ({ value, text: unitText(value, "number") })) : unitTicks(high, axis.unit);
+  if (axis.unit !== "number") high = Math.max(high, niceTicks(high, unitScale(high, axis.unit)).at(-1) ?? high);
+  const ticks = axis.unit === "number" ? wholeTicks(low, high, most).map((value) => ({ value, text: unitText(value, "number") })) : unitTicks(high, axis.unit);
   return [(v) => from + ((to - from) * (v - low)) / (high - low), ticks];
 }
 

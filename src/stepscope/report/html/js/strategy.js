@@ -1,17 +1,21 @@
 // What each parallel strategy did: any nested values as lists and tables, named and measured by their own names.
 
+const KNOWN_FROM = {
+  stated: "Known from what the trace says of its groups.", pattern: "Known from the pattern of its communication.", guess: "A guess: the communication would fit other strategies too.",
+};
+
 function strategyView(report, shown) {
   const view = report.by_strategy;
   if (!view || !view.name) return null;
   const views = Object.entries(view).filter(([name, value]) => !["name", "sure"].includes(name) && !isEmpty(value));
   if (!views.length) return null;
   const box = panel("strategy", `Strategy: ${view.name}`);
-  if (view.sure) box.append(el("p", { class: "quiet" }, `known from: ${words(view.sure)}`));
+  if (view.sure) box.append(el("p", { class: "quiet" }, KNOWN_FROM[view.sure] ?? words(view.sure)));
   for (const [name, value] of views) {
     if (STRATEGY_PICTURES[name]) box.append(strategyPicture(name, value, shown));
     if (name === "pipeline" && shown.pipeline) box.append(drawn(shown.pipeline));
   }
-  for (const [name, value] of views) box.append(folded(`${words(name)} in numbers`, anyValue(name, value)));
+  for (const [name, value] of views) box.append(foldedLater(`${words(name)} in numbers`, () => anyValue(name, value)));
   return box;
 }
 

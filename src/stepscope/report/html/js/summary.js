@@ -4,7 +4,7 @@ function header(report) {
   const run = report.run;
   const world = known(run.world_size) && run.world_size !== run.num_ranks ? `${run.num_ranks} of ${run.world_size}` : run.num_ranks;
   const facts = [
-    run.strategy, `${world} rank${run.num_ranks === 1 ? "" : "s"}`, run.device, `${run.num_steps} recorded step${run.num_steps === 1 ? "" : "s"}`,
+    run.strategy, `${world} rank${run.num_ranks === 1 ? "" : "s"}`, run.device, numberOf(run.num_steps, "recorded step"),
     run.backend, known(run.torch) ? `torch ${run.torch}` : null,
   ];
   return [
@@ -43,7 +43,7 @@ function throughput(report) {
   const { tokens_per_s: tokens, samples_per_s: samples } = report.step;
   const rate = known(tokens) ? tokens : samples;
   if (!known(rate)) return null;
-  const other = known(tokens) && known(samples) ? `${countText(Math.round(samples))} samples/s, all ranks` : "all ranks together";
+  const other = known(tokens) && known(samples) ? `${countText(Math.round(samples))} samples/s, all ranks` : report.run.num_ranks > 1 ? "all ranks together" : "";
   return ["plain", "run-steps", known(tokens) ? "Tokens/s" : "Samples/s", countText(Math.round(rate)), other];
 }
 
@@ -66,7 +66,7 @@ function mfuWhy({ mfu, peak_tflops, peak_precision }) {
 }
 
 function stepWhy({ step, steadiness }) {
-  if (known(step.unprofiled_ms)) return `${timeText(step.profiled_ms)} while profiled, +${pctText(step.profiler_overhead_pct)}`;
+  if (known(step.unprofiled_ms)) return `${timeText(step.profiled_ms)} while profiled${step.profiler_overhead_pct > 0 ? `, +${pctText(step.profiler_overhead_pct)}` : ""}`;
   const spread = steadiness ? `, 99 % below ${timeText(steadiness.p99_ms)}` : "";
   return known(step.profiled_ms) ? `as profiled${spread}` : "no step was recorded";
 }
@@ -107,11 +107,11 @@ function findings(report, grid) {
     return box;
   }
   const most = Math.max(...list.map((f) => f.saving_pct), 1);
-  box.append(el("div", { class: "findings" }, list.map((f, i) => finding(f, i === 0, most, grid, wholeOf(report)))));
+  box.append(el("div", { class: "findings" }, keptOpen(list.map((f) => finding(f, most, grid, report)))));
   const all = report.findings_combined.at(-1);
   if (list.length > 1 && all) {
     const left = known(step_ms) ? `, from ${timeText(step_ms)} to ${timeText(step_ms - all.saving_ms_per_step)} per ${wholeOf(report)}` : "";
-    box.append(el("p", { class: "quiet" }, `All ${list.length} together save ${timeText(all.saving_ms_per_step)}${left}.`));
+    box.append(el("p", { class: "quiet" }, `${list.length === 2 ? "Both" : `All ${list.length}`} together save ${timeText(all.saving_ms_per_step)}${left}.`));
   }
   box.append(...notExamined(report));
   return box;
@@ -129,20 +129,37 @@ const wholeOf = (report) => (report.run.num_steps ? "step" : "window");
 
 const severity = (f) => (f.saving_pct >= 15 ? "high" : f.saving_pct >= 5 ? "medium" : f.saving_pct > 0 ? "low" : "note");
 
-function finding(f, open, most, grid, whole) {
+// The first is open, or those that the address names by their place: `open=1.3`, `open=0` for none.
+function keptOpen(boxes) {
+  const restore = () => {
+    const wanted = state.numbers("open") ?? [1];
+    boxes.forEach((box, i) => (box.open = wanted.includes(i + 1)));
+  };
+  const keep = () => {
+    const open = boxes.flatMap((box, i) => (box.open ? [i + 1] : [])).join(".") || "0";
+    state.set({ open: open === "1" ? null : open }, { push: true });
+  };
+  restore();
+  boxes.forEach((box) => box.addEventListener("toggle", keep));
+  state.onChange(restore);
+  return boxes;
+}
+
+function finding(f, most, grid, report) {
+  const whole = wholeOf(report), single = report.run.num_ranks === 1;
   const level = severity(f);
   const saves = f.saving_alone_ms > 0 ? `−${timeText(f.saving_alone_ms)}/${whole} (${pctText(f.saving_pct)})` : "no saving by itself";
   const onTop = Math.abs(f.saving_ms_per_step - f.saving_alone_ms) > 0.05 * f.saving_alone_ms ? ` · ${timeText(f.saving_ms_per_step)} on top of those above` : "";
   const gauge = el("span", { class: "gauge", "aria-hidden": "true" }, el("span", { class: `fill ${level}`, style: { width: `${(100 * Math.max(0, f.saving_pct)) / most}%` } }));
   const places = placesOf(f, grid);
-  return el("details", { class: "finding", open },
+  return el("details", { class: "finding" },
     el("summary", {},
       el("span", { class: `level ${level}` }, level), el("span", { class: "what" }, f.title), gauge, el("span", { class: "saves" }, saves)),
     el("div", { class: "body" },
       el("p", {}, f.cause),
       (f.where || []).length > 0 && el("p", { class: "where" }, el("b", {}, "Where: "), placeText(f.where)),
       el("p", {}, el("b", {}, "Try: "), f.remedy),
-      f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map(evidenceRow))),
+      f.evidence.length > 0 && el("table", { class: "evidence" }, el("caption", {}, "Evidence"), el("tbody", {}, f.evidence.map((e) => evidenceRow(e, single)))),
       places.length > 0 && el("p", { class: "places" }, el("b", {}, "See: "), places.map(([text, run]) => chip(text, run))),
       el("p", { class: "quiet" },
         `saves between ${timeText(f.saving_low_ms)} and ${timeText(f.saving_high_ms)} per ${whole}${onTop} · confidence ${pctText(100 * f.confidence, 0)} · rule ${f.id}`)));
@@ -156,12 +173,12 @@ function placeText(where) {
   return where.map((w) => `${name(w)} (${pctText(100 * w.share, 0)})`).join(", ");
 }
 
-function evidenceRow(e) {
+function evidenceRow(e, single) {
   const rank = /^rank (\d+)/.exec(e.where || "");
-  const value = typeof e.value === "number" ? e.value.toLocaleString("en", { maximumFractionDigits: 3 }) : String(e.value);
+  const value = typeof e.value === "number" ? written(e.value, 3, 0) : String(e.value);
   return el("tr", {},
     el("th", { scope: "row" }, e.what), el("td", { class: "number" }, `${value} ${e.unit || ""}`.trim()),
-    el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : e.where));
+    el("td", {}, rank ? chip(e.where, () => tell("show-rank", Number(rank[1]))) : single && e.where === "mean rank" ? "" : e.where));
 }
 
 function budget(report) {
@@ -171,7 +188,7 @@ function budget(report) {
     parts.map((p) => el("span", {
       class: "part", style: { "flex-grow": String(p.pct), background: `var(--${partColour(p.part)})` },
       on: { mousemove: (e) => tip.show(e, words(p.part), [`${timeText(p.ms_per_step)} per ${wholeOf(report)}`, pctText(p.pct)]), mouseleave: tip.hide },
-    }, p.pct > 7 ? el("span", {}, words(p.part)) : null)));
+    }, hasRoom(words(p.part), p.pct) ? el("span", {}, words(p.part)) : null)));
   const rows = [...parts].sort((a, b) => b.pct - a.pct).map((p) => el("li", {},
     el("span", { class: "swatch", style: { background: `var(--${partColour(p.part)})` } }),
     el("span", {}, words(p.part)), el("span", { class: "number" }, timeText(p.ms_per_step)), el("span", { class: "number quiet" }, pctText(p.pct))));
@@ -179,5 +196,8 @@ function budget(report) {
   return panel("budget", `Where the ${whole} goes`,
     el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks; every" : "Every"} instant of the ${whole} is exactly one part.`), bar, el("ul", { class: "parts" }, rows));
 }
+
+// Whether a name fits into a part of the bar, which is about as wide as the page.
+const hasRoom = (name, pct) => (pct / 100) * Math.min(innerWidth - 60, 1200) > 7 * name.length + 22;
 
 const partColour = (part) => (["forward", "backward", "optimizer", "other_compute"].includes(part) ? part.replace("other_compute", "other") : GROUP_OF_PART[part]);

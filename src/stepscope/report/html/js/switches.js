@@ -11,15 +11,26 @@ function switches(report, made) {
   const said = el("p", { class: "switched", "aria-live": "polite" });
   const bars = el("div", {});
   const boxes = findings.map((f) => {
-    const box = el("input", { type: "checkbox", on: { change: () => { box.checked ? on.add(f.index) : on.delete(f.index); draw(); } } });
+    const box = el("input", { type: "checkbox", on: { change: () => { box.checked ? on.add(f.index) : on.delete(f.index); keep(); draw(); } } });
     return el("label", { class: "switch" }, box, el("span", {}, f.title), el("span", { class: "quiet" }, `−${timeText(f.saving_alone_ms)} alone`));
   });
   const all = (checked) => () => {
     on.clear();
     if (checked) findings.forEach((f) => on.add(f.index));
-    boxes.forEach((label) => (label.querySelector("input").checked = checked));
-    draw();
+    keep();
+    check();
   };
+  const keep = () => state.set({ fixes: [...on].sort((a, b) => a - b).join(".") }, { push: true });
+  function check() {
+    boxes.forEach((label, i) => (label.querySelector("input").checked = on.has(findings[i].index)));
+    draw();
+  }
+  function restore() {
+    const wanted = state.numbers("fixes") ?? [];
+    on.clear();
+    findings.forEach((f) => wanted.includes(f.index) && on.add(f.index));
+    check();
+  }
   function draw() {
     const found = switchedStep(report, made, [...on].sort((a, b) => a - b));
     const left = made.step_ms - found.saving_ms;
@@ -28,7 +39,8 @@ function switches(report, made) {
     const now = stateOf(made, []);
     bars.replaceChildren(pathBar("as it is", now.path, made.step_ms, made.step_ms), pathBar("with the fixes", found.path, left, made.step_ms));
   }
-  draw();
+  restore();
+  state.onChange(restore);
   const used = Object.keys(PATH_COLOUR).filter((what) => made.states.some((s) => s.path[what] > 0.001 * made.step_ms));
   return panel("what-if", "What if", el("p", { class: "quiet" }, "The recorded run replayed with the fixes made. Bars show what the step consists of along its critical path."),
     el("div", { class: "switches", role: "group", "aria-label": "Fixes" }, boxes),

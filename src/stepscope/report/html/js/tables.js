@@ -10,11 +10,12 @@ function plainTable(titles, rows) {
 
 /** @type {(name: string, rows: any[], columns: TableColumn[], options?: TableOptions) => HTMLElement} */
 function sortedTable(name, rows, columns, { filter = null, sort = null, most = SHOWN_ROWS } = {}) {
-  const own = { column: sort, down: true, text: "", all: false, ...keptTable(name, columns.length) };
+  const usual = { column: sort, down: true, text: "" };
+  const own = { ...usual, all: false, ...keptTable(name, columns.length) };
   const body = el("tbody");
   const more = el("button", { type: "button", class: "more", on: { click: () => { own.all = !own.all; draw(); } } });
   const heads = columns.map((column, i) => el("th", { scope: "col", class: column.number ? "number" : null },
-    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep(); draw(); } } }, column.title)));
+    el("button", { type: "button", on: { click: () => { own.down = own.column === i ? !own.down : true; own.column = i; keep({ push: true }); draw(); } } }, column.title)));
   const largest = columns.map((c) => (c.bar ? Math.max(...rows.map((r) => c.get(r) ?? 0), 0) : 0));
   function chosen() {
     const text = own.text.toLowerCase();
@@ -33,10 +34,11 @@ function sortedTable(name, rows, columns, { filter = null, sort = null, most = S
     heads.forEach((head, i) => head.setAttribute("aria-sort", own.column !== i ? "none" : own.down ? "descending" : "ascending"));
   }
   const typed = (e) => { own.text = e.target.value; keep(); draw(); };
-  const keep = () => keepTable(name, own, sort);
-  const input = filter && el("label", { class: "filter" }, "filter ", el("input", { type: "search", value: own.text, on: { input: typed } }));
+  const keep = (how) => keepTable(name, own, sort, how);
+  const field = el("input", { type: "search", value: own.text, on: { input: typed } }), input = filter && el("label", { class: "filter" }, "filter ", field);
+  const restore = () => { Object.assign(own, usual, keptTable(name, columns.length)); field.value = own.text; draw(); };
   draw();
-  return el("div", {}, rows.length > 6 ? input : null,
+  return el("div", { class: "sorted", on: { restore } }, rows.length > 6 ? input : null,
     el("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": name },
       el("table", {}, el("thead", {}, el("tr", {}, heads)), body)), more);
 }
@@ -46,10 +48,12 @@ function keptTable(name, columns) {
   const found = state.get(tableKey(name))?.match(/^([-+])(\d*) ?(.*)$/);
   return found ? { ...(found[2] && Number(found[2]) < columns ? { column: Number(found[2]), down: found[1] === "-" } : {}), text: found[3] } : {};
 }
-function keepTable(name, own, usual) {
+function keepTable(name, own, usual, how) {
   const changed = own.text || own.column !== usual || !own.down;
-  state.set({ [tableKey(name)]: changed ? `${own.down ? "-" : "+"}${own.column ?? ""} ${own.text}`.trim() : null });
+  state.set({ [tableKey(name)]: changed ? `${own.down ? "-" : "+"}${own.column ?? ""} ${own.text}`.trim() : null }, how);
 }
+// Tables come and go, so that none is listed anywhere: those that are there are told.
+state.onChange(() => document.querySelectorAll(".sorted").forEach((box) => box.dispatchEvent(new Event("restore"))));
 const tableKey = (name) => name.toLowerCase().replaceAll(/[^a-z0-9]+/g, "-");
 
 /** @type {(column: TableColumn, row: any, most: number) => HTMLElement} */
@@ -57,7 +61,7 @@ function cell(column, row, most) {
   const value = column.get(row);
   const text = column.show ? column.show(value, row) : known(value) ? String(value) : NONE;
   const width = column.bar && known(value) && most > 0 ? `${(100 * value) / most}%` : null;
-  return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && text.length > 60 ? text : null },
+  return el("td", { class: column.number ? "number" : column.name ? "name" : null, title: column.name && String(value).length > 40 ? value : null },
     width && el("span", { class: "cellbar", style: { width } }),
     column.link ? el("a", { href: column.link(row) }, text) : el("span", { class: column.tone ? column.tone(value, row) : null }, text));
 }
@@ -68,6 +72,7 @@ const textColumn = (title, key, show = words) => ({ title, get: (r) => r[key], s
 const rateColumn = (title, key) => ({ title, get: (r) => r[key], show: (v) => (known(v) ? digits(v) : NONE), number: true });
 const countColumn = (title, key) => ({ title, get: (r) => r[key], show: countText, number: true });
 const nameColumn = (title, get) => ({ title, get, name: true });
+const kernelColumn = (title) => ({ ...nameColumn(title, (r) => r.name), show: shortName });
 
 function ranks(report) {
   const times = ["window_ms", "compute_ms", "comm_ms", "exposed_comm_ms", "wait_ms", "transfer_ms", "memory_ms", "idle_ms"];
@@ -75,7 +80,7 @@ function ranks(report) {
   const used = times.filter((key) => report.ranks.some((r) => (always.includes(key) ? known(r[key]) : r[key] > 0)));
   if (!used.length) return null;
   const clock = (r) => (known(r.clock_offset_us) ? `${digits(r.clock_offset_us)} ± ${digits(r.clock_uncertainty_us)} µs` : NONE);
-  return panel("ranks", "Ranks", el("p", { class: "quiet" }, `Sums over each rank's whole window${report.run.num_steps ? `: ${report.run.num_steps} steps and what lies around them` : ""}.`),
+  return panel("ranks", "Ranks", el("p", { class: "quiet" }, `Sums over each rank's whole window${report.run.num_steps ? `: ${numberOf(report.run.num_steps, "step")} and what lies around ${report.run.num_steps === 1 ? "it" : "them"}` : ""}.`),
     sortedTable("ranks", report.ranks, [
       { title: "rank", get: (r) => r.rank, number: true },
       ...(report.ranks.some((r) => r.host) ? [textColumn("host", "host", String)] : []),
@@ -124,7 +129,7 @@ function kernels(report) {
   return panel("kernels", "Kernels",
     el("p", { class: "quiet" }, `${report.run.num_ranks > 1 ? "Mean over ranks, " : ""}${inSteps ? "per step: what recorded steps launched" : "over the whole window"}.`.replace(/^./, (c) => c.toUpperCase())),
     sortedTable("kernels", rows, [
-      nameColumn("kernel", (r) => r.name),
+      kernelColumn("kernel"),
       textColumn("family", "family"),
       countColumn("count", "count"),
       timeColumn("total", "total_ms", { bar: true }),
@@ -164,11 +169,11 @@ function idle(report) {
 function criticalPath(report) {
   if (!report.critical_path.length) return null;
   return panel("critical-path", "Critical path",
-    el("p", { class: "quiet" }, "What a step's length consists of, followed back from its end over all ranks."),
+    el("p", { class: "quiet" }, `What a step's length consists of, followed back from its end${report.run.num_ranks > 1 ? " over all ranks" : ""}.`),
     sortedTable("critical path", report.critical_path, [
       { title: "rank", get: (r) => r.rank, show: (v) => (v < 0 ? NONE : String(v)), number: true },
       textColumn("what", "what"),
-      nameColumn("name", (r) => r.name),
+      kernelColumn("name"),
       timeColumn("per step", "ms_per_step", { bar: true }),
       { title: "share", get: (r) => r.pct, show: (v) => pctText(v), number: true },
     ], { filter: (r) => `${r.name} rank ${r.rank}`, sort: 3, most: 8 }));
@@ -177,7 +182,7 @@ function criticalPath(report) {
 function checks(report) {
   if (!report.checks.length) return null;
   return panel("checks", "Checks", checkTable(report.checks.map((check) => ({ check }))),
-    (report.guides ?? []).map((guide) => folded(`${guide.title}: ${guide.why}`, checkTable(guide.items))));
+    (report.guides ?? []).map((guide) => foldedLater(`${guide.title}: ${guide.why}`, () => checkTable(guide.items))));
 }
 
 const STATUS = { fail: ["✗ fail", "high"], pass: ["✓ pass", "low"] };

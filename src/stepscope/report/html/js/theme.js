@@ -32,3 +32,16 @@ function changeTheme() {
   byId("theme").setAttribute("aria-pressed", String(isDark()));
   redraws.forEach((draw) => draw());
 }
+
+// Paper is light, pictures too.
+let onScreen = document.documentElement.dataset.theme;
+addEventListener("beforeprint", () => {
+  onScreen = document.documentElement.dataset.theme;
+  document.documentElement.dataset.theme = "light";
+  redraws.forEach((draw) => draw());
+});
+addEventListener("afterprint", () => {
+  if (onScreen) document.documentElement.dataset.theme = onScreen;
+  else delete document.documentElement.dataset.theme;
+  redraws.forEach((draw) => draw());
+});

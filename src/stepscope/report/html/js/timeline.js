@@ -13,16 +13,28 @@ function timeline(data) {
   const section = panel("timeline", timelineTitle(slices), box);
   const steps = [{ step: slices.step, read: () => slices }, ...more].sort((a, b) => (a.step ?? 0) - (b.step ?? 0));
   /** @type {any} */
-  let shown = null;
-  function pick(step) {
-    const found = steps.find((s) => String(s.step) === String(step)) ?? steps[0];
-    const chosen = found.read();
-    shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, found.step, pick) : null);
+  let shown = null, current = null;
+  const usual = steps.find((s) => s.step === slices.step) ?? steps[0];
+  const stepNamed = (step) => steps.find((s) => String(s.step) === String(step)) ?? usual;
+  function open(step) {
+    current = step;
+    const chosen = step.read();
+    shown = oneStep(chosen, families, kernels, steps.length > 1 ? picker(steps, step.step, pick) : null);
     byTitle(section).textContent = timelineTitle(chosen);
     box.replaceChildren(...shown.parts);
     if (section.isConnected) shown.draw();
   }
-  pick(slices.step);
+  // Another step has other slices at other times: what was in view of this one says nothing of it.
+  function pick(step) {
+    const wanted = stepNamed(step);
+    state.set({ step: wanted === usual ? null : String(wanted.step), from: null, to: null, slice: null }, { push: true });
+    open(wanted);
+  }
+  open(stepNamed(state.get("step")));
+  state.onChange(() => {
+    const wanted = stepNamed(state.get("step"));
+    wanted === current ? shown.restore() : open(wanted);
+  });
   document.addEventListener("show-rank", (e) => shown.showRank(e.detail));
   document.addEventListener("show-kinds", (e) => shown.showKinds(e.detail));
   document.addEventListener("show-step", (e) => { pick(e.detail); jump("timeline"); });
@@ -30,6 +42,7 @@ function timeline(data) {
   return section;
 }
 
+const timeKept = (ms) => String(Number(ms.toFixed(6)));
 const byTitle = (section) => section.querySelector("h2");
 const picker = (steps, step, pick) => {
   const box = select("step", steps.map((s) => [s.step, String(s.step)]), pick);
@@ -45,7 +58,7 @@ function oneStep(slices, families, kernels, steps) {
   const lanes = LANES.map((_, lane) => lane).filter((lane) => rows.some((row) => row.lanes[lane].to > row.lanes[lane].from));
   /** @type {View} */
   const view = {
-    t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
+    t0: 0, t1: slices.span, top: 0, width: 0, height: 0, lanes, laneHeight: rows.length === 1 ? 22 : rows.length <= 8 ? 16 : rows.length <= 24 ? 9 : 4,
     marks: null, match: null, cursor: null, rank: null, arrows: false, range: null,
   };
   const canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": timelineLabel(slices), "aria-describedby": "timeline-help" });
@@ -54,31 +67,40 @@ function oneStep(slices, families, kernels, steps) {
   const said = el("p", { class: "said", "aria-live": "polite" });
   const arrivals = el("div", { class: "arrivals" }), detail = el("div", { class: "detail" }), sums = el("div", { class: "sums" });
   let waiting = false;
+  /** @type {number | null} */
+  let rowToShow = null;
 
   function draw() {
     const begin = performance.now();
     const whole = rows.length * rowHeight(view) + AXIS;
-    view.width = Math.max(200, box.clientWidth);
     view.height = Math.min(TALLEST, whole);
     box.style.height = `${view.height}px`;
     spacer.style.height = `${Math.max(0, whole - view.height)}px`;
+    view.width = Math.max(200, box.clientWidth); // once the heights have said whether there is a scrollbar
+    if (rowToShow !== null) box.scrollTop = rowToShow * rowHeight(view) - view.height / 2;
+    rowToShow = null;
     view.top = box.scrollTop;
     drawTimeline(canvas, slices, rows, members, view);
     map.draw();
     canvas.dataset.drawMs = (performance.now() - begin).toFixed(1);
   }
   function soon() {
-    if (waiting) return;
+    if (waiting || !box.isConnected) return;
     waiting = true;
     requestAnimationFrame(() => { waiting = false; draw(); });
   }
   function show(t0, t1) {
+    bound(t0, t1);
+    const whole = view.t0 === 0 && view.t1 === slices.span;
+    state.set({ from: whole ? null : timeKept(view.t0), to: whole ? null : timeKept(view.t1) });
+    soon();
+  }
+  function bound(t0, t1) {
     const least = slices.rounded / 1e5, span = Math.min(Math.max(t1 - t0, least), slices.span * 1.2);
     const middle = (t0 + t1) / 2, edge = slices.span * 0.1;
     view.t0 = Math.min(Math.max(middle - span / 2, -edge), slices.span + edge - span);
     view.t1 = view.t0 + span;
     canvas.dataset.shownMs = span.toFixed(6);
-    soon();
   }
   const zoom = (factor, at = (view.t0 + view.t1) / 2) => show(at - (at - view.t0) * factor, at + (view.t1 - at) * factor);
   const pan = (share) => show(view.t0 + (view.t1 - view.t0) * share, view.t1 + (view.t1 - view.t0) * share);
@@ -96,6 +118,10 @@ function oneStep(slices, families, kernels, steps) {
     return best;
   }
   function choose(i) {
+    state.set({ slice: i === null ? null : String(i) });
+    point(i);
+  }
+  function point(i) {
     view.cursor = i;
     view.match = i !== null && slices.match[i] >= 0 ? slices.match[i] : null;
     said.textContent = i === null ? "" : [slices.names[slices.name[i]], ...sliceLines(slices, i)].join(" · ");
@@ -105,6 +131,7 @@ function oneStep(slices, families, kernels, steps) {
   }
   function markName(name) {
     find.value = slices.names[name].slice(0, 40);
+    state.set({ find: find.value, kinds: null });
     mark((i) => slices.name[i] === name);
   }
   function sumOver(t0, t1) {
@@ -126,38 +153,68 @@ function oneStep(slices, families, kernels, steps) {
     view.match = null;
     let count = 0, total = 0;
     if (marks) for (let i = 0; i < slices.name.length; i++) if (marks(i)) { count++; total += slices.dur[i]; }
-    found.textContent = marks ? `${count.toLocaleString("en")} slices, ${timeText(total / slices.ranks.length)} per rank` : "";
+    found.textContent = marks ? `${countText(count)} slices, ${timeText(total / slices.ranks.length)} per rank` : "";
     soon();
   }
   function search(text) {
+    state.set({ find: text, kinds: null });
+    searchFor(text);
+  }
+  function searchFor(text) {
+    find.value = text;
     const wanted = text.trim().toLowerCase();
     const hits = slices.names.map((name) => name.toLowerCase().includes(wanted) || (families.get(name) ?? "").includes(wanted));
     mark(wanted ? (i) => hits[slices.name[i]] : null);
   }
   function showKinds(kinds) {
+    state.set({ kinds: kinds.join("."), find: null }, { push: true });
+    markKinds(kinds);
+    jump("timeline");
+  }
+  function markKinds(kinds) {
     const codes = kinds.map((kind) => KINDS.indexOf(kind));
     find.value = "";
     mark((i) => codes.includes(slices.kind[i]));
     said.textContent = `${kinds.map((kind) => KIND_TEXT[kind]).join(" and ")} marked; Escape clears`;
-    jump("timeline");
   }
   function showRank(rank) {
+    state.set({ rank: String(rank) }, { push: true });
+    markRank(rank);
+    jump("timeline");
+  }
+  function markRank(rank) {
     view.rank = rank;
     const row = rows.find((r) => r.rank === rank);
     said.textContent = row ? `rank ${rank} is marked` : `rank ${rank} is not among the ranks drawn here`;
-    if (row) box.scrollTop = row.index * rowHeight(view) - view.height / 2;
-    jump("timeline");
+    if (row) rowToShow = row.index;
     soon();
   }
   function clear() {
+    state.set({ rank: null, find: null, kinds: null, slice: null });
+    unmark();
+  }
+  function unmark() {
     view.rank = view.range = null;
     sums.replaceChildren();
     find.value = "";
     mark(null);
-    choose(null);
+    point(null);
+  }
+  // What the address says of this step: anything that it has not is ignored.
+  function restore() {
+    const [from, to, rank, slice] = ["from", "to", "rank", "slice"].map(state.number);
+    const kinds = (state.get("kinds") ?? "").split(".").filter((kind) => KINDS.includes(kind)), text = (state.get("find") ?? "").slice(0, 200);
+    unmark();
+    if (from !== null && to !== null && from < to) bound(from, to);
+    else bound(0, slices.span);
+    if (kinds.length) markKinds(kinds);
+    else if (text) searchFor(text);
+    if (rank !== null && slices.ranks.includes(rank)) markRank(rank);
+    if (slice !== null && Number.isInteger(slice) && slice >= 0 && slice < slices.start.length) point(slice);
+    soon();
   }
   const found = el("output", { class: "quiet", id: "found" });
-  const slider = el("input", { type: "range", min: 2, max: 20, value: view.laneHeight });
+  const slider = el("input", { type: "range", min: 2, max: 24, value: view.laneHeight });
   slider.addEventListener("input", () => { view.laneHeight = Number(slider.value); soon(); });
   const button = (text, run) => el("button", { type: "button", on: { click: run } }, text);
   const allArrows = el("input", { type: "checkbox", on: { change: (e) => { view.arrows = e.target.checked; soon(); } } });
@@ -171,17 +228,19 @@ function oneStep(slices, families, kernels, steps) {
     button("zoom in", () => zoom(1 / ZOOM)), button("zoom out", () => zoom(ZOOM)), button("whole step", () => show(0, slices.span)),
     button("sums in view", () => sumOver(view.t0, view.t1)),
     members.size ? el("label", {}, allArrows, " all arrows") : null);
-  const help = el("p", { class: "quiet", id: "timeline-help" }, HELP);
-  return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, showRank, showKinds };
+  const help = el("p", { class: "quiet", id: "timeline-help" }, `${HELP}${members.size ? HELP_WITH_OTHERS : ""}. Escape clears.`);
+  restore();
+  return { parts: [controls, help, box, map.canvas, legend(usedKinds(slices)), said, detail, sums, arrivals], draw, restore, showRank, showKinds };
 }
 
 const HELP = "Drag to pan, ctrl + wheel or W and S to zoom, A and D to move, Shift + drag for the sums of a range (R: of what is in view), . and , for the next slice, N for the next match. " +
-  "A click on a kernel says who launched it, one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it. Escape clears.";
+  "A click on a kernel says who launched it";
+const HELP_WITH_OTHERS = ", one on a collective lists its arrivals: arrows lead from the last rank to those that waited for it";
 
 function timelineTitle(slices) {
   const what = slices.step === null ? "The window" : `Step ${slices.step}`;
   const ranks = slices.ranks.length === 1 ? "one rank" : `${slices.ranks.length} ranks`;
-  return `${what}, ${ranks}: ${slices.start.length.toLocaleString("en")} slices`;
+  return `${what}, ${ranks}: ${countText(slices.start.length)} slices`;
 }
 
 function usedKinds(slices) {

@@ -1,5 +1,5 @@
-// Slices prepared for drawing: per rank and lane, series of one kind that do not overlap, with sums of their lengths.
-// The share of any pixel that a kind fills is then a difference of two sums, however many slices lie in it.
+// Slices prepared for drawing: per rank and lane, series of one kind that do not overlap, so that the share of a pixel
+// that a kind fills is the sum of what its slices cover of it.
 
 const MAX_TRACKS = 6;
 
@@ -30,11 +30,10 @@ function seriesOf(slices, from, to) {
   const ends = [], lists = new Map();
   const push = (track, kind, start, end) => {
     const key = track * KINDS.length + kind;
-    if (!lists.has(key)) lists.set(key, { kind, start: [], end: [], sum: [0] });
+    if (!lists.has(key)) lists.set(key, { kind, start: [], end: [] });
     const list = lists.get(key);
     list.start.push(start);
     list.end.push(end);
-    list.sum.push(list.sum.at(-1) + end - start);
   };
   for (let i = from; i < to; i++) {
     const [start, end, kind] = [slices.start[i], slices.start[i] + slices.dur[i], slices.kind[i]];
@@ -45,7 +44,7 @@ function seriesOf(slices, from, to) {
     if (slices.wait[i] > 0) push(track, KINDS.indexOf("wait"), start, turn);
     if (turn < end) push(track, kind, turn, end);
   }
-  return [...lists.values()];
+  return [...lists.values()].map(({ kind, start, end }) => ({ kind, start: Float64Array.from(start), end: Float64Array.from(end) }));
 }
 
 // The last index whose value is at most `x`, -1 where there is none.
@@ -59,24 +58,22 @@ function lastAtMost(values, x, low = 0, high = values.length) {
 }
 
 // Adds a series to a line of pixels: red, green, blue and how full each is.
-function addSeries(series, line, [r, g, b], t0, perPixel, strength) {
-  const { start, end, sum } = series;
-  const width = line.full.length;
-  let i = lastAtMost(start, t0);
-  let before = i < 0 ? 0 : sum[i] + Math.min(t0, end[i]) - start[i];
-  for (let x = 0; x < width; x++) {
-    const t = t0 + (x + 1) * perPixel;
-    if (i + 1 < start.length && start[i + 1] <= t) i = lastAtMost(start, t, i + 1);
-    const now = i < 0 ? 0 : sum[i] + Math.min(t, end[i]) - start[i];
-    if (now > before) {
-      const share = Math.min(1, (now - before) / perPixel);
-      line.red[x] += share * r;
-      line.green[x] += share * g;
-      line.blue[x] += share * b;
-      line.full[x] += share;
-      line.shown[x] = Math.max(line.shown[x], strength);
-    } else if (i + 1 >= start.length && t > end[start.length - 1]) break;
-    before = now;
+function addSeries({ start, end }, { red, green, blue, full }, [r, g, b], t0, perPixel) {
+  const width = full.length, t1 = t0 + width * perPixel;
+  const add = (x, share) => {
+    red[x] += share * r;
+    green[x] += share * g;
+    blue[x] += share * b;
+    full[x] += share;
+  };
+  for (let i = Math.max(0, lastAtMost(start, t0)); i < start.length && start[i] < t1; i++) {
+    if (end[i] <= t0) continue;
+    const from = Math.max(0, (start[i] - t0) / perPixel), to = Math.min(width, (end[i] - t0) / perPixel);
+    const first = Math.floor(from), last = Math.min(width - 1, Math.floor(to));
+    if (first === last) { add(first, to - from); continue; }
+    add(first, first + 1 - from);
+    for (let x = first + 1; x < last; x++) add(x, 1);
+    add(last, to - last);
   }
 }
 

@@ -13,7 +13,7 @@ function drawTimeline(canvas, slices, rows, members, view) {
     palette, back: rgb(colour("panel")), selected: colour("selected"), text: colour("text"), quiet: colour("quiet"),
     font: "11px system-ui, sans-serif",
   };
-  const image = context.createImageData(canvas.width, canvas.height);
+  const image = imageFor(canvas, context);
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(packedColour(look.back));
   const shown = visibleRows(rows, view);
@@ -24,6 +24,14 @@ function drawTimeline(canvas, slices, rows, members, view) {
   if (view.cursor !== null) drawCursor(context, slices, view, look);
   if (view.range) drawRange(context, view, look);
   drawAxis(context, view, look);
+}
+
+// The picture of the last time where it is as large: its pixels are all written anew.
+let lastImage = new ImageData(1, 1);
+/** @type {(canvas: HTMLCanvasElement, context: CanvasRenderingContext2D) => ImageData} */
+function imageFor(canvas, context) {
+  if (lastImage.width !== canvas.width || lastImage.height !== canvas.height) lastImage = context.createImageData(canvas.width, canvas.height);
+  return lastImage;
 }
 
 /** @type {(colour: Rgb) => number} */
@@ -65,34 +73,47 @@ const HATCHED = ["wait", "idle"];
 
 // One line of pixels of a lane, the same for all its height but for the strokes over what waits.
 function lineOf(slices, lane, view, look, width, perPixel) {
-  const line = Object.fromEntries(["red", "green", "blue", "full", "shown"].map((name) => [name, new Float32Array(width)]));
+  const { red, green, blue, full, busy, out, strokes } = emptyLine(width), line = { red, green, blue, full };
   const strength = isDimming(view) ? DIMMED : 1;
   const waiting = lane.series.filter(isHatched);
-  for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const busy = waiting.length ? line.full.slice() : line.full;
-  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel, strength);
-  const out = new Uint32Array(width), strokes = waiting.length ? new Uint32Array(width) : out, hatched = [];
+  for (const series of lane.series) if (!isHatched(series)) addSeries(series, line, look.palette[series.kind], view.t0, perPixel);
+  if (waiting.length) busy.set(full);
+  for (const series of waiting) addSeries(series, line, look.palette[series.kind], view.t0, perPixel);
+  const hatched = [];
   const [br, bg, bb] = look.back, ground = packedColour(look.back);
   // The colour of a pixel that is covered so far.
   const mixed = (x, a) => {
-    const k = a / line.full[x];
-    return ((255 << 24) | ((bb * (1 - a) + line.blue[x] * k) << 16) | ((bg * (1 - a) + line.green[x] * k) << 8) | (br * (1 - a) + line.red[x] * k)) >>> 0;
+    const k = a / full[x];
+    return ((255 << 24) | ((bb * (1 - a) + blue[x] * k) << 16) | ((bg * (1 - a) + green[x] * k) << 8) | (br * (1 - a) + red[x] * k)) >>> 0;
   };
   for (let x = 0; x < width; x++) {
-    const full = line.full[x];
-    if (full <= 0) { out[x] = ground; continue; }
+    if (full[x] <= 0) { out[x] = ground; continue; }
     // A trace of a slice stays visible, however small its share of the pixel.
-    const a = (0.15 + 0.85 * Math.min(1, full)) * line.shown[x];
-    out[x] = mixed(x, a);
-    if (!waiting.length || full < 0.5 || busy[x] > 0.5 * full) continue;
+    out[x] = mixed(x, (0.15 + 0.85 * Math.min(1, full[x])) * strength);
+    if (!waiting.length || full[x] < 0.5 || busy[x] > 0.5 * full[x]) continue;
     hatched.push(x);
     strokes[x] = out[x]; // the strokes are the colour itself, and what is between them a tint of it
-    out[x] = mixed(x, TINT * line.shown[x]);
+    out[x] = mixed(x, TINT * strength);
   }
   markSlices(out, slices, lane, view, look, perPixel);
   if (hatched.length) markSlices(strokes, slices, lane, view, look, perPixel);
   return { line: out, strokes, hatched };
 }
+
+// Room for one line, used again for every lane: a picture has hundreds of them.
+const emptyLine = (() => {
+  /** @type {(width: number) => any} */
+  const room = (width) => ({
+    ...Object.fromEntries(["red", "green", "blue", "full", "busy"].map((name) => [name, new Float32Array(width)])),
+    out: new Uint32Array(width), strokes: new Uint32Array(width),
+  });
+  let last = room(1);
+  return (width) => {
+    if (last.out.length !== width) last = room(width);
+    else for (const name of ["red", "green", "blue", "full"]) last[name].fill(0);
+    return last;
+  };
+})();
 
 const TINT = 0.35;
 const isHatched = (series) => HATCHED.includes(KINDS[series.kind]);
@@ -135,7 +156,7 @@ function drawLabels(context, slices, place, view, look) {
   if (view.laneHeight >= 11) for (const lane of place.lanes) drawNames(context, slices, lane, view, look);
 }
 
-const NAME_PX = 6.3;
+const NAME_PX = 6.8;
 
 // Names inside the slices that are wide enough, up to where the next slice begins.
 function drawNames(context, slices, lane, view, look) {
@@ -150,7 +171,8 @@ function drawNames(context, slices, lane, view, look) {
     const kind = slices.wait[i] > slices.dur[i] / 2 ? KINDS.indexOf("wait") : slices.kind[i];
     const dim = isDimming(view) && !marked;
     const tinted = !marked && HATCHED.includes(KINDS[kind]);
-    const text = labelOf(slices, i).slice(0, Math.floor((to - from - 6) / NAME_PX));
+    const text = fittingName(slices, i, Math.floor((to - from - 6) / NAME_PX));
+    if (!text) continue;
     if (tinted && !dim) drawPlate(context, look, from, lane.y, context.measureText(text).width + 5, view.laneHeight);
     context.fillStyle = dim ? look.quiet : tinted ? look.text : inkOn(marked ? rgb(look.selected) : look.palette[kind]);
     context.fillText(text, from + 3, lane.y + view.laneHeight / 2);
@@ -163,18 +185,22 @@ function drawPlate(context, look, x, y, width, height) {
   context.fillRect(x + 1, y + 1.5, width, height - 4);
 }
 
-// A wait by whom it is for, a collective by what it does and its size, anything else by its name.
-function labelOf(slices, i) {
+const LEAST_NAME = 8; // letters of a name that is cut off: fewer tell nothing
+
+// A wait by whom it is for, a collective by what it does and its size, anything else by its name; in as many letters as
+// there is room for, empty where those say nothing.
+function fittingName(slices, i, room) {
   const m = slices.match[i];
-  if (m >= 0 && slices.wait[i] > slices.dur[i] / 2) return waitText(slices, i);
-  if (m < 0) return shortName(slices.names[slices.name[i]]);
-  const what = slices.matched.what[m].split(" · ");
-  return `${what[0]} ${what.at(-1)}`;
+  if (m < 0) {
+    const name = shortName(slices.names[slices.name[i]]);
+    return name.length <= room ? name : room >= LEAST_NAME ? name.slice(0, room) : "";
+  }
+  const last = slices.matched.last[m], what = slices.matched.what[m].split(" · ");
+  const ways = slices.wait[i] > slices.dur[i] / 2 ? [`waiting for rank ${last}`, `for rank ${last}`, `rank ${last}`] : [`${what[0]} ${what.at(-1)}`, what[0]];
+  return ways.find((text) => text.length <= room) ?? "";
 }
 
-const waitText = (slices, i) => `waiting for rank ${slices.matched.last[slices.match[i]]}`;
 const inkOn = ([r, g, b]) => (0.3 * r + 0.59 * g + 0.11 * b > 150 ? "#10151a" : "#ffffff");
-const shortName = (name) => name.replace(/^void /, "").replace(/at::native::|\(anonymous namespace\)::/g, "");
 
 // The selected collective: its members joined, from the last to arrive to those who waited.
 function drawSelected(context, slices, members, view, look, shown) {
@@ -252,7 +278,7 @@ function drawAxis(context, view, look) {
   context.font = look.font;
   context.textBaseline = "top";
   context.textAlign = "center";
-  const step = niceStep((view.t1 - view.t0) / Math.max(2, (view.width - GUTTER) / 130));
+  const step = niceStep((view.t1 - view.t0) / Math.max(2, (view.width - GUTTER) / (GUTTER > 100 ? 130 : 80)));
   for (let t = Math.ceil(view.t0 / step) * step; t <= view.t1; t += step) {
     const x = timeX(view, t);
     context.beginPath();
@@ -267,5 +293,5 @@ function drawAxis(context, view, look) {
 
 function niceStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));
-  return power * (rough / power > 5 ? 10 : rough / power > 2 ? 5 : rough / power > 1 ? 2 : 1);
+  return power * (rough / power > 5 ? 10 : rough / power > 2.5 ? 5 : rough / power > 2 ? 2.5 : rough / power > 1 ? 2 : 1);
 }

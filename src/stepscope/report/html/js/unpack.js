@@ -47,7 +47,10 @@ function varints(bytes, most = bytes.length) {
 }
 
 function unzigzag(values) {
-  for (let i = 0; i < values.length; i++) values[i] = values[i] % 2 ? -(values[i] + 1) / 2 : values[i] / 2;
+  for (let i = 0; i < values.length; i++) {
+    const half = Math.floor(values[i] / 2);
+    values[i] = 2 * half === values[i] ? half : -half - 1;
+  }
   return values;
 }
 
@@ -57,23 +60,46 @@ function deltas(bytes) {
   return values;
 }
 
-// Groups of milliseconds by rank and step, NaN where a rank lacks a step; `step` is their sum.
+function scaled(values, unit) {
+  for (let i = 0; i < values.length; i++) values[i] *= unit;
+  return values;
+}
+
+// Groups of milliseconds by rank and step, NaN where a rank lacks a step; `step` is their sum. `used` are the
+// groups that any time is in: a million cells are gone through as seldom as possible.
 /** @returns {Grid} */
 function gridOf(head, column) {
   const cells = head.ranks.length * head.steps.length;
-  const groups = {};
+  const groups = {}, used = [];
   const step = new Float32Array(cells);
   GROUPS.forEach((name, k) => {
     const bytes = column(`grid${k}`);
-    const levels = bytes.length === cells ? bytes : varints(bytes); // all below 128: the bytes are the numbers
-    const group = new Float32Array(cells);
-    for (let i = 0; i < cells; i++) {
-      group[i] = levels[i] ? ((levels[i] - 1) * head.quantum_ns[k]) / 1e6 : NaN;
-      step[i] += group[i];
-    }
+    // All below 128: the bytes are the numbers, and few enough to be looked up.
+    const group = bytes.length === cells ? lookedUp(bytes, head.quantum_ns[k] / 1e6) : leveled(varints(bytes), head.quantum_ns[k] / 1e6);
+    for (let i = 0; i < cells; i++) step[i] += group[i];
     groups[name] = group;
+    if (isAnyAbove(group, 0)) used.push(name);
   });
-  return { ranks: head.ranks, steps: head.steps, groups, step, quantum: Math.max(...head.quantum_ns) / 1e6 };
+  return { ranks: head.ranks, steps: head.steps, groups, step, used, quantum: Math.max(...head.quantum_ns) / 1e6 };
+}
+
+// Level 0 is a cell that was not recorded, level n + 1 is n times the quantum.
+function leveled(levels, quantum) {
+  const out = new Float32Array(levels.length);
+  for (let i = 0; i < out.length; i++) out[i] = levels[i] ? (levels[i] - 1) * quantum : NaN;
+  return out;
+}
+
+function lookedUp(bytes, quantum) {
+  const values = leveled(Uint8Array.from({ length: 128 }, (_, level) => level), quantum);
+  const out = new Float32Array(bytes.length);
+  for (let i = 0; i < out.length; i++) out[i] = values[bytes[i]];
+  return out;
+}
+
+function isAnyAbove(values, least) {
+  for (let i = 0; i < values.length; i++) if (values[i] > least) return true;
+  return false;
 }
 
 // Slices with times in milliseconds.
@@ -81,7 +107,6 @@ function gridOf(head, column) {
 function slicesOf(head, everyColumn) {
   const column = (name) => everyColumn(head.prefix + name);
   const unit = head.unit_ns / 1e6;
-  const times = (values) => values.map((v) => v * unit);
   const what = varints(column("what"));
   return {
     step: head.step,
@@ -92,9 +117,9 @@ function slicesOf(head, everyColumn) {
     rounded: head.unit_ns,
     rank: deltas(column("rank")),
     kind: varints(column("kind")),
-    start: times(deltas(column("start"))),
-    dur: times(varints(column("dur"))),
-    wait: times(varints(column("wait"))),
+    start: scaled(deltas(column("start")), unit),
+    dur: scaled(varints(column("dur")), unit),
+    wait: scaled(varints(column("wait")), unit),
     name: varints(column("name")),
     match: deltas(column("match")),
     launch: varints(column("launch")).map((v) => v - 1),

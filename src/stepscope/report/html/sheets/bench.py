@@ -66,7 +66,9 @@ def _facts(results: BenchResults, timed: Sequence[Timed]) -> tuple[str, ...]:
         if k in where and not (k == "world_size" and isinstance(where[k], str))
     ]
     torch = [f"torch {where['torch']}"] if "torch" in where else []
-    steps = [f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1]]
+    steps = [
+        f"{times.num_runs} interleaved runs, {times.num_steps} steps" for _, _, times in timed[:1] if times.num_runs > 1
+    ]
     return (*named, *torch, *(steps if len(timed) > 1 else ()))
 
 

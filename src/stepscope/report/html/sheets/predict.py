@@ -19,6 +19,8 @@ from stepscope.report.html.sheets.sheet import (
 )
 
 _US_PER_MS = 1000
+_NEAR = 4
+"""times the peak that a device's memory is drawn beside it"""
 _MEMORY_PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
 
 Document = Mapping[str, Any]
@@ -87,12 +89,14 @@ def _memory(document: Document, asked: str) -> Sheet:
         Card("Device", document["device_bytes"], "bytes", fits[0], fits[1]),
         Card("Layout", document["layout"], "text", f"{document['world_size']} ranks"),
     )
-    chart = Stacks(moments, "bytes", "Memory by category at each moment of the step", document["device_bytes"])
+    device, peak = document["device_bytes"], document["peak_bytes"]
+    near = device is not None and device < _NEAR * peak  # far above, its line would only flatten the rest
+    chart = Stacks(moments, "bytes", "Memory by category at each moment of the step", device if near else None)
     sections = [
         Section(
             "memory",
             "Memory through the step",
-            ("The red line is the device.",) if document["device_bytes"] else (),
+            ("The red line is the device.",) if near else (),
             chart,
             table_of(titles, rows),
         )

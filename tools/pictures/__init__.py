@@ -1,0 +1,1 @@
+"""Which pages there are to make pictures of, and how pictures are kept small."""
