@@ -84,6 +84,15 @@ def test_second_trace_that_begins_with_its_events_is_refused(tmp_path: Path) -> 
         read(path)
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_trace_behind_one_that_was_cut_is_refused(tmp_path: Path, threads: int) -> None:
+    first = text_of(0)
+    path = tmp_path / "both.json"
+    path.write_text(first[: first.rindex("]")] + text_of(1))
+    with pytest.raises(TraceError, match="several traces one after the other"):
+        read(path, threads=threads)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 def test_archives_are_refused_with_how_to_unpack_them(tmp_path: Path, packed: bool) -> None:
     path = tmp_path / "ranks.json.gz"

@@ -15,7 +15,6 @@ from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.kept import KeptReport, ReportPlace, report_place
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
-from stepscope.results.folder import is_bench_folder
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
 _OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
@@ -27,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     check_outputs(args.json, args.html, force=args.force)
     if has_steps_only(args.run):
         return _report_steps(args)
-    if len(args.run) == 1 and is_bench_folder(args.run[0]):
+    if len(args.run) == 1 and _is_bench(args.run[0]):
         return _report_bench(args)
     if len(args.run) == 1 and (runs := folder_of_runs(args.run[0])):
         return _report_runs(args, runs)
@@ -149,6 +148,15 @@ def _report_steps(args: argparse.Namespace) -> int:
 
         print_steps(run.folder, run.logs, console(sys.stdout), warnings=run.warnings)
     return 0
+
+
+def _is_bench(path: str) -> bool:
+    """Return whether a folder holds the results of a benchmark; only one with such a file is looked at closely."""
+    if not (Path(path) / RESULTS_JSON).is_file():
+        return False
+    from stepscope.results.folder import is_bench_folder
+
+    return is_bench_folder(path)
 
 
 def _report_bench(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from stepscope.analyze.memory.usage import MemoryView, RankMemory
 from stepscope.contract.collectives import element_bytes
 from stepscope.diagnose.measurements import NO_DEVICE, Measurement, on_device
 from stepscope.run.matching.match import POINT_TO_POINT
+from stepscope.stats.distinct import distinct
 from stepscope.units import readable_bytes
 
 _NARROW = ("fp16", "bf16", "fp8")
@@ -126,7 +127,7 @@ def narrow_messages(account: Account) -> Measurement:
         c = rank.collectives
         rows = np.flatnonzero((c.step >= 0) & (c.record_row >= 0) & (c.full_bytes > 0))
         types = rank.trace.arg("dtype").at(c.record_row[rows], missing=-1)
-        for code in np.unique(types[types >= 0]):
+        for code in distinct(types[types >= 0]):
             width = element_bytes(rank.trace.text(int(code)))
             if width is not None:
                 size = float(c.full_bytes[rows][types == code].sum())

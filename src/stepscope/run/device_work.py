@@ -16,6 +16,7 @@ from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
@@ -106,7 +107,7 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
         device_events=len(row),
         without_launch=int((launch_row < 0).sum()),
         without_op=int((op_row[launched] < 0).sum()),
-        launches_without_work=int((~np.isin(launches, launch_row)).sum()),
+        launches_without_work=int((~among(launches, launch_row)).sum()),
         reused_correlation=reused,
     )
     return work, counts
@@ -131,10 +132,10 @@ def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
         return np.full(len(wanted), -1, np.int64)
     low, high = int(keys.min()), int(keys.max())
     if high - low <= 8 * (len(keys) + len(wanted)) + 1_000_000:
-        table = np.full(high - low + 1, -1, np.int64)
+        table = np.full(high - low + 2, -1, np.int32)  # of rows; in the last place that of no key
         table[keys - low] = values
         inside = (wanted >= low) & (wanted <= high)
-        return np.where(inside, table[np.where(inside, wanted - low, 0)], -1)
+        return table[np.where(inside, wanted - low, -1)].astype(np.int64)
     order = np.argsort(keys, kind="stable")
     i = np.searchsorted(keys[order], wanted, side="right") - 1
     at = order[np.maximum(i, 0)]
@@ -155,10 +156,10 @@ def numbered(keys: Int64s) -> Int64s:
     place = keys - low
     there = np.zeros(high - low + 1, bool)
     there[place] = True
-    distinct = np.flatnonzero(there)
-    number = np.empty(len(there), np.int64)  # of which only the places of keys are ever touched
-    number[distinct] = np.arange(len(distinct))
-    return number[place]
+    known = np.flatnonzero(there)
+    number = np.empty(len(there), np.int32)  # of which only the places of keys are ever touched
+    number[known] = np.arange(len(known))
+    return number[place].astype(np.int64)
 
 
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
@@ -171,7 +172,7 @@ def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, R
     found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
     launches = rows_named(trace, runtime, lambda s: bool(_LAUNCHES.search(s)))
     launch_keys = correlation.at(launches, missing=-1)
-    reused = len(launch_keys) - len(np.unique(launch_keys))
+    reused = len(launch_keys) - len(distinct(launch_keys))
     return found, launches, reused
 
 

@@ -1,17 +1,20 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.from_kernels import device_collectives
 from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_name import Device, device_of
-from stepscope.run.device_work import DeviceWork, JoinCounts, device_work
+from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work
 from stepscope.run.steps import Steps, recorded_steps
-from stepscope.trace.classify import Kinds, event_kinds
+from stepscope.trace.classify import EventKind, Kinds, event_kinds, names_by_kind, of_kinds
 from stepscope.trace.table import Trace
 
 _MAX_RANKS = 1 << 20
@@ -36,6 +39,34 @@ class Rank(ArrayRecord):
     def has_device(self) -> bool:
         """Return whether anything ran on a device; if not the host is what computed."""
         return len(self.work) > 0
+
+    def names(self, *kinds: EventKind) -> list[str]:
+        """Return the distinct names of the rows of these kinds."""
+        return [self.trace.strings[i] for i in self._name_ids(kinds)]
+
+    def rows_named(self, matches: Callable[[str], bool], *kinds: EventKind) -> Rows:
+        """Return the rows of these kinds whose name satisfies `matches`, which is asked once for each name."""
+        return self.coded_rows(matches, *kinds)[0]
+
+    def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
+        """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
+        strings = self.trace.strings
+        known = self._name_ids(kinds)
+        code_of = np.zeros(len(strings) + 1, np.uint8)  # one more, that of no name, stays 0
+        code_of[known] = [rule(strings[i]) for i in known]
+        if not code_of.any():
+            return np.empty(0, np.int64), np.empty(0, np.uint8)
+        rows = np.flatnonzero(of_kinds(self.kinds, kinds))
+        code = code_of[self.trace["name"][rows]]
+        coded = np.flatnonzero(code)
+        return rows[coded], code[coded]
+
+    def _name_ids(self, kinds: tuple[EventKind, ...]) -> list[int]:
+        return np.flatnonzero(self._named[list(kinds)].any(axis=0)).tolist()
+
+    @cached_property
+    def _named(self) -> np.ndarray:
+        return names_by_kind(self.trace, self.kinds)
 
     @property
     def host(self) -> str | None:

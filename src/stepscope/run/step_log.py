@@ -21,6 +21,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.step_columns import MISSING as MISSING
 from stepscope.run.step_columns import StepColumns, is_count
 from stepscope.side_file import side_file_lines
+from stepscope.stats.middle import median
 from stepscope.stats.robust import Spread, mad_sigma, recurring_long, slow_start, spread
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
@@ -186,13 +187,13 @@ def unprofiled_step(logs: Iterable[StepLog]) -> UnprofiledStep | None:
     known = [(settled, left_out) for settled, left_out in by_rank if len(settled)]
     if not known:
         return None
-    medians = [float(np.median(settled)) for settled, _ in known]
+    medians = [median(settled) for settled, _ in known]
     over_ranks = spread([round(m) for m in medians])
     assert over_ranks is not None
     return UnprofiledStep(
-        median_ns=round(float(np.median(medians))),
+        median_ns=round(median(medians)),
         mean_ns=round(float(np.mean([settled.mean() for settled, _ in known]))),
-        long_share=float(np.median([recurring_long(settled).mean() for settled, _ in known])),
+        long_share=median([recurring_long(settled).mean() for settled, _ in known]),
         sigma_ns=round(mad_sigma(np.concatenate([settled for settled, _ in known]))),
         over_ranks_ns=over_ranks,
         num_steps=min(len(settled) for settled, _ in known),

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.run.step_search.serving import serving_step
+from stepscope.stats.distinct import among, union_of_values
 from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
@@ -179,7 +180,7 @@ def _known_until_ns(trace: Trace, kinds: Kinds, step_threads: Int64s) -> int:
     calls = np.flatnonzero(kinds == EventKind.RUNTIME)
     if len(calls) or trace.header.get("deviceProperties"):
         nodes = rows_named(trace, np.flatnonzero(kinds == EventKind.HOST_OP), lambda s: s.startswith(_AUTOGRAD))
-        needed = np.union1d(step_threads, trace["tid"][nodes])
-        if not np.isin(needed, trace["tid"][calls]).all():
+        needed = union_of_values(step_threads, trace["tid"][nodes])
+        if not among(needed, trace["tid"][calls]).all():
             return int(np.iinfo(np.int64).min)
     return min(int(trace["ts_ns"][rows[-1]]) for rows in (host, device) if len(rows))

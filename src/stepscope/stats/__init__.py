@@ -1,5 +1,7 @@
 """Statistics that everything may use.
 
+    middle             the median
+    distinct           each value once
     robust             medians and spreads that one outlier cannot move
     bootstrap          intervals and differences of step times
     autocorrelation    how many independent samples a series is worth

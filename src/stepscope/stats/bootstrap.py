@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.stats.autocorrelation import CONFIDENCE, MIN_SAMPLES, Floats, block_length, mean_errors, num_trimmed
+from stepscope.stats.middle import median, quantiles
 from stepscope.stats.student_t import detectable, t_quantile, t_two_sided
 
 Statistic = Callable[[Floats], Floats]
@@ -173,7 +174,7 @@ def _subtracted(b: _BootstrapRun, a: _BootstrapRun) -> _BootstrapRun:
 
 
 def _centred(draws: Floats) -> Floats:
-    return np.sort(draws - np.median(draws))
+    return np.sort(draws - median(draws))
 
 
 def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _BootstrapRun:
@@ -181,7 +182,7 @@ def _drawn(series: Floats, statistic: Statistic, rng: np.random.Generator) -> _B
     n = len(series)
     if n < MIN_SAMPLES:
         return _BootstrapRun(value, np.empty(0), nan, nan)
-    low, high = np.quantile(series, (_TRIM, 1 - _TRIM))
+    low, high = quantiles(series, (_TRIM, 1 - _TRIM))
     length = block_length(np.clip(series, low, high))
     drawn = series[_blocks(n, length, rng)]
     draws = statistic(drawn)
@@ -251,7 +252,7 @@ def _skew(shape: Floats | None, p: float) -> tuple[float, float]:
     spread = 0.0 if shape is None else float(shape.std())
     if shape is None or not spread:
         return 1.0, 1.0
-    low, high = np.quantile(shape, (p / 2, 1 - p / 2)) / (spread * t_quantile(1 - p, inf))
+    low, high = quantiles(shape, (p / 2, 1 - p / 2)) / (spread * t_quantile(1 - p, inf))
     return max(-float(low), 0.0), max(float(high), 0.0)
 
 

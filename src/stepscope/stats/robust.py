@@ -7,6 +7,8 @@ from math import erfc, sqrt
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.middle import median, quantiles
+
 Floats = npt.NDArray[np.float64]
 
 MAD_TO_SIGMA = 1.4826
@@ -19,7 +21,7 @@ _OFTEN = 0.1
 def mad_sigma(values: npt.ArrayLike) -> float:
     """Return the standard deviation as the median absolute deviation gives it (for a normal distribution)."""
     x = np.asarray(values, float)
-    return float(MAD_TO_SIGMA * np.median(np.abs(x - np.median(x)))) if len(x) else 0.0
+    return float(MAD_TO_SIGMA * median(np.abs(x - median(x)))) if len(x) else 0.0
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,12 @@ def centre(values: npt.ArrayLike) -> Centre:
     if not len(x):
         return Centre(0.0, 0.0)
     n = min(len(x), _MAX_POINTS)
-    fewer = np.quantile(x, (np.arange(n) + 0.5) / n) if n < len(x) else x
+    fewer = quantiles(x, (np.arange(n) + 0.5) / n) if n < len(x) else x
     i, j = np.triu_indices(n)
     means = np.sort((fewer[i] + fewer[j]) / 2)
     reach = sqrt(n * (n + 1) * (2 * n + 1) / 24)
     ends = np.interp([len(means) / 2 - 0.5 - reach, len(means) / 2 - 0.5 + reach], np.arange(len(means)), means)
-    return Centre(float(np.median(means)), float(ends[1] - ends[0]) / 2 * sqrt(n / len(x)))
+    return Centre(median(means), float(ends[1] - ends[0]) / 2 * sqrt(n / len(x)))
 
 
 def medians_without_each(rows: Floats) -> Floats:
@@ -86,13 +88,13 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
     """
     if len(x) > _MAX_POINTS:
         cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(int)
-        x = np.array([np.median(x[a:b]) for a, b in pairwise(cuts)])
-        y = np.array([np.median(y[a:b]) for a, b in pairwise(cuts)])
+        x = np.array([median(x[a:b]) for a, b in pairwise(cuts)])
+        y = np.array([median(y[a:b]) for a, b in pairwise(cuts)])
     i, j = np.triu_indices(len(x), 1)
     run = x[j] - x[i]
     keep = run != 0
-    slope = float(np.median((y[j] - y[i])[keep] / run[keep])) if keep.any() else 0.0
-    return slope, float(np.median(y - slope * x))
+    slope = median((y[j] - y[i])[keep] / run[keep]) if keep.any() else 0.0
+    return slope, median(y - slope * x)
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
         return None
     i, j = np.triu_indices(n, 1)
     slopes = np.sort((ys[j] - ys[i]) / (xs[j] - xs[i]))
-    slope = float(np.median(slopes))
+    slope = median(slopes)
     sigma = np.sqrt(_kendall_variance(ys) * _inflation(ys - slope * xs))
     score = float(np.sign(ys[j] - ys[i]).sum())
     z = max(abs(score) - 1, 0) / sigma if sigma else 0.0
@@ -156,7 +158,7 @@ def trend(x: npt.ArrayLike, y: npt.ArrayLike, *, chunks: int = 60) -> Trend | No
 def far_longer(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Return which values are over 1.5 times the median."""
     x = np.asarray(values, float)
-    return x > FAR_LONGER * np.median(x) if len(x) else np.zeros(0, bool)
+    return x > FAR_LONGER * median(x) if len(x) else np.zeros(0, bool)
 
 
 def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -184,7 +186,7 @@ def slow_start(values: npt.ArrayLike) -> int:
     settled = x[len(x) // 2 :]
     if len(settled) < 2:
         return 0
-    middle = float(np.median(settled))
+    middle = median(settled)
     slow = x > middle + max(3 * mad_sigma(settled), 0.05 * middle)
     most = len(x) // 2
     ends = (k for k in range(most) if not slow[k] and slow[k : k + 3].sum() <= 1)
@@ -195,7 +197,7 @@ def _chunk_medians(x: Floats, y: Floats, chunks: int) -> tuple[Floats, Floats]:
     if len(x) <= chunks:
         return x, y
     cuts = np.linspace(0, len(x), chunks + 1).astype(int)
-    return tuple(np.array([np.median(v[a:b]) for a, b in pairwise(cuts)]) for v in (x, y))  # type: ignore[return-value]
+    return tuple(np.array([median(v[a:b]) for a, b in pairwise(cuts)]) for v in (x, y))  # type: ignore[return-value]
 
 
 def _kendall_variance(y: Floats) -> float:

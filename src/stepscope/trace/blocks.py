@@ -21,7 +21,7 @@ BLOCK_BYTES = 3 << 20
 _SEARCHED_BYTES = 1 << 16
 _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
 _MAX_TRIES = 64
-_AHEAD = 2
+_AHEAD = 1
 """blocks in flight beyond one per thread"""
 
 
@@ -39,6 +39,8 @@ class Events(ArrayRecord):
     rest: bytes = b""
     """what the block before left over"""
     lost: bool = False
+    clean: bool = True
+    """whether the last block held nothing but events: no end of the array, no damage"""
     ended: bool = False
     cut: bool = False
     tail: bytearray = field(default_factory=bytearray)
@@ -68,11 +70,18 @@ class Events(ArrayRecord):
         for piece in pieces:
             self.tail += memoryview(piece)[: MAX_TAIL_BYTES + 1 - len(self.tail)]
 
+    def pass_over(self, pieces: Iterable[Buffer]) -> None:
+        """Take over what follows the block in which the events ended."""
+        for piece in pieces:
+            self.keep_tail([piece])
+            self.offset += len(piece)
+
     def _take(self, parsed: ParsedBlock, offset: int, size: int, *, last: bool) -> None:
         self.counts = self.counts.plus(parsed.counts)
         if parsed.first_bad is not None and self.first_bad_offset is None:
             self.first_bad_offset = offset + parsed.first_bad
         self.offset += size
+        self.clean = parsed.clean and not self.lost
         self.ended, self.cut, self.lost, self.rest = parsed.ended, parsed.cut, parsed.lost, parsed.rest
         if self.ended or last:
             self.keep_tail([self.rest])
@@ -86,7 +95,7 @@ def parse_serially(events: Events, chunks: Iterator[Buffer], *, done: Callable[[
         last = _parse_block(events, chunks)
         done()
     for chunk in chunks:
-        events.keep_tail([chunk])
+        events.pass_over([chunk])
         done()
 
 
@@ -124,7 +133,7 @@ def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done:
     with ThreadPoolExecutor(threads) as pool:
         for block, guess in _parsed_ahead(events, cut_blocks(chunks), pool, threads):
             if events.ended:
-                events.keep_tail(block.pieces)
+                events.pass_over(block.pieces)
             elif guess is None or events.rest or events.lost:
                 for piece in (events.rest, *block.pieces):
                     events.scanners[0].put(piece)

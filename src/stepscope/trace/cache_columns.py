@@ -11,6 +11,7 @@ from stepscope.trace.schema import ARGS, DENSE, NO_STRING, NONE_NS, STRING_ID_BA
 from stepscope.trace.table import Quality, SparseColumn
 
 _MAX_COUNT = 1 << 53
+_DTYPES = {ArgKind.TEXT: (np.int32,), ArgKind.INT: (np.int32, np.int64), ArgKind.FLOAT: (np.int64,)}
 
 
 def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[str, SparseColumn]) -> bool:
@@ -44,8 +45,11 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
         arg = args.get(column.name)
         if arg is None:
             continue
-        wanted = np.int32 if column.kind is ArgKind.TEXT else np.int64
-        if arg.values.dtype != wanted or arg.rows.dtype.kind not in "iu" or len(arg.rows) != len(arg.values):
+        if (
+            arg.values.dtype not in _DTYPES[column.kind]
+            or arg.rows.dtype.kind not in "iu"
+            or len(arg.rows) != len(arg.values)
+        ):
             return False
         if not _within(arg.rows, 0, count - 1) or (np.diff(arg.rows.astype(np.int64)) <= 0).any():
             return False

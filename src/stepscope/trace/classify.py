@@ -148,6 +148,14 @@ def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str]
     return rows[table.astype(bool)[names]] if table.any() else rows[:0]
 
 
+def names_by_kind(trace: Trace, kinds: Kinds) -> npt.NDArray[np.bool_]:
+    """Return which strings name rows of each kind: a row per `EventKind`, a column per string."""
+    width = len(trace.strings) + 1
+    there = np.zeros(len(EventKind) * width, bool)
+    there[kinds * np.int32(width) + trace["name"]] = True  # no name, -1, falls on the spare column of the kind before
+    return there.reshape(-1, width)[:, :-1]
+
+
 def _of_strings(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
     strings = trace.strings

@@ -15,8 +15,8 @@ from stepscope.trace.blocks import Events, parse_ahead, parse_serially
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.scanner import Buffer, MemoryLimitError
-from stepscope.trace.second_trace import refuse_archive, reject_second_trace
+from stepscope.trace.scanner import MemoryLimitError
+from stepscope.trace.second_trace import SecondTrace, refuse_archive
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
 
@@ -54,13 +54,12 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     share.take(JSON_FACTOR * head.events_at)
     columns = Columns(stream.expected_raw_bytes(), share)
     events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
-    following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
-    following = reject_second_trace(
-        following, stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed
-    )
+    second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
+    following = second.watched(chain([memoryview(data)[head.events_at :]], chunks))
     del data
 
     def done() -> None:
+        second.refuse(events.offset, clean=events.clean)
         if progress:
             progress(stream.read_bytes)
 
@@ -98,6 +97,7 @@ def _trace(stream: Stream, head: Head, events: Events, share: Share) -> Trace:
     if len(events.tail) > MAX_TAIL_BYTES:
         notes = (*notes, f"more than {MAX_TAIL_BYTES >> 20} MB after the events are ignored")
     strings = Strings(events.scanners, share)
+    events.scanners.clear()  # their memory, before the table needs some for a while
     columns = events.columns.dense(strings)
     args, bad_floats = events.columns.sparse(strings)
     header = head.fields | fields

@@ -19,7 +19,7 @@ NO_STRING = -1
 
 
 class ArgKind(Enum):
-    """How an argument's value is stored in its int64 column."""
+    """How an argument's value is stored in its column of integers."""
 
     INT = 0
     """The integer itself; also from a string that holds one (`"7"`)."""

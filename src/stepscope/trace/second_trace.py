@@ -12,20 +12,15 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from stepscope.errors import TraceError
 from stepscope.trace.scanner import Buffer
 
 _KEY = b'"traceEvents"'
-_PAIR = int.from_bytes(b"eE", "little")
-"""of the key, and in next to no other text of a trace"""
 _EVENTS = re.compile(rb'"traceEvents"\s*(?::\s*(?:\[|\Z)|\Z)')
 _NEW_OBJECT = re.compile(rb'\}\s*(\{)\s*"[\w$]')
 _NEW_ARRAY = re.compile(rb'\}\s*\]\s*(\[)\s*\{\s*"[\w$]')
 _KEPT_BYTES = 1 << 20
 """before a second key, in which the object that holds it began"""
-_SEAM_BYTES = 128
 _TAR_MAGIC_AT = 257
 _ARCHIVES = ((_TAR_MAGIC_AT, b"ustar", "tar"), (0, b"PK\x03\x04", "zip"))
 _UNPACK = {"tar": "tar -xf", "zip": "unzip"}
@@ -41,39 +36,32 @@ def refuse_archive(path: Path, data: bytes) -> None:
             )
 
 
-def reject_second_trace(
-    chunks: Iterable[Buffer], path: Path, *, offset: int, top_array: bool, packed: bool
-) -> Iterator[Buffer]:
-    """Yield the chunks that follow byte `offset` of a file; raise where a second trace begins in them."""
-    recent: deque[bytes] = deque()
-    seam = b""
-    for piece in chunks:
-        chunk = bytes(piece)
-        if _perhaps(seam, chunk, top_array=top_array):
-            before = b"".join(recent)
-            at = _second_trace(before + chunk, top_array=top_array)
+class SecondTrace:
+    """A watch for a second trace in the bytes that follow byte `offset` of a file.
+
+    Where a block holds nothing but events there is none, so only the others are searched, with what came before them.
+    """
+
+    def __init__(self, path: Path, *, offset: int, top_array: bool, packed: bool) -> None:
+        self._path, self._top_array, self._packed = path, top_array, packed
+        self._recent: deque[bytes] = deque()
+        self._begin = offset
+
+    def watched(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+        """Yield the chunks, and keep them until they are read as events."""
+        for chunk in chunks:
+            self._recent.append(bytes(chunk))
+            yield chunk
+
+    def refuse(self, until: int, *, clean: bool) -> None:
+        """Raise where a second trace begins before byte `until` of the file, up to which it was read last."""
+        if not clean:
+            before = b"".join(self._recent)[: until - self._begin]
+            at = _second_trace(before, top_array=self._top_array)
             if at is not None:
-                raise TraceError(_how_to_split(path, offset - len(before) + at, packed=packed))
-        yield piece
-        offset += len(chunk)
-        seam = (seam + chunk)[-_SEAM_BYTES:] if len(chunk) < _SEAM_BYTES else chunk[-_SEAM_BYTES:]
-        recent.append(chunk)
-        while sum(map(len, recent)) - len(recent[0]) >= _KEPT_BYTES:
-            recent.popleft()
-
-
-def _perhaps(seam: bytes, chunk: bytes, *, top_array: bool) -> bool:
-    """Return whether a closer look is due, as fast as memory is read: nearly all chunks hold none of this."""
-    begin = seam + chunk[:_SEAM_BYTES]
-    if top_array:
-        return bool(_NEW_ARRAY.search(begin) or _NEW_ARRAY.search(chunk))
-    return _KEY in begin or (_has_pair(chunk) and _KEY in chunk)
-
-
-def _has_pair(chunk: bytes) -> bool:
-    """Return whether the pair is in there: twice as fast as looking for the key itself."""
-    each = (np.frombuffer(chunk, "<u2", (len(chunk) - first) // 2, first) for first in (0, 1) if len(chunk) > first + 1)
-    return any((pairs == _PAIR).any() for pairs in each)
+                raise TraceError(_how_to_split(self._path, self._begin + at, packed=self._packed))
+        while self._recent and self._begin + len(self._recent[0]) <= until - _KEPT_BYTES:
+            self._begin += len(self._recent.popleft())
 
 
 def _second_trace(window: bytes, *, top_array: bool) -> int | None:
@@ -81,6 +69,8 @@ def _second_trace(window: bytes, *, top_array: bool) -> int | None:
     if top_array:
         found = _NEW_ARRAY.search(window)
         return found.start(1) if found else None
+    if _KEY not in window:
+        return None
     for key in _EVENTS.finditer(window):
         begins = [found.start(1) for found in _NEW_OBJECT.finditer(window, 0, key.start() + 2)]
         if begins:

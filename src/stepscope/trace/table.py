@@ -12,6 +12,7 @@ from stepscope.trace.schema import NO_STRING, STRING_ID_BASE
 Int64s = npt.NDArray[np.int64]
 _DENSE_FROM = 16
 """rows of a column for each row asked for, at which a dense copy of it pays"""
+_SMALL = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -20,7 +21,7 @@ class SparseColumn(ArrayRecord):
 
     rows: npt.NDArray[np.integer[Any]]
     values: npt.NDArray[np.integer[Any]]
-    """of a text: its number, in 32 bits"""
+    """of a text its number; of a decimal number its bits as int64; all others in 32 bits where they fit"""
 
     def dense(self, num_rows: int, *, missing: int) -> Int64s:
         """Return one value per event row, `missing` where the event has none."""
@@ -34,9 +35,10 @@ class SparseColumn(ArrayRecord):
             return np.full(len(rows), missing, np.int64)
         end = int(self.rows[-1]) + 1
         if _DENSE_FROM * len(rows) >= end and int(rows.min()) >= 0:  # looked up in less time than it is searched
-            known = rows < end
-            found = self.dense(end, missing=missing)[rows if known.all() else np.where(known, rows, 0)]
-            return found if known.all() else np.where(known, found, missing)
+            fits = abs(missing) < _SMALL
+            table = np.full(end + 1, missing, self.values.dtype if fits else np.int64)  # in the last place: no such row
+            table[self.rows] = self.values
+            return table[np.minimum(rows, end)].astype(np.int64, copy=False)
         i = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
         return np.where(self.rows[i] == rows, self.values[i], np.int64(missing))
 

@@ -65,4 +65,8 @@ def _one_spelling(text: str) -> str:
     """Return a JSON text with `, ` and `: ` between its parts and no other white space outside strings."""
     if "\n" not in text and "," not in text.replace(", ", ""):
         return text
+    if "\\" not in text and text.count('"') % 2 == 0:
+        parts = text.split('"')
+        parts[::2] = ["".join(part.split()).replace(",", ", ").replace(":", ": ") for part in parts[::2]]
+        return '"'.join(parts)
     return _SPACE.sub(lambda m: m.group(1) or (m.group(2) or "") + (" " if m.group(2) else ""), text)

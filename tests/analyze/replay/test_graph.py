@@ -17,7 +17,7 @@ from stepscope.analyze.replay.graph import (
     step_ends,
     with_durations,
 )
-from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, device_program
+from stepscope.analyze.replay.program import EMPTY_PROGRAM, NO_WAITS, NOTHING, Program, device_program
 from stepscope.analyze.replay.replay import replay_of
 from stepscope.trace.classify import EventKind
 
@@ -38,7 +38,7 @@ def program(*items: tuple[float, float], steps: int = 1, tail: float = 0, begin_
         collective=np.full(count, NOTHING),
         stream=none,
         stream_predecessor=np.arange(-1, count - 1),
-        waits_for=((),) * count,
+        waits=NO_WAITS,
         released_by=np.full(count, NOTHING),
         latency_ns=0,
         queued_gap_ns={},
@@ -64,7 +64,7 @@ def test_latency_gaps_and_other_streams_delay_it() -> None:
     assert device_ends(late) == [[67, 99]]
     other = replace(plain, stream=np.array([0, 1]), stream_predecessor=np.array([NOTHING, NOTHING]))
     assert device_ends(other) == [[60, 50]]
-    assert device_ends(replace(other, waits_for=((), (0,)))) == [[60, 90]]
+    assert device_ends(replace(other, waits=np.array([[0], [1]]))) == [[60, 90]]
     assert device_ends(replace(other, also_after=((1, 0, 13),))) == [[60, 103]]
 
 
@@ -118,7 +118,7 @@ def test_other_durations_keep_the_wiring() -> None:
 
 
 def test_circle_is_refused_and_not_followed_forever() -> None:
-    crossed = replace(program((1, 1), (1, 1)), waits_for=((1,), ()))
+    crossed = replace(program((1, 1), (1, 1)), waits=np.array([[1], [0]]))
     with pytest.raises(CircularWaits, match="wait in a circle"):
         build_graph([crossed], (), num_steps=1)
 

@@ -47,13 +47,13 @@ def test_streams_run_in_order_and_wait_where_told(tmp_path: Path) -> None:
     shared = job.aligned(tmp_path)
     program = device_program(shared, 0, np.array([0]))
     assert program.stream_predecessor.tolist() == [NOTHING, NOTHING, 0, 2]
-    assert program.waits_for == ((), (0,), (), (1,))
+    assert program.waits.T.tolist() == [[0, 1], [1, 3]]
 
 
 def test_first_operation_after_a_call_waits_and_not_the_next(tmp_path: Path) -> None:
     job = simulate([kernel(300), collective(500), WAIT, kernel(100), kernel(100)], steps=1)
     program = device_program(job.aligned(tmp_path), 0, np.array([0]))
-    assert program.waits_for == ((), (0,), (1,), ())
+    assert program.waits.T.tolist() == [[0, 1], [1, 2]]
 
 
 def test_synchronisation_releases_the_next_launch(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from stepscope.intervals import Intervals, complement, subtract, union, union_of
 from stepscope.run.collectives.from_kernels import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import rows_named
 from stepscope.trace.table import Int64s
 
@@ -44,7 +45,7 @@ Layers = list[tuple[int, Intervals]]
 def host_layers(rank: Rank, cuts: Int64s) -> tuple[Layers, Layers]:
     """Return what goes before and what goes after communication, the first on top, labelled with parts."""
     marks = marks_of(rank)
-    threads = np.unique(np.append(marks.autograd_threads, marks.main_thread))
+    threads = distinct(np.append(marks.autograd_threads, marks.main_thread))
     operators = _operators(rank, marks, threads, running_operators(rank))
     wrappers = _operators(rank, marks, threads, around_calls(rank))
     data = (PART_CODE["data_loading"], _spans(rank, marks.rows_of(Region.DATA)))
@@ -64,7 +65,7 @@ def _operators(rank: Rank, marks: Marks, threads: Int64s, chosen: Rows) -> Layer
     """Return the time of operators by part; only outermost ones are asked where they belong."""
     trace = rank.trace
     rows = rows_named(trace, chosen, _computes)
-    rows = _outermost(rank, rows[np.isin(trace["tid"][rows], threads)])
+    rows = _outermost(rank, rows[among(trace["tid"][rows], threads)])
     region, _, _ = host_regions(rank, rows, marks)
     return [(PART_CODE[part], _spans(rank, rows[region == code])) for code, part in COMPUTE_PART.items()]
 
@@ -77,7 +78,7 @@ def _outermost(rank: Rank, rows: Rows) -> Rows:
     """Return the rows that lie in no other of their thread."""
     trace = rank.trace
     kept = [np.empty(0, np.int64)]
-    for thread in np.unique(trace["tid"][rows]):
+    for thread in distinct(trace["tid"][rows]):
         own = rows[trace["tid"][rows] == thread]
         own = own[np.lexsort((-trace["dur_ns"][own], trace["ts_ns"][own]))]
         reach = np.maximum.accumulate(trace["ts_ns"][own] + trace["dur_ns"][own])

@@ -19,7 +19,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.host.host_compute import computing_operators
+from stepscope.analyze.host.host_compute import launching_calls
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.step.layers import Timeline, painted
 from stepscope.analyze.step.regions import Marks
@@ -27,6 +27,7 @@ from stepscope.contract.regions import Region
 from stepscope.intervals import Intervals, union
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
@@ -70,17 +71,18 @@ def launching_threads(rank: Rank, marks: Marks) -> Int64s:
     """Return the threads whose delays delay the device: the training loop's, and all that launch kernels."""
     work = rank.work
     kernels = (work.launch_row >= 0) & of_kinds(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
-    return np.unique(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
+    return distinct(np.append(rank.trace["tid"][work.launch_row[kernels]], marks.main_thread))
 
 
 def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
     trace = rank.trace
-    rows = rows if threads is None else rows[np.isin(trace["tid"][rows], threads)]
-    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
+    rows = rows if threads is None else rows[among(trace["tid"][rows], threads)]
+    start = trace["ts_ns"][rows]
+    return union(start, start + trace["dur_ns"][rows])
 
 
 def _named_spans(rank: Rank, kind: EventKind, matches: Callable[[str], bool], threads: Int64s | None) -> Intervals:
-    return _spans(rank, rows_named(rank.trace, np.flatnonzero(rank.kinds == kind), matches), threads)
+    return _spans(rank, rank.rows_named(matches, kind), threads)
 
 
 def _is_profilers(name: str) -> bool:
@@ -88,17 +90,17 @@ def _is_profilers(name: str) -> bool:
 
 
 def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
-    ranges = np.flatnonzero((rank.kinds == EventKind.PYTHON) | (rank.kinds == EventKind.ANNOTATION))
-    return _spans(rank, rows_named(rank.trace, ranges, lambda s: bool(_COLLECTOR.search(s))), threads)
+    collects = rank.rows_named(lambda s: bool(_COLLECTOR.search(s)), EventKind.PYTHON, EventKind.ANNOTATION)
+    return _spans(rank, collects, threads)
 
 
 def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
     """Return calls that wait for the device, the operators made for it around them, and copies that block."""
     trace = rank.trace
-    calls = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), is_synchronisation)
-    calls = calls[np.isin(trace["tid"][calls], threads)]
+    calls = rank.rows_named(is_synchronisation, EventKind.RUNTIME)
+    calls = calls[among(trace["tid"][calls], threads)]
     calls = _without_profilers_own(rank, calls)
-    ops = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: bool(_SYNC_OP.search(s)))
+    ops = rank.rows_named(lambda s: bool(_SYNC_OP.search(s)), EventKind.HOST_OP)
     moments = np.sort(trace["ts_ns"][calls])
     first = np.searchsorted(moments, trace["ts_ns"][ops])
     holds_one = np.searchsorted(moments, trace["ts_ns"][ops] + trace["dur_ns"][ops]) > first
@@ -119,15 +121,13 @@ def _blocking_copies(rank: Rank) -> Rows:
     work, trace = rank.work, rank.trace
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = rows_named(trace, work.row[copies], lambda s: "Pageable" in s)
-    calls = np.unique(work.launch_row[copies[np.isin(work.row[copies], pageable)]])
+    calls = distinct(work.launch_row[copies[among(work.row[copies], pageable)]])
     return calls[trace["dur_ns"][calls] >= BLOCKING_COPY_NS]
 
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
     """Return the time of 3 ms or more between two records in which these threads did nothing that has a name."""
-    rows = np.flatnonzero((rank.kinds == EventKind.HOST_OP) | (rank.kinds == EventKind.RUNTIME))
-    recorded = np.setdiff1d(rows, computing_operators(rank), assume_unique=True)
-    busy = _spans(rank, np.concatenate((recorded, data)), threads)
+    busy = _spans(rank, np.concatenate((launching_calls(rank), data)), threads)
     start, end = busy.end[:-1], busy.start[1:]
     long = end - start >= STALL_NS
     return Intervals(start[long], end[long])

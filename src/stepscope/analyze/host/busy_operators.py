@@ -11,6 +11,7 @@ import numpy.typing as npt
 from stepscope.run.collectives.from_kernels import RECORD
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, rows_named
 
 CALLS = ("c10d::", "_c10d_functional::", "gloo:", "nccl:", RECORD)
@@ -33,9 +34,9 @@ def _operators(rank: Rank) -> tuple[Rows, npt.NDArray[np.bool_]]:
     trace = rank.trace
     ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
     calls = rows_named(trace, ops, lambda s: s.startswith(CALLS))
-    ops = ops[~np.isin(ops, calls)]
+    ops = ops[~among(ops, calls)]
     around = np.zeros(len(ops), bool)
-    for thread in np.unique(trace["tid"][calls]):
+    for thread in distinct(trace["tid"][calls]):
         begun = np.sort(trace["ts_ns"][calls[trace["tid"][calls] == thread]])
         mine = np.flatnonzero(trace["tid"][ops] == thread)
         start = trace["ts_ns"][ops[mine]]

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
@@ -100,7 +101,7 @@ class HostCalls(ArrayRecord):
         last = np.full(len(moment_ns), -1, np.int64)
         if not len(self):
             return last
-        for one in np.unique(thread):
+        for one in distinct(thread):
             mine = np.flatnonzero(thread == one)
             low, high = np.searchsorted(self.thread, [one, one + 1])  # a thread's calls lie together
             started = np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right")

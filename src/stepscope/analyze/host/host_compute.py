@@ -7,13 +7,22 @@ device it is as good as a stall.
 
 import numpy as np
 
+from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 
 MIN_COMPUTING_NS = 1_000_000
 
 
+def launching_calls(rank: Rank) -> Rows:
+    """Return the rows of what the host recorded of itself, less the operators that only compute."""
+    mask = of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))
+    mask[computing_operators(rank)] = False
+    return np.flatnonzero(mask)
+
+
+@once_per_record
 def computing_operators(rank: Rank) -> Rows:
     """Return the rows of these operators; none for a rank without a device, whose operators are its work."""
     if not rank.has_device:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.host_compute import computing_operators
+from stepscope.analyze.host.host_compute import launching_calls
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct, union_of_values
 from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
@@ -118,8 +119,8 @@ Calls = tuple[Int64s, Int64s, Int64s]
 
 @once_per_record
 def _synchronisations(rank: Rank) -> Calls:
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    return _by_start(rank, np.union1d(rows_named(rank.trace, calls, is_synchronisation), _pageable_copies(rank)))
+    calls = rank.rows_named(is_synchronisation, EventKind.RUNTIME)
+    return _by_start(rank, union_of_values(calls, _pageable_copies(rank)))
 
 
 @once_per_record
@@ -128,8 +129,8 @@ def _all_blocking(rank: Rank) -> Calls:
     calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
     long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
     long = long[_device_had_work(rank, trace["ts_ns"][long])]
-    rows = np.union1d(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
-    return _by_start(rank, np.union1d(rows, _throttled_launches(rank)))
+    rows = union_of_values(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
+    return _by_start(rank, union_of_values(rows, _throttled_launches(rank)))
 
 
 def _by_start(rank: Rank, rows: Int64s) -> Calls:
@@ -153,7 +154,7 @@ def _throttled_launches(rank: Rank) -> Int64s:
     launches = work.launch_row[known]
     asked = np.sort(trace["ts_ns"][launches])
     begun = np.sort(work.start_ns[known])
-    slow = np.unique(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
+    slow = distinct(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
     when = trace["ts_ns"][slow]
     queued = np.searchsorted(asked, when) - np.searchsorted(begun, when)
     return slow[queued >= _DEEP_QUEUE]
@@ -164,27 +165,26 @@ def _pageable_copies(rank: Rank) -> Int64s:
     work = rank.work
     copies = np.flatnonzero((work.kind == EventKind.COPY) & (work.launch_row >= 0))
     pageable = by_string(rank.trace, work.name[copies], lambda name: "Pageable" in name)
-    return np.unique(work.launch_row[copies[pageable.astype(bool)]])
+    return distinct(work.launch_row[copies[pageable.astype(bool)]])
 
 
 @once_per_record
 def data_loading(rank: Rank) -> Intervals:
     """Return when the loop was asking for its next batch."""
-    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
-    return _spans(rank, rows_named(rank.trace, ranges, lambda name: named_region(name) is Region.DATA))
+    asks = rank.rows_named(lambda name: named_region(name) is Region.DATA, EventKind.ANNOTATION, EventKind.HOST_OP)
+    return _spans(rank, asks)
 
 
 def allocating(rank: Rank) -> Intervals:
     """Return when the host was getting or returning device memory."""
-    return _spans(rank, rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), is_allocation))
+    return _spans(rank, rank.rows_named(is_allocation, EventKind.RUNTIME))
 
 
 def stalling(rank: Rank) -> Intervals:
     """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
     if not len(rank.steps):
         return union([], [])
-    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
-    recorded = _spans(rank, np.setdiff1d(rows, computing_operators(rank), assume_unique=True))
+    recorded = _spans(rank, launching_calls(rank))
     gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
     long = gaps.end - gaps.start >= max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns)

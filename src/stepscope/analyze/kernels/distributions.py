@@ -14,6 +14,8 @@ from stepscope.analyze.kernels.call_costs import FAMILIES
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -52,7 +54,7 @@ def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
         kernels = np.isin(work.kind, (EventKind.KERNEL, EventKind.COMM_KERNEL))
         bins = duration_bins(one.duration_ns)
         names = np.where(work.kind == EventKind.COMM_KERNEL, len(FAMILIES), one.family)
-        for code in np.unique(names[kernels]).tolist():
+        for code in distinct(names[kernels]).tolist():
             mine = kernels & (names == code)
             name = COMMUNICATION if code == len(FAMILIES) else FAMILIES[code].value
             count[name] = count.get(name, 0) + np.bincount(bins[mine], minlength=NUM_BINS) / len(known)
@@ -68,7 +70,7 @@ def distributions(costs: Sequence[KernelCosts]) -> Distributions | None:
         count=np.array([count[name] for name in families]),
         time_ns=np.array([time_ns[name] for name in families]),
         queue_share=np.mean(shares, axis=0),
-        queue_median=float(np.median(lengths)) if lengths else None,
+        queue_median=median(lengths) if lengths else None,
     )
 
 
@@ -98,4 +100,4 @@ def _queue(rank: Rank) -> tuple[Floats, float | None]:
     spent = np.bincount(bins, lasts, minlength=len(QUEUE_EDGES))
     whole = spent.sum()
     found = np.arange(len(asked)) - np.searchsorted(begun, asked)
-    return (spent / whole if whole else share), float(np.median(np.maximum(found, 0)))
+    return (spent / whole if whole else share), median(np.maximum(found, 0))

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import numpy as np
-
 from stepscope.analyze.kernels.flops_in_trace import RecordedFlops, precision_shares, recorded_flops
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.cost.chips.hardware import Lookup, Peak, mfu_peak
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number
+from stepscope.stats.distinct import distinct
 from stepscope.units import NS_PER_S
 
 ATTENTION_COUNTED = "attention counted in full, not halved for causality"
@@ -103,7 +102,7 @@ def num_devices(run: Run) -> int:
 
 
 def _devices_of(rank: Rank) -> int:
-    return max(len(np.unique(rank.work.device)), 1)
+    return max(len(distinct(rank.work.device)), 1)
 
 
 def _flops(run: Run, given: GivenValues, recorded: RecordedFlops) -> tuple[float | None, str | None]:

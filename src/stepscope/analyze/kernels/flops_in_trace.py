@@ -13,6 +13,7 @@ import numpy as np
 from stepscope.analyze.host.calls import Mask, sum_by
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.stats.middle import median
 from stepscope.trace.classify import by_string
 
 _MIN_COVERAGE = 0.98
@@ -77,7 +78,7 @@ def _products(costs: KernelCosts) -> Mask:
 
 def _per_step(costs: KernelCosts, calls: Mask) -> float:
     by_step = sum_by(costs.calls.step[calls], costs.calls.flops[calls], len(costs.rank.steps))
-    return float(np.median(by_step))
+    return median(by_step)
 
 
 def _coverage(costs: Sequence[KernelCosts]) -> float | None:

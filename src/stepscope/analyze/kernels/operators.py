@@ -114,7 +114,6 @@ def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     at = calls.at_rows(rank.work.op_row)
     device_self = sum_by(at, duration, len(calls))
     return {
-        "calls": np.ones(len(calls)),
         "host_self_ns": calls.self_ns().astype(float),
         "host_total_ns": (calls.end_ns - calls.start_ns).astype(float),
         "device_self_ns": device_self,
@@ -146,15 +145,16 @@ def _add(
     group_by: GroupBy,
 ) -> None:
     """Add one rank's calls to the sums, group by group."""
-    dims = rank.trace.arg("input_dims").at(calls.row, missing=NO_STRING)
-    key = calls.name.astype(np.int64) * (len(rank.trace.strings) + 1)
-    if group_by is GroupBy.NAME_AND_SHAPE:
-        key = key + dims + 1
+    trace, shapes_of = rank.trace, rank.trace.arg("input_dims")
+    by_shape = group_by is GroupBy.NAME_AND_SHAPE
+    key = calls.name.astype(np.int64)
+    if by_shape:
+        key = key * (len(trace.strings) + 1) + shapes_of.at(calls.row, missing=NO_STRING) + 1
     group = numbered(key)
     first = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
     first[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     nested, _ = calls.inside_of_same(group)
-    totals = {}
+    totals = {"calls": np.bincount(group, minlength=len(first)).astype(float)}
     for name, values in per_call.items():
         counted = values
         if name in ("host_total_ns", "device_total_ns"):
@@ -162,14 +162,16 @@ def _add(
             counted[nested] = 0
         totals[name] = sum_by(group, counted, len(first))
     costliest = _costliest(group, per_call, len(first))
-    for g, (a, worst) in enumerate(zip(first.tolist(), costliest.tolist(), strict=True)):
-        shapes = rank.trace.text(int(dims[a])) if group_by is GroupBy.NAME_AND_SHAPE else None
-        mine = sums.setdefault((rank.trace.strings[calls.name[a]], shapes), _Sums())
+    dims = (shapes_of.at(calls.row[chosen], missing=NO_STRING).tolist() for chosen in (first, costliest))
+    each = zip(first.tolist(), costliest.tolist(), *dims, strict=True)
+    for g, (a, worst, usual_dims, worst_dims) in enumerate(each):
+        shapes = trace.text(usual_dims) if by_shape else None
+        mine = sums.setdefault((trace.strings[calls.name[a]], shapes), _Sums())
         for name, values in totals.items():
             mine.numbers[name] = mine.numbers.get(name, 0.0) + float(values[g])
         cost = (float(per_call["device_total_ns"][worst]), float(per_call["host_total_ns"][worst]))
         if cost > mine.costliest:
-            mine.costliest, mine.shapes = cost, rank.trace.text(int(dims[worst]))
+            mine.costliest, mine.shapes = cost, trace.text(worst_dims)
 
 
 def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:

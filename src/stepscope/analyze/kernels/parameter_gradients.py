@@ -11,7 +11,8 @@ import numpy.typing as npt
 from stepscope.contract.regions import EVALUATE
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.stats.distinct import among, common
+from stepscope.trace.classify import EventKind, by_string
 
 _STORES = "AccumulateGrad"
 _OF_PARAMETERS = "GammaBeta"
@@ -22,7 +23,7 @@ def parameter_gradients(rank: Rank) -> npt.NDArray[np.bool_]:
     """Return which of a rank's device work makes nothing but the gradient of a parameter."""
     work, trace = rank.work, rank.trace
     found = by_string(trace, work.name, lambda s: _OF_PARAMETERS in s).astype(bool)
-    nodes = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: s.startswith(EVALUATE))
+    nodes = rank.rows_named(lambda s: s.startswith(EVALUATE), EventKind.HOST_OP)
     launched = np.flatnonzero(work.launch_row >= 0)
     if not len(nodes) or not len(launched):
         return found
@@ -32,6 +33,6 @@ def parameter_gradients(rank: Rank) -> npt.NDArray[np.bool_]:
     before_store = np.concatenate((stores[1:] & same_thread, [False])) & ~stores
     node = enclosing(trace, nodes, work.launch_row[launched])
     of_node, count = np.unique(node[node >= 0], return_counts=True)
-    alone = np.intersect1d(nodes[before_store], of_node[count == 1])
-    found[launched] |= np.isin(node, alone)
+    alone = common(nodes[before_store], of_node[count == 1])
+    found[launched] |= among(node, alone)
     return found

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.steadiness import SIGNIFICANT
+from stepscope.stats.middle import median
 from stepscope.stats.robust import trend
 
 _SETTLING_SHARE = 0.1
@@ -50,5 +51,5 @@ def growth(steps: npt.ArrayLike, amounts: npt.ArrayLike) -> Growth | None:
         p_value=found.p_value,
         total_bytes=total,
         num_steps=len(x),
-        leaks=significant and total >= _MIN_SHARE * float(np.median(y)),
+        leaks=significant and total >= _MIN_SHARE * median(y),
     )

@@ -26,8 +26,9 @@ from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 _MAX_POINTS = 400
@@ -269,7 +270,7 @@ def _steps(rank: Rank, events: MemoryEvents) -> tuple[StepMemory, ...]:
 
 def _timeline(rank: Rank, events: MemoryEvents, curves: Curves | None) -> Timeline:
     """Return the largest moment of each of equally many events, so that no peak is lost."""
-    cuts = np.unique(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
+    cuts = distinct(np.linspace(0, len(events), min(_MAX_POINTS, len(events)) + 1).astype(int))
     at = np.array([a + int(events.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)])
     by_category = None
     if curves is not None:
@@ -306,9 +307,7 @@ def _allocator_calls(rank: Rank) -> float | None:
     """Return calls per step to the device's own allocator, None for a rank without a device or steps."""
     if not rank.has_device or not len(rank.steps):
         return None
-    rows = rows_named(
-        rank.trace, np.flatnonzero(rank.kinds == EventKind.RUNTIME), lambda s: s.startswith(_ALLOCATOR_CALLS)
-    )
+    rows = rank.rows_named(lambda s: s.startswith(_ALLOCATOR_CALLS), EventKind.RUNTIME)
     return int((rank.steps.of(rank.trace["ts_ns"][rows]) >= 0).sum()) / len(rank.steps)
 
 

@@ -27,6 +27,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.device_work import lookup
 from stepscope.run.owners import Frame
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
@@ -99,7 +100,7 @@ def _kinds(rank: Rank, python: HostCalls) -> _Kinds:
     frames: dict[Frame, int] = {}
     modules: dict[str, int] = {}
     frame_of, module_of = (np.full(len(strings), NOBODY, np.int64) for _ in range(2))
-    for name in np.unique(python.name).tolist():
+    for name in distinct(python.name).tolist():
         text = strings[name] if name >= 0 else ""
         if text.startswith(_MODULE):
             module_of[name] = modules.setdefault(text.removeprefix(_MODULE), len(modules))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.owners.ownership import Mask, Ownership
 from stepscope.records import ArrayRecord
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
@@ -113,7 +114,7 @@ def rank_lines(owned: Ownership) -> RankLines:
     _add_work(owned, of_stack)
     count = len(steps)
     backward = inside & by.backward
-    trained = frozenset(owned.modules[m] for m in np.unique(by.module[backward]).tolist() if m >= 0)
+    trained = frozenset(owned.modules[m] for m in distinct(by.module[backward]).tolist() if m >= 0)
     is_trained = np.array([*(m in trained and bool(m) for m in owned.modules), False], bool)
     forward = inside & ~by.backward & (is_trained[by.module] if len(calls) else inside)
     optimizer = np.zeros(len(owned.stacks) + 1, bool)
@@ -135,7 +136,7 @@ def _add_calls(owned: Ownership, of_stack: list[list[LineWork]], step: npt.NDArr
     calls, by, strings = owned.calls, owned.by_call, owned.rank.trace.strings
     is_range = owned.rank.kinds[calls.row] == EventKind.ANNOTATION
     count = len(owned.rank.steps)
-    for stack in np.unique(np.append(by.stack[inside], by.caller[inside])).tolist():
+    for stack in distinct(np.append(by.stack[inside], by.caller[inside])).tolist():
         if stack < 0:
             continue
         mine = np.flatnonzero(inside & (by.stack == stack))
@@ -143,7 +144,7 @@ def _add_calls(owned: Ownership, of_stack: list[list[LineWork]], step: npt.NDArr
         direct = mine[~by.backward[mine]]
         first = _earliest(calls.start_ns[direct], step[direct], count)
         last = _latest(calls.start_ns[direct], step[direct], count)
-        modules = {owned.modules[m] for m in np.unique(by.module[mine]).tolist() if m >= 0 and owned.modules[m]}
+        modules = {owned.modules[m] for m in distinct(by.module[mine]).tolist() if m >= 0 and owned.modules[m]}
         top = direct[(calls.parent[direct] < 0) | is_range[np.maximum(calls.parent[direct], 0)]]
         names, times = np.unique(calls.name[top[~is_range[top]]], return_counts=True)
         for work in of_stack[stack]:

@@ -24,6 +24,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
 from stepscope.run.steps import PROFILER_STEP
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string, of_kinds
 from stepscope.trace.table import Int64s
 
@@ -118,9 +119,9 @@ def _by_step(keys: Int64s, step: npt.NDArray[np.int32], known: Int64s, known_ste
     Of several steps with frames the one most like a step is laid beside it; what it lacks the others may have.
     """
     out = np.full(len(keys), NOTHING, np.int64)
-    samples = [np.flatnonzero(known_step == s) for s in np.unique(known_step)]
+    samples = [np.flatnonzero(known_step == s) for s in distinct(known_step)]
     seen: dict[bytes, Int64s] = {}
-    for s in np.unique(step[step >= 0]).tolist():
+    for s in distinct(step[step >= 0]).tolist():
         mine = np.flatnonzero(step == s)
         content = keys[mine].tobytes()
         if content not in seen:

@@ -20,6 +20,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.owners import Frame
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -93,7 +94,7 @@ class HostTime(ArrayRecord):
     def at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
         """Return the index of the span at each moment of a thread, -1 for none."""
         out = np.full(len(moment_ns), -1, np.int64)
-        for one in np.unique(thread):
+        for one in distinct(thread):
             low, high = np.searchsorted(self.thread, [one, one + 1])
             mine = np.flatnonzero(thread == one)
             i = low + np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right") - 1

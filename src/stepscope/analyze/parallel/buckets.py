@@ -24,8 +24,9 @@ from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
 KINDS = ("ddp", "zero1")
@@ -118,7 +119,7 @@ def _gradient_rows(shared: AlignedRun, strategy: Strategy, index: int) -> Int64s
 def _by_pass(rank: Rank, found: Passes, rows: Int64s) -> dict[int, Int64s]:
     """Return the rows of each backward pass; those asked for after a pass and before the next belong to it."""
     at = np.searchsorted(found.backward.start, rank.collectives.issue_ns[rows], side="right") - 1
-    return {int(k): rows[at == k] for k in np.unique(at)}
+    return {int(k): rows[at == k] for k in distinct(at)}
 
 
 def _rank_buckets(
@@ -163,11 +164,10 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
     """
     trace = rank.trace
-    ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
-    nodes = rows_named(trace, ops, lambda s: s.startswith(EVALUATE))
+    nodes = rank.rows_named(lambda s: s.startswith(EVALUATE), EventKind.HOST_OP)
     is_gradient = by_string(trace, trace["name"][nodes], lambda s: s.endswith(_ACCUMULATE)).astype(bool)
-    adding = rows_named(trace, ops, lambda s: s == _ACCUMULATE)
-    back = rows_named(trace, ops, lambda s: s == _COPY_BACK)
+    adding = rank.rows_named(lambda s: s == _ACCUMULATE, EventKind.HOST_OP)
+    back = rank.rows_named(lambda s: s == _COPY_BACK, EventKind.HOST_OP)
     hooks = np.concatenate((nodes[is_gradient], back))
     host = int(_in_steps(rank, hooks).sum() - _in_steps(rank, adding).sum()) if len(adding) else None
     computing = np.concatenate((nodes[~is_gradient], adding))
@@ -177,8 +177,8 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     work = rank.work
     launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != EventKind.COMM_KERNEL))
     around = enclosing(trace, np.concatenate((computing, hooks)), work.launch_row[launched])
-    by_hook = launched[np.isin(around, hooks) & (work.step[launched] >= 0)]
-    own = launched[np.isin(around, computing)]
+    by_hook = launched[among(around, hooks) & (work.step[launched] >= 0)]
+    own = launched[among(around, computing)]
     extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)

@@ -22,6 +22,7 @@ from stepscope.contract.collectives import OP_CODE
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number, parsed_json
+from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
 
@@ -132,7 +133,7 @@ def _imbalance(amounts: Floats) -> float:
 def _routing_imbalance(rank: Rank, rows: Int64s) -> float | None:
     """Return how unevenly this rank sends to its peers in the most uneven exchange, from the recorded amounts."""
     records = rank.collectives.record_row[rows]
-    texts = np.unique(rank.trace.arg("in_split").at(records[records >= 0], missing=-1))
+    texts = distinct(rank.trace.arg("in_split").at(records[records >= 0], missing=-1))
     lists = [amounts for text in texts.tolist() if (amounts := _amounts(rank.trace.text(text)))]
     return max((_imbalance(np.array(x, float)) for x in lists), default=None)
 

@@ -19,6 +19,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.collectives.table import Collectives
 from stepscope.run.matching.match import POINT_TO_POINT
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.table import Int64s
 
 STATED, PATTERN, GUESS = "stated", "pattern", "guess"
@@ -177,7 +178,7 @@ def _point_to_point(use: _Use) -> Iterator[Role]:
 
 def _chain_or_ring(c: Collectives, rows: Int64s, *, between_passes: bool) -> Role:
     """Return pp for messages both ways along a chain, cp for messages one way around a ring."""
-    mine = np.isin(c.messages.collective, rows)
+    mine = among(c.messages.collective, rows)
     sends, peer = c.messages.is_send[mine], c.messages.peer[mine]
     to, of = set(peer[sends].tolist()), set(peer[~sends].tolist())
     if not to and not of:
@@ -222,7 +223,7 @@ def _beside_gradients(use: _Use) -> Iterator[Role]:
         return
     known = use.size[gradients & (use.size >= 0)]
     exchanged = use.of("all_reduce", "all_gather", "broadcast", during=_IN_FORWARD)
-    as_gradients = use.of("all_reduce") & np.isin(use.size, known)
+    as_gradients = use.of("all_reduce") & among(use.size, known)
     rows = use.claim_free(exchanged & ~as_gradients)
     if len(rows):
         yield Role("small", PATTERN, "exchanged in forward by the ranks that hold replicas", rows)
@@ -254,7 +255,7 @@ def _tensor_parallel(use: _Use) -> Iterator[Role]:
     if not forward.any():
         return
     # The gradients of activations have the activations' sizes; anything else in backward is a parameter's gradient.
-    backward = use.of("all_reduce", during=_IN_BACKWARD) & np.isin(use.size, use.size[forward])
+    backward = use.of("all_reduce", during=_IN_BACKWARD) & among(use.size, use.size[forward])
     sure = PATTERN if backward.any() or not use.of("all_reduce", during=_WITH_GRADIENTS).any() else GUESS
     why = "all-reduces in forward" + (" as well as in backward" if backward.any() else "")
     yield Role("tp", sure, why, use.claim_free(forward | backward))
@@ -297,7 +298,7 @@ def _claim_replicated(use: _Use) -> Iterator[Role]:
         why = "all-reduces " + ("in backward" if overlapped else "after backward, before the optimizer")
         yield Role("ddp", STATED if use.hints.ddp or use.said == "dp" else PATTERN, why, rows)
     elif unknown.any():
-        alike = len(np.unique(use.size[unknown])) == 1 and unknown.sum() > 3
+        alike = len(distinct(use.size[unknown])) == 1 and unknown.sum() > 3
         kind, other = ("tp", "ddp") if alike else ("ddp", "tp")
         yield Role(kind, GUESS, "all-reduces whose phase is unknown", use.claim_free(unknown), (other,))
 

@@ -3,11 +3,10 @@
 import re
 from dataclasses import dataclass
 
-import numpy as np
-
 from stepscope.analyze.parallel.pipeline.actions import MARKED_ACTION
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 
 _DDP = re.compile(r"^DistributedDataParallel\.")
@@ -34,8 +33,7 @@ class Hints:
 
 def hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
     """Return what the names of ranges and kernels of a rank say."""
-    used = np.unique(rank.trace["name"][rank.kinds == EventKind.ANNOTATION])
-    names = [rank.trace.strings[i] for i in used if i >= 0]
+    names = rank.names(EventKind.ANNOTATION)
     return Hints(
         ddp=any(_DDP.search(n) for n in names),
         fsdp=next((version for version, p in _FSDP if any(p.search(n) for n in names)), 0),
@@ -49,7 +47,7 @@ def hints_of_rank(rank: Rank, *, trains: bool) -> Hints:
 
 def _expert_kernels(rank: Rank) -> bool:
     """Return whether kernels of an expert-parallel library ran."""
-    ids = np.unique(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
+    ids = distinct(rank.work.name[rank.work.kind == EventKind.COMM_KERNEL])
     return any(EXPERT_KERNEL.search(rank.trace.strings[i]) for i in ids if i >= 0)
 
 
@@ -57,5 +55,5 @@ def _amounts_per_peer(rank: Rank) -> bool:
     """Return whether any all-to-all was recorded with a list of amounts."""
     c = rank.collectives
     records = c.record_row[(c.op == OP_CODE["all_to_all"]) & (c.record_row >= 0)]
-    lists = np.unique(rank.trace.arg("in_split").at(records, missing=-1))
+    lists = distinct(rank.trace.arg("in_split").at(records, missing=-1))
     return any((rank.trace.text(int(i)) or "[]").strip() != "[]" for i in lists)

@@ -31,6 +31,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.table import Int64s
 
 SINGLE, UNKNOWN = "single", "unknown"
@@ -134,7 +135,7 @@ def _rank_roles(rank: Rank, rows: Int64s, phases: Phases, hints: Hints) -> _Role
     """Return `(group, role)` for these operations of a rank."""
     c = rank.collectives
     out = []
-    for group in np.unique(c.group[rows]).tolist():
+    for group in distinct(c.group[rows]).tolist():
         mine = rows[c.group[rows] == group]
         out += [(group, role) for role in roles_of_group(c, c.groups[group], mine, phases=phases, hints=hints)]
     return [(group, _in_words(rank, group, role)) for group, role in out]

@@ -23,6 +23,7 @@ from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
 
@@ -140,7 +141,7 @@ def _positions(rank: Rank, strategy: Strategy, index: int, rows: Int64s) -> Int6
     backward = strategy.passes[index].backward
     passes = rank.steps.of(backward.start) if len(rank.steps) else np.zeros(len(backward), np.int32)
     position = np.zeros(len(rows), np.int64)
-    for step in np.unique(c.step[rows]).tolist():
+    for step in distinct(c.step[rows]).tolist():
         for phase, _ in _PASSES:
             mine = np.flatnonzero((c.step[rows] == step) & (part == phase))
             microbatches = max(int((passes == step).sum()), 1) if len(rank.steps) else max(len(backward), 1)
@@ -156,7 +157,7 @@ def _layers(found: Sequence[_Exchanges]) -> tuple[Layer, ...]:
     )
     out = []
     for phase, name in _PASSES:
-        for k in np.unique(position[part == phase]).tolist():
+        for k in distinct(position[part == phase]).tolist():
             mine = (part == phase) & (position == k)
             out.append(
                 Layer(

@@ -11,6 +11,7 @@ from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import clip, covered_ns, subtract, union
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives.groups import Group
+from stepscope.stats.distinct import distinct_rows
 from stepscope.trace.table import Int64s
 
 
@@ -179,7 +180,7 @@ def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
     """Return the late rank of each operation and group."""
     matches = shared.matches
     rows: dict[tuple[str, Group], list[tuple[int, int]]] = {}
-    for op, group in np.unique(np.stack((matches.op, matches.group)), axis=1).T.tolist():
+    for op, group in distinct_rows(np.stack((matches.op, matches.group), axis=1)).tolist():
         rows.setdefault((OPS[op], _across_ranks(matches.groups[group])), []).append((op, group))
     kind = matches.op.astype(np.int64) * len(matches.groups) + matches.group
     codes = {key: [op * len(matches.groups) + group for op, group in listed] for key, listed in rows.items()}

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stepscope.run.quality import rank_ranges
 from stepscope.run.step_log import StepLog
 from stepscope.run.telemetry import Telemetry
+from stepscope.stats.middle import median
 from stepscope.units import readable_bytes
 
 _NO_LOSS = frozenset(("idle", "application_clocks_setting", "display_clock_setting", "sync_boost"))
@@ -98,7 +99,7 @@ def device_warnings(states: Sequence[DeviceState]) -> list[str]:
 def slower_clock(state: DeviceState, others: Sequence[DeviceState]) -> str | None:
     """Return how much slower a device's clock is than the others', None where it is not."""
     clocks = [s.sm_clock_mhz for s in others if s.sm_clock_mhz is not None and s.rank != state.rank]
-    usual = float(np.median(clocks)) if clocks else None
+    usual = median(clocks) if clocks else None
     if usual is None or state.sm_clock_mhz is None or state.sm_clock_mhz >= _SLOWER_CLOCK * usual:
         return None
     return f"{state.sm_clock_mhz:.0f} MHz, the others {usual:.0f}"
@@ -112,7 +113,7 @@ def _state(t: Telemetry, own_bytes: dict[int, int | None]) -> DeviceState:
     counts = Counter(reason for each in reasons for reason in each)
     all_of_them = np.ones(len(t), bool)
     used, known = _values(t, "memory_used_bytes", all_of_them), [b for b in own_bytes.values() if b is not None]
-    others = int(np.median(used)) - sum(known) if len(used) and len(known) == len(own_bytes) else None
+    others = int(median(used)) - sum(known) if len(used) and len(known) == len(own_bytes) else None
     hottest = _values(t, "temperature_c", all_of_them)
     least = _MIN_OTHERS_BYTES * len(own_bytes)
     return DeviceState(
@@ -143,7 +144,7 @@ def _values(t: Telemetry, column: str, chosen: npt.NDArray[np.bool_]) -> npt.NDA
 
 
 def _median(values: npt.NDArray[np.float64]) -> float | None:
-    return float(np.median(values)) if len(values) else None
+    return median(values) if len(values) else None
 
 
 def _mean(values: npt.NDArray[np.float64]) -> float | None:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from stepscope.contract.late_ranks import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median
 from stepscope.stats.robust import Centre, centre, mad_sigma, medians_without_each, slow_start
 from stepscope.stats.student_t import t_quantile
 
@@ -93,7 +94,7 @@ def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int) -> LateRank:
     others = np.delete(typical, i)
     middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
     late = middle.value
-    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * float(np.median(others)) / sqrt(len(by_step)))
+    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * median(others) / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
     reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(typical), tells - 1)
     usual = float(np.mean(others))
@@ -101,14 +102,14 @@ def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int) -> LateRank:
         rank=rank,
         late_ns=round(late),
         score=round(late / error, 2) if error else 0.0,
-        slowdown=(float(np.median(others)) + late) / usual if usual else 1.0,
+        slowdown=(median(others) + late) / usual if usual else 1.0,
         low_ns=round(late - reach),
         high_ns=round(late + reach),
         steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
         num_steps=len(by_step),
         lasts=all(_sharper(half).value >= _LASTING * late for half in np.array_split(by_step, 2)),
         own_ns=round(float(typical[i])),
-        others_ns=round(float(np.median(others))),
+        others_ns=round(median(others)),
     )
 
 
@@ -116,13 +117,13 @@ def _sharper(x: Floats) -> Centre:
     """Return the centre, or the median where that is better known: a busy stretch takes over three in ten steps."""
     median_error = sqrt(np.pi / 2) * mad_sigma(x) / sqrt(len(x))
     found = centre(x)
-    return found if found.error <= median_error else Centre(float(np.median(x)), median_error)
+    return found if found.error <= median_error else Centre(median(x), median_error)
 
 
 def independent_samples(x: Floats) -> float:
     """Return how many independent values tell as much as these, by the autocorrelation from one to the next."""
     sigma = mad_sigma(x)
-    clipped = np.clip(x - np.median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
+    clipped = np.clip(x - median(x), -_CLIP_SIGMAS * sigma, _CLIP_SIGMAS * sigma)
     clipped = clipped - clipped.mean()
     power = float((clipped * clipped).sum())
     if not power:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.log_stragglers import WAITING, Floats
 from stepscope.contract.step_line import BACKWARD, DATA_LOADING, FORWARD, GRADIENT_SYNC, OPTIMIZER
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median
 
 _PREFIX, _SUFFIX = "regions.", ".ns"
 _FIRST = (DATA_LOADING, FORWARD, BACKWARD, GRADIENT_SYNC, OPTIMIZER)
@@ -39,7 +40,7 @@ def region_ns(log: StepLog, name: str) -> Floats:
 def median_ns(log: StepLog, values_ns: Floats) -> float | None:
     """Return the median over the steps that count, None where none has a value."""
     known = values_ns[log.unprofiled & _split(log) & ~np.isnan(values_ns)]
-    return float(np.median(known)) if len(known) else None
+    return median(known) if len(known) else None
 
 
 def _split(log: StepLog) -> npt.NDArray[np.bool_]:

@@ -17,6 +17,7 @@ from stepscope.run.aligned import AlignedRun
 from stepscope.run.collectives.groups import Group
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct, distinct_rows
 
 Floats = npt.NDArray[np.float64]
 
@@ -69,11 +70,11 @@ def _sent(rank: Rank, ranks: tuple[Rank, ...]) -> tuple[Floats, Floats]:
     messages, ring = np.zeros(len(ranks)), np.zeros(len(ranks))
     c, steps = rank.collectives, num_steps(rank)
     sends = c.messages.is_send & (c.messages.size_bytes > 0)
-    for peer in np.unique(c.messages.peer[sends]).tolist():
+    for peer in distinct(c.messages.peer[sends]).tolist():
         if peer in index:
             messages[index[peer]] = float(c.messages.size_bytes[sends & (c.messages.peer == peer)].sum())
     codes = np.stack((c.op, c.group), axis=1) if len(c) else np.empty((0, 2), int)
-    for op, group in np.unique(codes, axis=0).tolist():
+    for op, group in distinct_rows(codes).tolist():
         following = _next_in_group(rank.rank, c.groups[group], index)
         if op in POINT_TO_POINT or following is None:
             continue

@@ -23,6 +23,8 @@ from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.load import Run
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import common, distinct
+from stepscope.stats.middle import median
 from stepscope.stats.robust import mad_sigma
 from stepscope.trace.classify import EventKind
 
@@ -83,18 +85,18 @@ def find_stragglers(
         peers = compared[compared != index]
         others = own[peers]
         mine, theirs = float(own[index].mean()), others.mean(axis=1)
-        late_ns = mine - float(np.median(theirs))
-        noise = max(mad_sigma(theirs), NOISE_SHARE * float(np.median(theirs)))
+        late_ns = mine - median(theirs)
+        noise = max(mad_sigma(theirs), NOISE_SHARE * median(theirs))
         score = late_ns / noise if noise else 0.0
         late_in = own[index] >= slowdown * others.mean(axis=0)
         if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
             continue
         # Ranks that are late in turn wait for each other: what counts is who waits in the steps in which it is late.
         then = late_in if late_in.any() else np.ones_like(late_in)
-        if waited[index, then].sum() >= _WAITS_LESS * np.median(waited[peers][:, then].sum(axis=1)):
+        if waited[index, then].sum() >= _WAITS_LESS * median(waited[peers][:, then].sum(axis=1)):
             continue
         parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
-        excess = {name: float(values[index] - np.median(values[peers])) for name, values in parts.items()}
+        excess = {name: float(values[index] - median(values[peers])) for name, values in parts.items()}
         found.append(
             Straggler(
                 rank=shared.run.ranks[index].rank,
@@ -123,7 +125,7 @@ def own_times(shared: AlignedRun) -> Floats | None:
     if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
         return None
     own = np.full((len(shared.run.ranks), len(numbers)), np.nan)
-    for index in np.unique(shared.matches.rank_index).tolist():
+    for index in distinct(shared.matches.rank_index).tolist():
         rank = shared.run.ranks[index]
         if not len(rank.steps):
             continue
@@ -197,7 +199,7 @@ def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
 def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
     """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
     recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
-    return np.sort(reduce(np.intersect1d, recorded)) if recorded else np.empty(0, np.int64)
+    return np.sort(reduce(common, recorded)) if recorded else np.empty(0, np.int64)
 
 
 def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:
@@ -270,7 +272,7 @@ def _other_shapes(rank: Rank, peer_rank: Rank) -> bool:
 
 def _operator_shapes(rank: Rank) -> Counter[tuple[str, str]]:
     """Return how often each operator launched device work on which shapes, per recorded step."""
-    op = np.unique(rank.work.op_row[(rank.work.op_row >= 0) & (rank.work.step >= 0)])
+    op = distinct(rank.work.op_row[(rank.work.op_row >= 0) & (rank.work.step >= 0)])
     names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
     pairs, counts = np.unique(np.stack((names.astype(np.int64), dims)), axis=1, return_counts=True)
     return Counter(

@@ -28,6 +28,7 @@ from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median
 from stepscope.stats.robust import num_stretches
 from stepscope.units import ms
 
@@ -121,7 +122,7 @@ def _waits_elsewhere(s: Straggler, logged_ns: dict[int, float], traced_ns: dict[
     """Return whether the others' own times by the log hold the wait for the rank that the trace shows late."""
     others = [(logged_ns[rank], traced_ns[rank]) for rank in logged_ns if rank != s.rank]
     beyond = [logged - traced for logged, traced in others if not np.isnan(traced)]
-    return bool(beyond) and float(np.median(beyond)) > _HIDDEN_WAIT * s.late_ns_per_step
+    return bool(beyond) and median(beyond) > _HIDDEN_WAIT * s.late_ns_per_step
 
 
 def _as_logged(s: Straggler, log: LateRank) -> Straggler:
@@ -139,7 +140,7 @@ def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
     """Return a straggler that only the log shows; late input is told by its region, the rest is the host's."""
     late_ns = log.late_ns
     data = {each.rank: _typical_ns(each, "data_loading") for each in logs}
-    excess = data[log.rank] - float(np.median([ns for rank, ns in data.items() if rank != log.rank]))
+    excess = data[log.rank] - median([ns for rank, ns in data.items() if rank != log.rank])
     cause = "data" if excess >= _MAIN_CAUSE * late_ns else "host"
     return Straggler(
         rank=log.rank,
@@ -155,7 +156,7 @@ def _from_log(log: LateRank, logs: Sequence[StepLog]) -> Straggler:
 
 def _typical_ns(log: StepLog, region: str) -> float:
     times: npt.NDArray[np.float64] = np.nan_to_num(log.column(f"regions.{region}.ns"))[log.unprofiled]
-    return float(np.median(times)) if len(times) else 0.0
+    return median(times) if len(times) else 0.0
 
 
 def _cleared(s: Straggler, log: LateRank) -> str:

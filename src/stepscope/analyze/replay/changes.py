@@ -16,6 +16,7 @@ from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.analyze.replay.straggler_off import host_part_ns, host_part_scaled
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.run.rank import Rank
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -75,7 +76,7 @@ def without_work(replay: Replay, chosen: Chosen, *, entered: Chosen | None = Non
         own = program.host.own_ns.copy()
         after = (np.concatenate(([False], mask[:-1])) | first) & ~mask
         if len(own):
-            own[after] = np.minimum(own[after], int(np.median(own)))
+            own[after] = np.minimum(own[after], int(median(own)))
         own[mask] = 0
         programs.append(_scaled(replace(program, host=replace(program.host, own_ns=own)), mask, 0.0))
     return rebuilt(replay, programs)

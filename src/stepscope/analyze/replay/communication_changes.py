@@ -17,7 +17,9 @@ from stepscope.contract.collectives import OP_CODE
 from stepscope.cost.collectives.alpha_beta import Fit, fit
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.middle import median
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 GOOD_MESSAGE_BYTES = 4 * 2**20
@@ -42,7 +44,7 @@ def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]
         items = np.flatnonzero(program.collective != NOTHING)
         rows = program.collective[items]
         size = rank.collectives.full_bytes[rows]
-        for op in np.unique(rank.collectives.op[rows]):
+        for op in distinct(rank.collectives.op[rows]):
             mine = (rank.collectives.op[rows] == op) & (size > 0) & (program.duration_ns[items] > 0)
             sizes.setdefault(int(op), []).extend(size[mine].tolist())
             times.setdefault(int(op), []).extend(program.duration_ns[items][mine].tolist())
@@ -152,9 +154,9 @@ def spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray
     if not rank.has_device:
         own[items] -= spared * np.minimum(own[items], _call_ns(rank))
         return replace(program, host=replace(program.host, own_ns=np.rint(own).astype(np.int64)))
-    usual = float(np.median(own))
+    usual = median(own)
     following = np.minimum(items + 1, len(program) - 1)
-    last_of_several = ~np.isin(following, items)
+    last_of_several = ~among(following, items)
     more_after = np.maximum(own[following] - usual, 0) * last_of_several
     own[items] -= spared * own[items]
     own[following] -= spared * more_after
@@ -163,8 +165,8 @@ def spare_calls(rank: Rank, program: Program, items: Int64s, spared: npt.NDArray
 
 def _call_ns(rank: Rank) -> float:
     """Return what the host takes to ask for a collective, by the median."""
-    rows = rows_named(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: s.startswith(_CALL))
-    return float(np.median(rank.trace["dur_ns"][rows])) if len(rows) else 0.0
+    rows = rank.rows_named(lambda s: s.startswith(_CALL), EventKind.HOST_OP)
+    return median(rank.trace["dur_ns"][rows]) if len(rows) else 0.0
 
 
 def without_collectives(replay: Replay, dropped: Sequence[Mask]) -> Replay:

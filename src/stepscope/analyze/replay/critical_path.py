@@ -14,6 +14,7 @@ from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
@@ -213,5 +214,5 @@ def _slack(replay: Replay, duration: Floats, end: Floats) -> dict[int, float]:
         computes = np.tile(replay.programs[index].kind == EventKind.KERNEL, graph.repeats)
         nodes = graph.device[index][computes & (graph.step[index] >= graph.num_steps // 2)]
         if len(nodes):
-            out[rank.rank] = float(max(0.0, np.median(slack[nodes])))
+            out[rank.rank] = float(max(0.0, median(slack[nodes])))
     return out

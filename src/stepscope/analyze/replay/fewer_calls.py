@@ -10,6 +10,7 @@ import numpy as np
 
 from stepscope.analyze.replay.communication_changes import group_items, spare_calls
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.stats.middle import quantiles
 
 _SHORTEST = 0.05
 """quantile of the durations that stands for the latency"""
@@ -22,7 +23,7 @@ def fewer_calls(replay: Replay, together: int) -> Replay:
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         items = group_items(rank.collectives.op, program)
         if len(items):
-            latency = float(np.quantile(program.duration_ns[items], _SHORTEST))
+            latency = float(quantiles(program.duration_ns[items], _SHORTEST))
             duration = program.duration_ns.astype(float)
             duration[items] = np.maximum(duration[items] - spared * latency, 0)
             shorter = replace(program, duration_ns=np.rint(duration).astype(np.int64))

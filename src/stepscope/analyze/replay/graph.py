@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.records import ArrayRecord
+from stepscope.stats.distinct import distinct
 from stepscope.trace.scanner import WaitGraph
 from stepscope.trace.table import Int64s
 
@@ -211,7 +212,7 @@ def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting], re
         return
     rank_of, item_of, meeting_of = np.array(flat, np.int64).T
     for copy in range(repeats):
-        for rank in np.unique(rank_of).tolist():
+        for rank in distinct(rank_of).tolist():
             mine = rank_of == rank
             place = nodes.meeting(0, copy) + meeting_of[mine]
             edges.add(nodes.arrival(rank, copy)[item_of[mine]], place)
@@ -232,7 +233,7 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     edges.add(device[program.stream_predecessor[has]], arrival[has], gap[has])
     released = np.flatnonzero(program.released_by != NOTHING)
     edges.add(device[program.released_by[released]], host[released])
-    source, target = program.wait_pairs
+    source, target = program.waits
     edges.add(device[source], arrival[target])
     for item, other, lag_ns in program.also_after:
         edges.add(device[other : other + 1], int(arrival[item]), lag_ns)

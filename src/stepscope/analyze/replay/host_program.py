@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyze.host.time import Activities, data_loading, stalling
 from stepscope.analyze.ranks.window import host_compute
-from stepscope.analyze.replay.program import EMPTY_PROGRAM, NOTHING, Program, stream_predecessors
+from stepscope.analyze.replay.program import EMPTY_PROGRAM, NO_WAITS, NOTHING, Program, stream_predecessors
 from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
@@ -49,7 +49,7 @@ def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
         collective=rows,
         stream=lane,
         stream_predecessor=stream_predecessors(lane),
-        waits_for=((),) * len(rows),
+        waits=NO_WAITS,
         released_by=released_by[:-1],
         latency_ns=0,
         queued_gap_ns={},
@@ -75,7 +75,6 @@ def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> P
         collective=marks,
         stream=np.zeros(len(wanted), np.int64),
         stream_predecessor=stream_predecessors(np.zeros(len(wanted), np.int64)),
-        waits_for=((),) * len(wanted),
         released_by=marks,
         begin_ns=int(shared.clocks.shared(index, edges[:1])[0]),
     )

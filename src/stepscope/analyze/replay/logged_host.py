@@ -16,6 +16,7 @@ from stepscope.analyze.step.logged_steps import WORK_REGIONS, Floats, region_tim
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
@@ -60,4 +61,4 @@ def _quick_ns(log: StepLog, took: Floats) -> float | None:
     known = took[log.unprofiled & (took > 0)]
     if len(known) < _MIN_STEPS:
         return None
-    return float(np.median(known[known <= _QUICK * known.min()]))
+    return median(known[known <= _QUICK * known.min()])

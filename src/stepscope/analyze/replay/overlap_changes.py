@@ -21,10 +21,11 @@ from stepscope.analyze.replay.communication_changes import (
     group_items,
     transfer_lines,
 )
-from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.analyze.replay.program import NOTHING, Program, by_item
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.intervals import covered_ns, union
 from stepscope.run.aligned import AlignedRun
+from stepscope.stats.distinct import distinct
 from stepscope.trace.table import Int64s
 
 _CONTENTION = 0.1
@@ -66,7 +67,7 @@ def hidden_transfers(shared: AlignedRun, index: int) -> Int64s:
 def _pieces(program: Program, items: Int64s, size: Int64s, message_bytes: int, *, exactly: bool) -> dict[int, int]:
     """Return in how many pieces the gradients of each step travel."""
     out = {}
-    for step in np.unique(program.step[items]).tolist():
+    for step in distinct(program.step[items]).tolist():
         mine = items[program.step[items] == step]
         total = int(size[program.collective[mine]].sum())
         out[step] = max(1 if exactly else len(mine), -(-total // message_bytes))
@@ -78,9 +79,9 @@ def _overlapped(
 ) -> Program:
     """Return one rank's program with its gradient collectives of each step as one overlapped transfer."""
     duration, after = program.duration_ns.copy(), list(program.also_after)
-    waits = list(program.waits_for)
+    kept, added = np.ones(len(program), bool), []
     before = program.stream_predecessor.copy()
-    for step in np.unique(program.step):
+    for step in distinct(program.step):
         mine = items[program.step[items] == step]
         if not len(mine):
             continue
@@ -100,15 +101,17 @@ def _overlapped(
         duration[last] = total // pieces
         after.append((last, first_ready, total - total // pieces))
         # The other collectives of the step wait for nothing any more; the last one for the end of backward.
-        for item in mine[:-1].tolist():
-            waits[item] = ()
-        waits[last] = (int(back[-1]),)
+        kept[mine] = False
+        added.append((int(back[-1]), last))
         if before[last] in set(back.tolist()):
             before[last] = NOTHING
+    waits = np.concatenate(
+        (program.waits[:, kept[program.waits[1]]], np.array(added, np.int64).reshape(-1, 2).T), axis=1
+    )
     return replace(
         program,
         duration_ns=duration,
         also_after=tuple(after),
-        waits_for=tuple(waits),
+        waits=by_item(waits),
         stream_predecessor=before,
     )

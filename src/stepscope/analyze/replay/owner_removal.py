@@ -20,7 +20,8 @@ from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.intervals import EMPTY, Intervals
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.stats.distinct import among
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 Mask = npt.NDArray[np.bool_]
@@ -177,7 +178,7 @@ def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers
     if not len(program):
         return program
     released_by, tail, own = program.released_by, program.tail_released_by, program.host.own_ns
-    if rank.has_device and np.isin(blocking_calls(rank, synchronisations_only=True)[2], part.calls).any():
+    if rank.has_device and among(blocking_calls(rank, synchronisations_only=True)[2], part.calls).any():
         rows = program.device_index
         before, lag = releases(rank, rows, numbers)
         after, less = releases(rank, rows, numbers, without_calls=part.calls)
@@ -193,30 +194,28 @@ def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers
         kind=np.where(gone, _GONE, program.kind).astype(np.uint8),
         released_by=released_by,
         tail_released_by=tail,
-        waits_for=_stream_waits(rank, program, part, gone),
+        waits=_stream_waits(rank, program, part, gone),
         also_after=tuple(entry for entry in program.also_after if not gone[entry[0]] and not gone[entry[1]]),
     )
 
 
-def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> tuple[tuple[int, ...], ...]:
+def _stream_waits(rank: Rank, program: Program, part: Part, gone: Mask) -> Int64s:
     """Return the waits between streams without those that the part asked for and those of what is gone."""
     if not rank.has_device:
-        return program.waits_for
+        return program.waits
     asks = _stream_wait_calls(rank)
     launched = rank.trace["ts_ns"][rank.work.launch_row[program.device_index]]
     latest = np.searchsorted(rank.trace["ts_ns"][asks], launched, side="right") - 1
-    own = np.isin(asks, part.calls)
+    own = among(asks, part.calls)
     theirs = (latest >= 0) & own[np.maximum(latest, 0)] if len(asks) else np.zeros(len(launched), bool)
-    kept = list(program.waits_for)
-    for item in np.flatnonzero(gone | theirs).tolist():
-        if gone[item] or gone[list(kept[item])].any():
-            kept[item] = ()
-    return tuple(kept)
+    other, item = program.waits
+    for_nothing = np.bincount(item[gone[other]], minlength=len(program)) > 0
+    dropped = gone | (theirs & for_nothing)
+    return program.waits[:, ~dropped[item]]
 
 
 @once_per_record
 def _stream_wait_calls(rank: Rank) -> Int64s:
     """Return the calls that let one stream wait for another, by start."""
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    asks = rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)
+    asks = rank.rows_named(lambda s: "StreamWaitEvent" in s, EventKind.RUNTIME)
     return asks[np.argsort(rank.trace["ts_ns"][asks], kind="stable")]

@@ -12,7 +12,6 @@ Gaps of the device are thus consequences, not data, and change when their cause 
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +21,16 @@ from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.middle import quantiles
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_US
 
 NOTHING = -1
 _DEFAULT_LATENCY_NS = 5 * NS_PER_US
 _MAX_LATENCY_NS = 10 * NS_PER_US
+_SHORT_END = 0.05
 _SAME_MOMENT_NS = 50 * NS_PER_US
 """a synchronisation returns this soon after what it waited for"""
 
@@ -53,8 +55,8 @@ class Program(ArrayRecord):
     stream: Int64s
     """index of the stream among those of the rank"""
     stream_predecessor: Int64s
-    waits_for: tuple[tuple[int, ...], ...]
-    """operations of other streams that it waits for"""
+    waits: Int64s
+    """pairs of an operation and the item of another stream that waits for it, by item: a row of each"""
     released_by: Int64s
     """operation that the host waited for before launching this one"""
     latency_ns: int
@@ -75,14 +77,9 @@ class Program(ArrayRecord):
     def __len__(self) -> int:
         return len(self.device_index)
 
-    @cached_property
-    def wait_pairs(self) -> npt.NDArray[np.int64]:
-        """Return `waits_for` as pairs (other, item), a row of each."""
-        pairs = [(other, item) for item, others in enumerate(self.waits_for) if others for other in others]
-        return np.array(pairs, np.int64).reshape(-1, 2).T
-
 
 _NONE = np.empty(0, np.int64)
+NO_WAITS = np.empty((2, 0), np.int64)
 _NO_TIME = HostParts(*(np.zeros(1, np.int64) for _ in range(4)))
 EMPTY_PROGRAM = Program(
     device_index=_NONE,
@@ -94,7 +91,7 @@ EMPTY_PROGRAM = Program(
     collective=_NONE,
     stream=_NONE,
     stream_predecessor=_NONE,
-    waits_for=(),
+    waits=NO_WAITS,
     released_by=_NONE,
     latency_ns=0,
     queued_gap_ns={},
@@ -120,7 +117,7 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     parts = host_parts(rank, edges[:-1], edges[1:])
     device, of_device = numbered(work.device[rows]), numbered(work.stream[rows])
     stream = numbered(device * (int(of_device.max(initial=0)) + 1) + of_device)
-    predecessor, waits_for = stream_predecessors(stream), _stream_waits(rank, rows, launched)
+    predecessor, waits = stream_predecessors(stream), _stream_waits(rank, rows, launched)
     latency = _latency(work.start_ns[rows] - launched)
     return Program(
         device_index=rows,
@@ -132,19 +129,17 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
         collective=_collective_rows(rank, rows),
         stream=stream,
         stream_predecessor=predecessor,
-        waits_for=waits_for,
+        waits=waits,
         released_by=released_by[:-1],
         latency_ns=latency,
-        queued_gap_ns=_queued_gaps(rank, rows, launched + latency, predecessor, waits_for),
+        queued_gap_ns=_queued_gaps(rank, rows, launched + latency, predecessor, waits),
         begin_ns=int(shared.clocks.shared(index, np.array([first_ns]))[0]),
         backlog_ns=_backlog(rank, rows, stream, first_ns),
         tail_released_by=int(released_by[-1]),
     )
 
 
-def _queued_gaps(
-    rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s, waits_for: tuple[tuple[int, ...], ...]
-) -> dict[int, float]:
+def _queued_gaps(rank: Rank, rows: Int64s, launched: Int64s, predecessor: Int64s, waits: Int64s) -> dict[int, float]:
     """Return the mean gap before operations that the host had launched in time, by kind.
 
     It is the device's: a few microseconds of its own, and more where other processes share it. The mean over the
@@ -153,13 +148,11 @@ def _queued_gaps(
     work = rank.work
     start, end, kind = work.start_ns[rows], work.end_ns[rows], work.kind[rows]
     ready = np.where(predecessor >= 0, end[predecessor], np.iinfo(np.int64).min)
-    pairs = [(item, other) for item, others in enumerate(waits_for) if others for other in others]
-    if pairs:
-        item, other = np.array(pairs, np.int64).T
-        np.maximum.at(ready, item, end[other])
+    other, item = waits
+    np.maximum.at(ready, item, end[other])
     queued = (predecessor >= 0) & (launched <= ready) & (start >= ready)
     gaps = start - ready
-    return {int(k): float(gaps[queued & (kind == k)].mean()) for k in np.unique(kind) if (queued & (kind == k)).any()}
+    return {int(k): float(gaps[queued & (kind == k)].mean()) for k in distinct(kind) if (queued & (kind == k)).any()}
 
 
 def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[int, int]:
@@ -167,7 +160,7 @@ def _backlog(rank: Rank, rows: Int64s, stream: Int64s, first_ns: int) -> dict[in
     work = rank.work
     older = np.flatnonzero(work.launch_row < 0)
     out = {}
-    for s in np.unique(stream):
+    for s in distinct(stream):
         item = rows[np.flatnonzero(stream == s)[0]]
         same = older[(work.stream[older] == work.stream[item]) & (work.device[older] == work.device[item])]
         if len(same):
@@ -194,7 +187,7 @@ def _latency(delays_ns: Int64s) -> int:
     """Return the time from a launch to its start on an idle device: the short end of what was recorded."""
     if not len(delays_ns):
         return _DEFAULT_LATENCY_NS
-    short = int(np.percentile(delays_ns, 5))
+    short = int(quantiles(delays_ns, _SHORT_END))
     return short if 0 < short <= _MAX_LATENCY_NS else _DEFAULT_LATENCY_NS
 
 
@@ -230,7 +223,7 @@ def releases(
     released_by = np.full(len(launched) + 1, NOTHING, np.int64)
     lag = np.zeros(len(launched) + 1, np.int64)
     starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)
-    kept = np.ones(len(calls), bool) if without_calls is None else ~np.isin(calls, without_calls)
+    kept = np.ones(len(calls), bool) if without_calls is None else ~among(calls, without_calls)
     kept &= starts < last_ns
     starts, ends_ = starts[kept], ends_[kept]
     before = np.searchsorted(launched, starts, side="right").tolist()
@@ -248,20 +241,19 @@ def releases(
     return released_by, lag
 
 
-def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> tuple[tuple[int, ...], ...]:
-    """Return for each item the operations of other streams that it waits for.
+def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
+    """Return which operations of other streams the items wait for.
 
     A trace records that the host asked one stream to wait, not which for which. The first operation launched on a
     stream after such a call waits for the latest operation of each other stream that was launched before the call
     and had ended when it started.
     """
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
-    asked = np.sort(rank.trace["ts_ns"][rows_named(rank.trace, calls, lambda s: "StreamWaitEvent" in s)])
+    asked = np.sort(rank.trace["ts_ns"][rank.rows_named(lambda s: "StreamWaitEvent" in s, EventKind.RUNTIME)])
     start, end, stream = rank.work.start_ns[rows], rank.work.end_ns[rows], rank.work.stream[rows]
-    out: list[tuple[int, ...]] = [()] * len(rows)
-    streams = np.unique(stream)
+    streams = distinct(stream)
     if len(streams) < 2 or not len(asked):
-        return tuple(out)
+        return NO_WAITS
+    pairs = [NO_WAITS]
     latest_call = np.searchsorted(asked, launched, side="right") - 1
     members = {s: np.flatnonzero(stream == s) for s in streams.tolist()}
     for own, items in members.items():
@@ -273,7 +265,10 @@ def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> tuple[tuple[int
             by_launch = np.searchsorted(launched[theirs], asked[latest_call[fresh]], side="right")
             by_end = np.searchsorted(np.maximum.accumulate(end[theirs]), start[fresh], side="right")
             at = np.minimum(by_launch, by_end) - 1
-            for item, position in zip(fresh.tolist(), at.tolist(), strict=True):
-                if position >= 0:
-                    out[item] = (*out[item], int(theirs[position]))
-    return tuple(out)
+            pairs.append(np.stack((theirs[at], fresh))[:, at >= 0])
+    return by_item(np.concatenate(pairs, axis=1))
+
+
+def by_item(waits: Int64s) -> Int64s:
+    """Return pairs of an operation and the item that waits for it in the order of the items."""
+    return waits[:, np.argsort(waits[1], kind="stable")]

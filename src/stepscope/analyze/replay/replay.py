@@ -178,7 +178,7 @@ def _same_waits(a: Program, b: Program) -> bool:
     """Return whether two versions of a program differ in nothing but what their items take."""
     return (
         a.stream_predecessor is b.stream_predecessor
-        and a.waits_for is b.waits_for
+        and a.waits is b.waits
         and a.released_by is b.released_by
         and a.tail_released_by == b.tail_released_by
         and a.also_after is b.also_after

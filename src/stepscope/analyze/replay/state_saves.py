@@ -13,6 +13,7 @@ import numpy.typing as npt
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.run.rank import Rank
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind, by_string
 
 MIN_COPIES = 8
@@ -37,7 +38,7 @@ def save_ns(replay: Replay) -> float:
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         saves = state_saves(rank, program)
         totals.append(float(program.duration_ns[saves].sum() + program.host.own_ns[saves].sum()))
-    return float(np.median(totals)) / max(len(replay.steps), 1) if totals else 0.0
+    return median(totals) / max(len(replay.steps), 1) if totals else 0.0
 
 
 def without_state_saves(replay: Replay) -> Replay:

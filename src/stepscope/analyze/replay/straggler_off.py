@@ -16,6 +16,7 @@ from stepscope.analyze.host.time import HostParts
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.run.rank import Rank
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -118,10 +119,10 @@ def _nth(name: Int64s, step: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
 def _shortened(program: Program, peers: Sequence[Program]) -> Program:
     """Return a program shortened, part by part, to the median of its peers."""
     for name in (f.name for f in fields(HostParts)):
-        usual, own = float(np.median([host_part_ns(p, name) for p in peers])), host_part_ns(program, name)
+        usual, own = median([host_part_ns(p, name) for p in peers]), host_part_ns(program, name)
         if own > usual:
             program = host_part_scaled(program, name, usual / own)
-    usual, mine = float(np.median([compute_ns(p) for p in peers])), compute_ns(program)
+    usual, mine = median([compute_ns(p) for p in peers]), compute_ns(program)
     if mine <= usual:
         return program
     computes = program.kind != EventKind.COMM_KERNEL

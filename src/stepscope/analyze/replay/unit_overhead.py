@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stepscope.analyze.replay.program import Program
 from stepscope.intervals import covered_ns, union
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, of_kinds, rows_named
+from stepscope.trace.classify import EventKind
 
 _HOOKS = "FSDP::"
 
@@ -21,8 +21,7 @@ def unit_overhead_ns(rank: Rank, program: Program) -> npt.NDArray[np.float64]:
     out = np.zeros(len(program))
     if not rank.has_device or not len(program):
         return out
-    ranges = np.flatnonzero(of_kinds(rank.kinds, (EventKind.ANNOTATION, EventKind.HOST_OP)))
-    hooks = rows_named(rank.trace, ranges, lambda s: s.startswith(_HOOKS))
+    hooks = rank.rows_named(lambda s: s.startswith(_HOOKS), EventKind.ANNOTATION, EventKind.HOST_OP)
     if not len(hooks):
         return out
     start = rank.trace["ts_ns"][hooks]

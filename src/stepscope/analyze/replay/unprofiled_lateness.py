@@ -11,6 +11,7 @@ import numpy as np
 
 from stepscope.analyze.host.time import HostParts
 from stepscope.analyze.replay.program import Program
+from stepscope.stats.middle import median
 
 _TAKEN_FROM = ("stall_ns", "data_ns", "own_ns")
 
@@ -23,7 +24,7 @@ def as_late_as_known(
     others = [i for i, (rank, p) in enumerate(zip(ranks, programs, strict=True)) if rank not in late_ns and len(p)]
     if not late_ns or not others:
         return programs
-    usual = float(np.median(times[others]))
+    usual = median(times[others])
     out = list(programs)
     for i, rank in enumerate(ranks):
         if rank in late_ns and len(programs[i]):

@@ -19,6 +19,7 @@ from stepscope.contract.step_line import (
 )
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median
 from stepscope.stats.robust import FAR_LONGER, mad_sigma, num_stretches, slow_start
 
 Floats = npt.NDArray[np.float64]
@@ -82,7 +83,7 @@ def logged_steps(log: StepLog) -> LoggedSteps | None:
         causes[COMMUNICATION], causes[OUTSIDE] = causes[OUTSIDE], np.zeros(len(log))
     named = _any([x for name, x in causes.items() if name not in UNNAMED], len(log))
     event = _any(list(causes.values()), len(log)) | long
-    unnamed = counts & (step_ns > FAR_LONGER * np.median(step_ns[counts])) & ~named
+    unnamed = counts & (step_ns > FAR_LONGER * median(step_ns[counts])) & ~named
     hiccup = unnamed if unnamed.sum() == 1 else np.zeros(len(log), bool)
     if (counts & ~event).sum() < _MIN_ORDINARY:  # no two steps are alike: all of them are what the job is like
         return LoggedSteps(log, step_ns, counts, np.zeros(len(log), bool), np.zeros(len(log), bool), {})
@@ -100,15 +101,15 @@ def _with_more_collectives(log: StepLog, counts: Mask, these: Mask) -> bool:
     count = log.column("collectives.count")
     known = counts & ~np.isnan(count)
     mine, others = count[known & these], count[known & ~these]
-    return bool(len(mine) and len(others) and np.median(mine) > np.median(others))
+    return bool(len(mine) and len(others) and median(mine) > median(others))
 
 
 def _standing_out(log: StepLog, step_ns: Floats, among: Mask) -> tuple[dict[str, Floats], Mask]:
     """Return by cause how much longer than usual it takes among some steps, and which of them are long."""
-    median = float(np.median(step_ns[among]))
-    causes = {name: _beyond_usual(time, among, median) for name, time in cause_times(log).items()}
+    usual = median(step_ns[among])
+    causes = {name: _beyond_usual(time, among, usual) for name, time in cause_times(log).items()}
     spread = mad_sigma(step_ns[among])
-    return causes, among & (step_ns > median + max(_LONG_STEP_SHARE * median, _EXCESS_SIGMAS * spread))
+    return causes, among & (step_ns > usual + max(_LONG_STEP_SHARE * usual, _EXCESS_SIGMAS * spread))
 
 
 def in_window(log: StepLog) -> Mask:
@@ -139,7 +140,7 @@ def _step_ns(log: StepLog) -> Floats:
 
 
 def _beyond_usual(time: Floats, among: Mask, median_step: float) -> Floats:
-    usual = float(np.median(time[among]))
+    usual = median(time[among])
     beyond = time - usual
     least = max(_MIN_EXCESS_SHARE * median_step, _EXCESS_SIGMAS * mad_sigma(time[among]))
     return np.where(among & (beyond > least), beyond, 0.0)

@@ -20,6 +20,8 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median
 from stepscope.stats.robust import recurring_long
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
@@ -44,7 +46,7 @@ class StepPeriods(ArrayRecord):
     @property
     def cuts(self) -> Int64s:
         """Return all beginnings and ends, ascending."""
-        return np.unique(np.concatenate((self.start_ns, self.end_ns)))
+        return distinct(np.concatenate((self.start_ns, self.end_ns)))
 
     @property
     def dur_ns(self) -> Int64s:
@@ -65,13 +67,13 @@ class StepPeriods(ArrayRecord):
         known = self._known
         if self.uneven:
             return known
-        off = np.abs(self.dur_ns[known] - np.median(self.dur_ns[known]))
+        off = np.abs(self.dur_ns[known] - median(self.dur_ns[known]))
         return known[off <= np.sort(off)[(len(known) - 1) // 2]]
 
     @property
     def median_ns(self) -> float:
         """Return the median length, of complete periods if there are any."""
-        return float(np.median(self.dur_ns[self._known]))
+        return median(self.dur_ns[self._known])
 
     @property
     def mean_ns(self) -> float:

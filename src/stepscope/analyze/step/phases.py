@@ -19,6 +19,7 @@ from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.regions import Region
 from stepscope.intervals import EMPTY, Intervals, union, union_of
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
 
@@ -110,7 +111,7 @@ def collective_phases(rank: Rank, found: Passes) -> Phases:
     out[use] = found.at(c.issue_ns[use], trace["tid"][source[use]])
     launched = np.flatnonzero(launch >= 0)
     in_graph = rows_named(trace, launch[launched], lambda s: bool(_GRAPH_LAUNCH.search(s)))
-    out[launched[np.isin(launch[launched], in_graph)]] = Phase.UNKNOWN
+    out[launched[among(launch[launched], in_graph)]] = Phase.UNKNOWN
     return out
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepscope.contract.step_line import DATA_LOADING, LOADER_START
 from stepscope.records import ArrayRecord
+from stepscope.stats.middle import median
 
 Floats = npt.NDArray[np.float64]
 
@@ -75,7 +76,7 @@ class Recurring(ArrayRecord):
 
     def with_ranks_like_others(self, ranks: Sequence[int]) -> "Recurring":
         """Return the same with what is beyond the others' median gone from some ranks."""
-        late = np.isin(self.ranks, ranks)
+        late = np.array([rank in ranks for rank in self.ranks], bool)
         if late.all() or not late.any():
             return self
         usual = np.median(self.excess_ns[:, ~late], axis=1, keepdims=True)
@@ -88,8 +89,7 @@ class Recurring(ArrayRecord):
         if len(own) < 2:
             return {}
         return {
-            rank: float(self.scale * max(own[i] - np.median(np.delete(own, i)), 0.0))
-            for i, rank in enumerate(self.ranks)
+            rank: float(self.scale * max(own[i] - median(np.delete(own, i)), 0.0)) for i, rank in enumerate(self.ranks)
         }
 
 

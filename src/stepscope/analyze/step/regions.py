@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.regions import EVALUATE, OLD_NODE, Region, named_region
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows, enclosing
 from stepscope.run.rank import Rank
 from stepscope.run.steps import SERVING
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, by_string, rows_named
 
 Codes = npt.NDArray[np.uint8]
@@ -87,18 +88,16 @@ def regions(rank: Rank, marks: Marks | None = None) -> Regions:
     return Regions(region, recomputed)
 
 
+@once_per_record
 def marks_of(rank: Rank) -> Marks:
     """Return the marks that a rank's host left."""
     trace = rank.trace
-    ranges = np.flatnonzero((rank.kinds == EventKind.ANNOTATION) | (rank.kinds == EventKind.HOST_OP))
-    code = by_string(trace, trace["name"][ranges], _mark_code)
-    marked = code != _NO_MARK
-    rows, code = ranges[marked], code[marked]
+    rows, code = rank.coded_rows(_mark_code, EventKind.ANNOTATION, EventKind.HOST_OP)
     if not (code == _EVALUATE_MARK).any():
         rows, code = _with_old_nodes(rank, rows, code)
     nodes = rows[code == _EVALUATE_MARK]
     main = _main_thread(rank, nodes)
-    threads = np.unique(trace["tid"][nodes])
+    threads = distinct(trace["tid"][nodes])
     return Marks(
         rows=rows,
         code=code,
@@ -114,9 +113,9 @@ def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:
     A node knows the thread of its forward operator; an operator that merely ends in `Backward` does not.
     """
     trace = rank.trace
-    nodes = rows_named(trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: bool(OLD_NODE.search(s)))
+    nodes = rank.rows_named(lambda s: bool(OLD_NODE.search(s)), EventKind.HOST_OP)
     own = rows_named(trace, nodes, lambda s: "torch::autograd::" in s)
-    nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | np.isin(nodes, own)]
+    nodes = nodes[(trace.arg("fwd_thread").at(nodes, missing=0) > 0) | among(nodes, own)]
     both = np.concatenate((rows, nodes))
     codes = np.concatenate((code, np.full(len(nodes), _EVALUATE_MARK, np.uint8)))
     order = np.argsort(both, kind="stable")
@@ -134,7 +133,7 @@ def host_regions(rank: Rank, rows: Rows, marks: Marks) -> tuple[Codes, Mask, Mas
     # A builder counts only where it lies inside the mark, not around it.
     builds = (builder >= 0) & ((around < 0) | (trace["ts_ns"][builder] >= trace["ts_ns"][around]))
     in_engine = code == _EVALUATE_MARK
-    on_engine = np.isin(trace["tid"][rows], marks.autograd_threads)
+    on_engine = among(trace["tid"][rows], marks.autograd_threads)
     region = np.where(code == _NO_MARK, _by_order(rank, rows, marks), code - 1).astype(np.uint8)
     region[in_engine | (on_engine & (code == _NO_MARK))] = Region.BACKWARD
     region[(code == Region.OPTIMIZER + 1) & builds] = Region.FORWARD
@@ -148,7 +147,7 @@ def _recomputed(node: Rows, in_engine: Mask, builds: Mask) -> Mask:
     pass itself is differentiated (`create_graph=True`) and nothing is known to be recomputed.
     """
     again = in_engine & builds
-    nodes, building = len(np.unique(node[in_engine])), len(np.unique(node[again]))
+    nodes, building = len(distinct(node[in_engine])), len(distinct(node[again]))
     return again if 2 * building <= nodes else np.zeros_like(again)
 
 
@@ -169,14 +168,13 @@ def _graph_builders(rank: Rank) -> Rows:
 def _main_thread(rank: Rank, nodes: Rows) -> int:
     """Return the thread of the training loop: that of the steps, else the one that launches most outside autograd."""
     trace = rank.trace
-    ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
-    marks = rows_named(trace, ranges, lambda s: s.startswith("ProfilerStep#"))
+    marks = rank.rows_named(lambda s: s.startswith("ProfilerStep#"), EventKind.ANNOTATION)
     if len(marks):
         return int(trace["tid"][marks[0]])
     rows = rank.work.launch_row[rank.work.launch_row >= 0]
     rows = rows if len(rows) else np.flatnonzero(rank.kinds == EventKind.HOST_OP)
     threads, count = np.unique(trace["tid"][rows], return_counts=True)
-    own = ~np.isin(threads, trace["tid"][nodes])
+    own = ~among(threads, trace["tid"][nodes])
     threads, count = (threads[own], count[own]) if own.any() else (threads, count)
     return int(threads[count.argmax()]) if len(threads) else -1
 

@@ -15,6 +15,7 @@ from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GA
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import distinct
 from stepscope.trace.table import Int64s
 
 MARKED = (EVALUATION, CHECKPOINT, COMPILATION, LOADER_START, GARBAGE_COLLECTION)
@@ -47,7 +48,7 @@ def run_steps(run: Run, logs: Sequence[StepLog]) -> RunSteps | None:
 
 def _from_logs(logs: Sequence[StepLog]) -> RunSteps:
     logs = [log for log in logs if len(log)]
-    step = np.unique(np.concatenate([log.step for log in logs]))
+    step = distinct(np.concatenate([log.step for log in logs]))
     dur = np.full((len(logs), len(step)), np.nan)
     profiled = np.zeros(len(step), bool)
     marks: dict[int, str] = {}

@@ -13,7 +13,8 @@ from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_search.serving import DECODE, MIXED, PREFILL, ServingStep, serving_step
 from stepscope.run.steps import SERVING
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.stats.middle import median
+from stepscope.trace.classify import EventKind
 from stepscope.units import NS_PER_S
 
 
@@ -73,9 +74,7 @@ def _serving(rank: Rank, periods: StepPeriods) -> Serving | None:
 def _named_steps(rank: Rank) -> dict[int, ServingStep]:
     """Return what each step ran, by its start."""
     trace = rank.trace
-    rows = rows_named(
-        trace, np.flatnonzero(rank.kinds == EventKind.ANNOTATION), lambda name: serving_step(name) is not None
-    )
+    rows = rank.rows_named(lambda name: serving_step(name) is not None, EventKind.ANNOTATION)
     named = {}
     for row in rows.tolist():
         step = serving_step(trace.strings[trace["name"][row]])
@@ -92,7 +91,7 @@ def _of_kind(kind: str, steps: list[tuple[ServingStep, int]]) -> ServedSteps | N
     return ServedSteps(
         kind=kind,
         steps=len(steps),
-        step_ns=round(float(np.median([dur for _, dur in steps]))),
+        step_ns=round(median([dur for _, dur in steps])),
         requests_per_step=_mean(requests),
         tokens_per_step=_mean(tokens),
         tokens_per_s=_rate(tokens, sum(dur for _, dur in steps)),

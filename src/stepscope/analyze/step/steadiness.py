@@ -14,6 +14,7 @@ from stepscope.analyze.step.periods import step_periods
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog
+from stepscope.stats.middle import median, medians, quantiles
 from stepscope.stats.robust import Spread, Trend, mad_sigma, slow_start, spread, trend
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_S
@@ -121,9 +122,9 @@ def steadiness_of(
     """Return how steady one series of at least two step times is."""
     first = slow_start(series.dur_ns)
     settled = series.dur_ns[first:]
-    median = float(np.median(settled))
+    usual = median(settled)
     mean, std = float(settled.mean()), float(settled.std())
-    p10, p90, p99 = (float(p) for p in np.percentile(settled, (10, 90, 99)))
+    p10, p90, p99 = quantiles(settled, (0.1, 0.9, 0.99)).tolist()
     extra = _spike_extra(settled)
     at = np.flatnonzero(extra)
     # Throughput by the mean: spikes are part of what the job takes.
@@ -132,12 +133,12 @@ def steadiness_of(
         source=series.source,
         num_steps=len(series.dur_ns),
         warm_up_steps=first,
-        warm_up_ns=round(float(series.dur_ns[:first].sum()) - first * median),
-        median_ns=round(median),
+        warm_up_ns=round(float(series.dur_ns[:first].sum()) - first * usual),
+        median_ns=round(usual),
         mean_ns=round(mean),
         std_ns=round(std),
         spread_pct=100 * std / mean,
-        robust_spread_pct=100 * mad_sigma(settled) / median,
+        robust_spread_pct=100 * mad_sigma(settled) / usual,
         p10_ns=round(p10),
         p90_ns=round(p90),
         p99_ns=round(p99),
@@ -147,7 +148,7 @@ def steadiness_of(
         steps_per_s=per_s,
         samples_per_s=None if samples_per_step is None else samples_per_step * per_s,
         tokens_per_s=None if tokens_per_step is None else tokens_per_step * per_s,
-        drift=_drift(settled, median),
+        drift=_drift(settled, usual),
         spikes=_largest(series.step[first:], settled, extra),
         num_spikes=len(at),
         spikes_ns_per_step=round(float(extra.sum()) / len(settled)),
@@ -183,14 +184,14 @@ def median_over_ranks(kept: Sequence[tuple[Int64s, Int64s]], *, source: str) -> 
     number, dur = number[order], dur[order]
     step, first, count = np.unique(number, return_index=True, return_counts=True)
     middle = (dur[first + (count - 1) // 2] + dur[first + count // 2]) // 2
-    return Series(source, step, middle, tuple(round(float(np.median(d))) for _, d in kept))
+    return Series(source, step, middle, tuple(round(median(d)) for _, d in kept))
 
 
-def _drift(settled: Int64s, median: float) -> Drift | None:
+def _drift(settled: Int64s, usual: float) -> Drift | None:
     found: Trend | None = trend(np.arange(len(settled)), settled)
     if found is None:
         return None
-    to_pct = 100 * (len(settled) - 1) / median
+    to_pct = 100 * (len(settled) - 1) / usual
     change, low, high = (slope * to_pct for slope in (found.slope, found.low, found.high))
     return Drift(change, low, high, found.p_value, found.p_value < SIGNIFICANT)
 
@@ -210,8 +211,8 @@ def _running_median(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     half = min(_NEIGHBOURS, len(x)) // 2
     padded = np.pad(x, half, mode="reflect") if half and len(x) > half else x
     if len(padded) == len(x):
-        return np.full(len(x), np.median(x))
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
+        return np.full(len(x), median(x))
+    return medians(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1))
 
 
 def _largest(step: Int64s, settled: Int64s, extra: npt.NDArray[np.float64]) -> tuple[Spike, ...]:
@@ -228,6 +229,6 @@ def _interval(steps: Int64s) -> int | None:
     gaps = np.diff(steps)
     if len(gaps) < 2:
         return None
-    middle = float(np.median(gaps))
+    middle = median(gaps)
     regular = np.abs(gaps - middle) <= max(0.05 * middle, 1 if middle >= 10 else 0)
     return round(middle) if middle > 2 and regular.mean() >= 0.8 else None

@@ -33,6 +33,7 @@ from stepscope.contract.step_line import (
 )
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import common
 from stepscope.trace.table import Int64s
 from stepscope.units import ms
 
@@ -127,7 +128,7 @@ def _phase_mean(rank: LoggedSteps, phase: str) -> float | None:
 
 def _recurring(ranks: Sequence[LoggedSteps], total_ns: float) -> Recurring:
     """Return what recurs, brought to the time that it adds to the step."""
-    steps = reduce(np.intersect1d, [r.log.step[r.counts] for r in ranks])
+    steps = reduce(common, [r.log.step[r.counts] for r in ranks])
     causes = tuple(dict.fromkeys(name for r in ranks for name in r.causes))
     if not len(steps) or total_ns <= 0:
         return NOTHING_RECURS

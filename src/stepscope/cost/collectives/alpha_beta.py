@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import InputError
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median, quantiles
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,8 +64,8 @@ def fit(sizes_bytes: npt.ArrayLike, times_ns: npt.ArrayLike) -> Fit:
         alpha_ns=alpha,
         ns_per_byte=slope,
         relative_error=float(np.abs(ratio - 1).mean()),
-        spread=float(np.quantile(np.abs(np.log(ratio)), _COVERAGE)),
-        num_sizes=len(np.unique(sizes)),
+        spread=float(quantiles(np.abs(np.log(ratio)), _COVERAGE)),
+        num_sizes=len(distinct(sizes)),
     )
 
 
@@ -88,7 +90,7 @@ def by_size(sizes: Floats, times: Floats, *, most: int) -> tuple[Floats, Floats,
     if len(first) > most:
         first = first[np.linspace(0, len(first) - 1, most).astype(int)]
     parts = np.split(order, first[1:])
-    x, y = (np.array([np.median(values[p]) for p in parts]) for values in (sizes, times))
+    x, y = (np.array([median(values[p]) for p in parts]) for values in (sizes, times))
     return x, y, np.sqrt([len(p) for p in parts])
 
 

@@ -20,6 +20,7 @@ from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.cost.collectives.worlds import WorldSizes
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
+from stepscope.stats.middle import median, quantiles
 from stepscope.units import readable_bytes
 
 COVERAGE = 0.9
@@ -95,7 +96,7 @@ class Calibration(ArrayRecord):
         if len(shares) < _MIN_ERRORS:
             return _TYPICAL_FACTOR
         level = min(1.0, np.ceil((len(shares) + 1) * COVERAGE) / len(shares))
-        return float(np.quantile(shares, level))
+        return float(quantiles(shares, level))
 
 
 def calibrate(points: Iterable[Point], *, about: Mapping[str, Any] | None = None) -> Calibration:
@@ -157,7 +158,7 @@ def _local_error(left_out: LeftOutErrors, sizes: Floats, mean_error: float, *, i
         return np.full(len(sizes), mean_error)
     measured = np.log2(left_out.size_bytes)
     distance = np.log2(sizes)[:, None] - measured
-    spacing = float(np.median(np.diff(measured))) if len(measured) > 1 else 1.0
+    spacing = median(np.diff(measured)) if len(measured) > 1 else 1.0
     weight = np.exp(-0.5 * (distance / spacing) ** 2)
     if not itself:
         weight = weight * (distance != 0)

@@ -1,11 +1,10 @@
 """Collective times from a recorded run: what each matched collective took once the last rank had arrived."""
 
-import numpy as np
-
 from stepscope.contract.collectives import OPS
 from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.errors import InputError
 from stepscope.run.aligned import AlignedRun
+from stepscope.stats.middle import median
 
 
 def points_from_run(shared: AlignedRun) -> list[Point]:
@@ -47,4 +46,4 @@ def _usual(points: list[Point]) -> list[Point]:
     groups: dict[tuple[str, int, int], list[float]] = {}
     for p in points:
         groups.setdefault((p.op, p.world_size, p.size_bytes), []).append(p.time_ns)
-    return [Point(*key, float(np.median(times))) for key, times in groups.items()]
+    return [Point(*key, median(times)) for key, times in groups.items()]

@@ -22,6 +22,7 @@ from stepscope.contract.collectives import bus_factor
 from stepscope.cost.collectives.alpha_beta import Floats
 from stepscope.cost.collectives.closed_form import ring_steps
 from stepscope.cost.collectives.curve import Curve
+from stepscope.stats.middle import median, quantiles
 
 _TYPICAL_DOUBT = 0.25
 """log error at twice the world size, where a single one was measured; it grows with the root of the doublings"""
@@ -67,8 +68,8 @@ class WorldSizes:
         sizes, times = (np.array(column, float) for column in zip(*near.points, strict=True))
         distance = log(near.world_size / other.world_size)
         missed = np.log(times / self._carried(other, sizes, near.world_size))
-        power = float(np.clip(np.median(missed) / distance, -1, 1))
-        rest = float(np.quantile(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
+        power = float(np.clip(median(missed) / distance, -1, 1))
+        rest = float(quantiles(np.abs(missed - power * distance), 0.9)) / sqrt(abs(distance / log(2)))
         return power, max(rest, _MIN_DOUBT, 0.5 * abs(power) * log(2))
 
     def _carried(self, curve: Curve, sizes: Floats, world_size: int) -> Floats:

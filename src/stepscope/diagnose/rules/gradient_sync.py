@@ -8,6 +8,7 @@ from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 
 _OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")
 
@@ -24,7 +25,7 @@ def gradient_groups_only(account: Account) -> bool:
 def communicates(replay: Replay) -> bool:
     """Return whether ranks take part in collectives of several ranks, also where only one of them was recorded."""
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
-        used = np.unique(rank.collectives.group[program.collective[program.collective != NOTHING]])
+        used = distinct(rank.collectives.group[program.collective[program.collective != NOTHING]])
         if any(rank.collectives.groups[g].size != 1 for g in used.tolist()):
             return True
     return bool(replay.meetings)

@@ -7,6 +7,7 @@ from stepscope.analyze.replay.changes import without_syncs
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, transfers_to_device
+from stepscope.stats.middle import median
 
 
 def host_device_sync(account: Account) -> list[Candidate]:
@@ -19,7 +20,7 @@ def host_device_sync(account: Account) -> list[Candidate]:
         (p.released_by != NOTHING) & ~own[np.maximum(p.released_by, 0)]
         for p, own in zip(replay.programs, copies, strict=True)
     ]
-    per_step = float(np.median([w.sum() for w in waits])) / max(len(replay.steps), 1)
+    per_step = median([w.sum() for w in waits]) / max(len(replay.steps), 1)
     if not per_step:
         return []
     return [

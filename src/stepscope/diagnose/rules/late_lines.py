@@ -15,6 +15,7 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, host_only, without_parts
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.intervals import covered_ns
+from stepscope.stats.middle import lower_median
 from stepscope.units import ms
 
 _MIN_SHARE = 0.05
@@ -59,7 +60,7 @@ def lines_of_late_ranks(account: Account) -> list[LateLine]:
     found = []
     for line in set().union(*each):
         took = np.array([one.get(line, 0.0) for one in each])
-        usual = float(np.quantile(took, 0.5, method="lower"))
+        usual = lower_median(took)
         more = took - usual
         if more.max() < _MIN_SHARE * account.step.step_ns:
             continue

@@ -18,6 +18,7 @@ from stepscope.diagnose.rules.measures import device_ms, host_ms
 from stepscope.diagnose.where import MAX_PLACES, user_lines
 from stepscope.intervals import EMPTY, union
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 
 _COPIES = "aten::contiguous"
 _MIN_SHARE = 0.05
@@ -88,7 +89,7 @@ def _copies(owned: Ownership) -> Mask:
 
 def _part(owned: Ownership, copies: Mask) -> Part:
     """Return the copies with the host's time for them."""
-    rows = np.unique(owned.calls.nearest(_asked(owned))[owned.calls.at_rows(owned.rank.work.op_row[copies])])
+    rows = distinct(owned.calls.nearest(_asked(owned))[owned.calls.at_rows(owned.rank.work.op_row[copies])])
     host = union(owned.calls.start_ns[rows], owned.calls.end_ns[rows])
     none = np.zeros(len(owned.rank.collectives), bool)
     return Part(host, EMPTY, copies, none, np.empty(0, np.int64))

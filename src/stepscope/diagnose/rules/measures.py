@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.stats.middle import lower_median
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.units import NS_PER_MS
 
@@ -26,7 +27,7 @@ def typical_host_ns(account: Account, part: str) -> float:
     if replay is None:
         return 0.0
     totals = [getattr(p.host, part).sum() + getattr(p.tail, part).sum() for p in replay.programs]
-    return float(np.quantile(totals, 0.5, method="lower")) / len(replay.steps)
+    return lower_median(totals) / len(replay.steps)
 
 
 def host_part_ns(account: Account, part: str) -> float | None:

@@ -11,6 +11,7 @@ from stepscope.analyze.replay.changes import with_work_times
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 
 _MIN_SEQUENCE = 128
@@ -54,7 +55,7 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
 def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     """Return the work of operators that read or write a batch of square matrices of sequence length."""
     rank, work = costs.rank, costs.rank.work
-    op = np.unique(work.op_row[(work.op_row >= 0) & (work.step >= 0)])
+    op = distinct(work.op_row[(work.op_row >= 0) & (work.step >= 0)])
     names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
     strings = rank.trace.strings
     _, first, variant = np.unique(
@@ -83,5 +84,5 @@ def _is_square(name: str, dims: str) -> bool:
 
 def _has_softmax(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> bool:
     rank = costs.rank
-    rows = np.unique(rank.work.op_row[mask])
-    return any("softmax" in (rank.trace.text(int(n)) or "") for n in np.unique(rank.trace["name"][rows]))
+    rows = distinct(rank.work.op_row[mask])
+    return any("softmax" in (rank.trace.text(int(n)) or "") for n in distinct(rank.trace["name"][rows]))

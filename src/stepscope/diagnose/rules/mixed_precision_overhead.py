@@ -9,7 +9,8 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.trace.classify import by_string
+from stepscope.stats.distinct import among
+from stepscope.trace.classify import EventKind
 
 
 def mixed_precision_overhead(account: Account) -> list[Candidate]:
@@ -18,9 +19,8 @@ def mixed_precision_overhead(account: Account) -> list[Candidate]:
         return []
     chosen = []
     for rank in account.run.ranks:
-        named = by_string(rank.trace, rank.trace["name"], lambda s: "_amp_" in s).astype(bool)
-        work = rank.work
-        chosen.append((work.op_row >= 0) & np.append(named, False)[work.op_row] & (work.step >= 0))
+        work, scaling = rank.work, rank.rows_named(lambda s: "_amp_" in s, EventKind.HOST_OP)
+        chosen.append((work.step >= 0) & among(work.op_row, scaling))
     if not any(mask.any() for mask in chosen):
         return []
 

@@ -11,6 +11,7 @@ from stepscope.diagnose.owned_change import without_parts
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.diagnose.where import costs_by_owner, places, top_modules
+from stepscope.stats.distinct import distinct
 
 _SMALL_BYTES = 1 << 20
 _MANY = 8
@@ -60,7 +61,7 @@ def _talking(owned: Ownership) -> frozenset[str]:
     """Return the modules that ask for small collectives outside backward."""
     c, owner = owned.rank.collectives, owned.by_collective
     mine = (c.step >= 0) & ~owner.backward & (owner.module >= 0) & (c.full_bytes < _SMALL_BYTES)
-    return frozenset(path for m in np.unique(owner.module[mine]).tolist() if (path := owned.modules[m]))
+    return frozenset(path for m in distinct(owner.module[mine]).tolist() if (path := owned.modules[m]))
 
 
 def _chooses(modules: frozenset[str]) -> Choose:

@@ -12,6 +12,7 @@ from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.stats.distinct import distinct
 
 _LATE = 0.85
 """of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
@@ -70,7 +71,7 @@ def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> flo
         sends = np.flatnonzero(program.collective != NOTHING)
         sends = sends[np.isin(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
         computes = (program.collective == NOTHING) & mask[program.device_index]
-        for step in np.unique(program.step[sends]):
+        for step in distinct(program.step[sends]):
             mine = sends[program.step[sends] == step]
             back = np.flatnonzero(computes & (program.step == step))
             back = back[back < mine[-1]]

@@ -13,7 +13,7 @@ from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.diagnose.where import MAX_PLACES, user_lines
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import EventKind
 
 _ENTRIES = ("_NoopSaveInputs", "CheckpointFunction")
 """what torch.utils.checkpoint runs first in a checkpointed block, after it has kept the state of the random numbers"""
@@ -61,8 +61,7 @@ def _checkpointing_lines(account: Account) -> tuple[Where, ...]:
 
 def _first_launches(rank: Rank) -> Mask:
     """Return which device work was the first that a checkpointed block launched."""
-    operators = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
-    entries = np.sort(rank.trace["ts_ns"][rows_named(rank.trace, operators, lambda name: name in _ENTRIES)])
+    entries = np.sort(rank.trace["ts_ns"][rank.rows_named(lambda name: name in _ENTRIES, EventKind.HOST_OP)])
     first = np.zeros(len(rank.work), bool)
     launched = np.flatnonzero(rank.work.launch_row >= 0)
     when = rank.trace["ts_ns"][rank.work.launch_row[launched]]

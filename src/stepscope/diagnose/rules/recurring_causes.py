@@ -11,6 +11,7 @@ from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES, OUTSIDE
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION
 from stepscope.diagnose.finding import Evidence
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.stats.middle import median
 
 _SAME_ORDER = 1 / 3
 """of the most on any rank: a rank that has less of a cause does not have it"""
@@ -84,7 +85,7 @@ def common_ns(account: Account, causes: tuple[str, ...]) -> float:
     if not np.any(by_rank):
         return 0.0
     have = by_rank >= _SAME_ORDER * by_rank.max()
-    return float(np.median(by_rank)) if have.sum() * 2 > len(by_rank) else 0.0
+    return median(by_rank) if have.sum() * 2 > len(by_rank) else 0.0
 
 
 def evidence_of(account: Account, causes: tuple[str, ...]) -> tuple[Evidence, ...]:
@@ -96,6 +97,6 @@ def evidence_of(account: Account, causes: tuple[str, ...]) -> tuple[Evidence, ..
         if cause in recurring.causes and recurring.rank_ns(cause).any():
             steps, of = recurring.num_steps_with(cause)
             where = f"in {steps} of {of} logged steps"
-            each = host_ms(float(np.median(recurring.rank_ns(cause))))
+            each = host_ms(median(recurring.rank_ns(cause)))
             lines.append(Evidence(f"{cause} beyond the ordinary step, per step", each, "ms", where))
     return tuple(lines)

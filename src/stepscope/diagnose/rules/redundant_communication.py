@@ -10,7 +10,8 @@ from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, of_kinds, rows_named
+from stepscope.stats.distinct import distinct
+from stepscope.trace.classify import EventKind
 
 _BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
 """ranges and operators in which a wrapper fills its buckets, sends them and takes them apart again"""
@@ -62,7 +63,7 @@ def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
     rows = group_rows(rank)
     rows = rows[np.isin(c.op[rows], GRADIENT_OPS)]
     fewest = None
-    for step in np.unique(c.step[rows]):
+    for step in distinct(c.step[rows]):
         mine = rows[c.step[rows] == step]
         period = _period(
             list(zip(c.op[mine].tolist(), c.group[mine].tolist(), c.full_bytes[mine].tolist(), strict=True))
@@ -80,8 +81,7 @@ def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
     first collective of that one has been prepared, before that to a dropped one.
     """
     work, c = rank.work, rank.collectives
-    marks = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
-    marks = rows_named(rank.trace, marks, lambda s: any(mark in s for mark in _BUCKETS))
+    marks = rank.rows_named(lambda s: any(mark in s for mark in _BUCKETS), EventKind.HOST_OP, EventKind.ANNOTATION)
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
     out = np.zeros(len(work), bool)
     if not len(marks) or not dropped.any():

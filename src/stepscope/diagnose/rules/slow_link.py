@@ -7,6 +7,7 @@ from stepscope.analyze.replay.changes import with_transfer_times
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.run.matching.match import POINT_TO_POINT
+from stepscope.stats.middle import median
 
 _FAR_SLOWER = 2.0
 _MIN_COUNT = 4
@@ -26,7 +27,7 @@ def slow_link(account: Account) -> list[Candidate]:
             continue  # with two groups nobody can tell which one is unusual
         rates = {int(g): _ns_per_byte(account, transfer, int(g)) for g in groups}
         known = {g: rate for g, rate in rates.items() if rate is not None}
-        usual = float(np.median(list(known.values()))) if len(known) >= 3 else 0.0
+        usual = median(list(known.values())) if len(known) >= 3 else 0.0
         found += [_candidate(account, g, known[g] / usual) for g in known if usual and known[g] > _FAR_SLOWER * usual]
     return found
 
@@ -47,7 +48,7 @@ def _ns_per_byte(account: Account, transfer: np.ndarray, group: int) -> float | 
     mine = (matches.group == group) & (matches.size_bytes > 0) & ~np.isin(matches.op, POINT_TO_POINT)
     if mine.sum() < _MIN_COUNT:
         return None
-    return float(np.median(transfer[mine] / matches.size_bytes[mine]))
+    return median(transfer[mine] / matches.size_bytes[mine])
 
 
 def _candidate(account: Account, group: int, times: float) -> Candidate:

@@ -11,6 +11,8 @@ from stepscope.analyze.replay.straggler_off import compute_ns, host_part_ns, hos
 from stepscope.diagnose.finding import Candidate, Evidence, Where
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.diagnose.where import costs_by_owner, places, top_modules
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind
 
 _MUCH_MORE = 1.3
@@ -39,7 +41,7 @@ def stage_imbalance(account: Account) -> list[Candidate]:
             id="load-imbalance",
             title=f"The stage on rank {rank} has {took[at] / mean:.1f} times the work of the mean stage",
             cause=f"the stage on rank {rank}{names} computes for {host_ms(took[at]):.1f} ms per step, the others for "
-            f"{host_ms(float(np.median(np.delete(took, at)))):.1f} ms: they wait for it",
+            f"{host_ms(median(np.delete(took, at))):.1f} ms: they wait for it",
             remedy="Move layers from that stage to the others until all take as long. The saving is of the same work "
             "spread evenly, on hosts and devices.",
             change=even_stages,
@@ -80,5 +82,5 @@ def even_stages(replay: Replay) -> Replay:
 
 def _top_modules(owned: Ownership) -> list[str]:
     """Return the modules of a stage that no other is around, in order."""
-    used = {owned.modules[m].split(".")[0] for m in np.unique(owned.by_call.module).tolist() if m >= 0}
+    used = {owned.modules[m].split(".")[0] for m in distinct(owned.by_call.module).tolist() if m >= 0}
     return sorted(used - {""}, key=lambda name: (len(name), name))

@@ -8,6 +8,7 @@ from stepscope.analyze.replay.fewer_calls import fewer_calls
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.stats.middle import median
 
 _SMALL_BYTES = GOOD_MESSAGE_BYTES // 2
 _MANY = 8
@@ -41,7 +42,7 @@ def too_many_small_collectives(account: Account) -> list[Candidate]:
             change=larger_messages,
             evidence=(
                 Evidence("collectives per step", round(total / steps, 1), "calls", "mean rank"),
-                Evidence("median message", int(np.median(sizes)), "bytes"),
+                Evidence("median message", int(median(sizes)), "bytes"),
             ),
             doubt=0.35,
         )
@@ -65,7 +66,7 @@ def _by_count(account: Account) -> list[Candidate]:
             change=lambda replay: fewer_calls(replay, _TOGETHER),
             evidence=(
                 Evidence("collectives per step", round(calls, 1), "calls", "mean rank"),
-                Evidence("median duration", host_ms(float(np.median(took))), "ms"),
+                Evidence("median duration", host_ms(median(took)), "ms"),
             ),
             doubt=0.5,
             sureness=0.7,

@@ -13,6 +13,7 @@ from stepscope.diagnose.owned_change import at, without_parts
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.diagnose.where import user_lines
+from stepscope.stats.distinct import distinct
 
 _BROADCAST = OP_CODE["broadcast"]
 
@@ -67,7 +68,7 @@ def _sent(owned: Ownership) -> Mask:
 
 def _part(owned: Ownership, mask: Mask) -> Part:
     """Return everything the rank did where the broadcasts were asked for: filling and emptying their messages too."""
-    stacks = np.unique(owned.by_collective.stack[mask])
+    stacks = distinct(owned.by_collective.stack[mask])
     return part_for(owned, lambda _, things: np.isin(things.stack, stacks) & ~things.backward)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, by_string
 
 _MIN_SHARE = 0.5
 _GRAPH_LAUNCH = "GraphLaunch"
@@ -61,8 +61,7 @@ def _compiled(account: Account) -> str | None:
 def _compiled_share(rank: Rank) -> float:
     """Return how much of the device's work, by time, compiled code launched."""
     work = rank.work
-    host = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
-    regions = rows_named(rank.trace, host, lambda s: s.startswith(_COMPILED))
+    regions = rank.rows_named(lambda s: s.startswith(_COMPILED), EventKind.HOST_OP, EventKind.ANNOTATION)
     launched = np.flatnonzero((work.launch_row >= 0) & (work.step >= 0))
     if not len(regions) or not len(launched):
         return 0.0

@@ -6,8 +6,6 @@ A rule works as far as it can with less; what it does not find then, nobody has 
 from collections.abc import Callable
 from enum import Enum
 
-import numpy as np
-
 from stepscope.analyze.account import Account
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.run.rank import Rank
@@ -70,11 +68,8 @@ def _has_launches(account: Account) -> bool:
 
 
 def _has_shapes(account: Account) -> bool:
-    return any((r.trace.arg("input_dims").at(_operators(r), missing=-1) >= 0).any() for r in account.run.ranks)
-
-
-def _operators(rank: Rank) -> np.ndarray:
-    return np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    shapes = [(r.kinds, r.trace.arg("input_dims")) for r in account.run.ranks]
+    return any((kinds[known.rows[known.values >= 0]] == EventKind.HOST_OP).any() for kinds, known in shapes)
 
 
 def _has_sizes(account: Account) -> bool:
@@ -86,7 +81,7 @@ _IS_THERE: dict[Need, Callable[[Account], bool]] = {
     Need.STEPS: lambda a: a.num_steps > 0,
     Need.ALL_RANKS: _every_rank,
     Need.DEVICE: lambda a: any(r.has_device for r in a.run.ranks),
-    Need.HOST: lambda a: all(len(_operators(r)) for r in a.run.ranks),
+    Need.HOST: lambda a: all((r.kinds == EventKind.HOST_OP).any() for r in a.run.ranks),
     Need.LAUNCHES: _has_launches,
     Need.SHAPES: _has_shapes,
     Need.SIZES: _has_sizes,

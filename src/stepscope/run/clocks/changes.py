@@ -6,6 +6,8 @@ import numpy.typing as npt
 from stepscope.run.matching.match import Matches
 from stepscope.run.matching.segments import medians
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median
 from stepscope.stats.robust import mad_sigma, theil_sen
 from stepscope.trace.table import Int64s
 from stepscope.units import NS_PER_MS, NS_PER_S
@@ -50,7 +52,7 @@ def _usable_members(matches: Matches, index: int, usable: Bools) -> Int64s:
 def _in_chunks(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Return medians of consecutive chunks: all pairs of a thousand points would take long on a thousand ranks."""
     order = np.argsort(x, kind="stable")
-    cuts = np.unique(np.linspace(0, len(x), _POINTS_OF_DRIFT + 1).astype(np.int64))
+    cuts = distinct(np.linspace(0, len(x), _POINTS_OF_DRIFT + 1).astype(np.int64))
     return medians(x[order], cuts), medians(y[order], cuts)
 
 
@@ -81,6 +83,6 @@ def _level_change(values: Floats) -> float:
     if steps[at - 2] <= _MIN_JUMP_NS:
         return 0.0
     before, after = values[:at], values[at:]
-    change = float(np.median(after) - np.median(before))
+    change = float(median(after) - median(before))
     noise = max(mad_sigma(before), mad_sigma(after), 1.0)
     return change if abs(change) > max(20 * noise, _MIN_JUMP_NS) else 0.0

@@ -13,6 +13,7 @@ from stepscope.run.clocks.offsets import Clocks
 from stepscope.run.imports.second_recording import is_nsight
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
+from stepscope.stats.middle import median
 from stepscope.trace.table import Int64s
 
 _CONTRADICTED = 3
@@ -48,7 +49,7 @@ def one_clock_per_machine(clocks: Clocks, machines: list[str | None]) -> Clocks:
         if mine[0] == 0:
             offset[there], uncertainty[there], drift[there] = 0, _SAME_CLOCK_NS, np.nan
         else:
-            offset[there] = round(float(np.median(clocks.offset_ns[there])))
+            offset[there] = round(median(clocks.offset_ns[there]))
             uncertainty[there] = np.min(clocks.uncertainty_ns[there])
     return replace(clocks, offset_ns=offset, uncertainty_ns=uncertainty, drift_ppm=drift)
 

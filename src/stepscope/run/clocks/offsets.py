@@ -19,6 +19,8 @@ from stepscope.run.clocks.changes import drifts, jumps
 from stepscope.run.matching.match import SYMMETRIC, Matches
 from stepscope.run.matching.segments import mad_sigmas, median_times, medians
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
+from stepscope.stats.middle import median
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
@@ -105,8 +107,8 @@ def _usable(matches: Matches) -> Bools:
     point-to-point messages and rooted collectives only where nothing better does.
     """
     symmetric = np.isin(matches.op, SYMMETRIC)
-    tied = np.unique(matches.rank_index[symmetric[matches.of_member]])
-    everything = np.unique(matches.rank_index)
+    tied = distinct(matches.rank_index[symmetric[matches.of_member]])
+    everything = distinct(matches.rank_index)
     return symmetric if len(tied) == len(everything) else np.ones(len(matches), bool)
 
 
@@ -161,7 +163,7 @@ def _residuals(clocks: Clocks, matches: Matches, end: Int64s, usable: Bools) -> 
     shared = clocks.shared(matches.rank_index, end)
     residual = (shared - median_times(shared, matches.first)[matches.of_member]).astype(float)
     spread = np.maximum.reduceat(np.abs(residual), matches.first[:-1])
-    return residual, usable & (spread <= (np.median(spread[usable]) if usable.any() else 0.0))
+    return residual, usable & (spread <= (median(spread[usable]) if usable.any() else 0.0))
 
 
 def _with_one_reference(clocks: Clocks) -> Clocks:

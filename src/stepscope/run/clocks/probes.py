@@ -16,6 +16,7 @@ import numpy as np
 from stepscope.run.clocks.machines import machine_of_rank
 from stepscope.run.clocks.offsets import FLOOR_NS, Clocks
 from stepscope.run.load import Run
+from stepscope.stats.distinct import distinct
 
 _FASTEST_DRIFT = 100e-6
 """what the clock of a computer drifts at most: for times outside the probes"""
@@ -57,7 +58,7 @@ def tied_by_probes(clocks: Clocks, ties: list[Tie | None], machines: list[str | 
     known = clocks.known.copy()
     same_clock = _ties_of_machines(clocks, machines)
     ties = [tie or same_clock.get(machine or "") for tie, machine in zip(ties, machines, strict=True)]
-    for root in np.unique(clocks.tied_to[~known]).tolist():
+    for root in distinct(clocks.tied_to[~known]).tolist():
         together = np.flatnonzero(clocks.tied_to == root)
         probed = [(i, tie) for i in together.tolist() if (tie := ties[i]) is not None]
         if not probed:

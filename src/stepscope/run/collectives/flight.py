@@ -21,6 +21,7 @@ from stepscope.errors import InputError
 from stepscope.run.collectives.groups import MAX_RANK, UNKNOWN_GROUP, Group
 from stepscope.run.collectives.shapes import UNKNOWN, shape_elements
 from stepscope.side_file import side_file_lines
+from stepscope.stats.middle import median
 from stepscope.trace.table import Int64s
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def calls_of_operators(calls: Sequence[FlightCall], ops: Sequence[str], called_n
     def disagreement(fit: tuple[int, int]) -> float:
         lost, at = fit
         apart = created[at : at + len(ops) - lost] - called_ns[lost:]
-        return float(np.median(np.abs(apart - np.median(apart))))
+        return median(np.abs(apart - median(apart)))
 
     lost, at = min(fits, key=disagreement)
     return [*[None] * lost, *calls[at : at + len(ops) - lost]]

@@ -18,6 +18,7 @@ from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, group_of_reco
 from stepscope.run.collectives.shapes import shape_bytes
 from stepscope.run.collectives.table import Collectives, Meaning, collective_table
 from stepscope.run.device_work import DeviceWork, Rows, enclosing
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Trace
 
@@ -110,7 +111,7 @@ def _by_launch(
     trace: Trace, records: dict[int, dict[str, int]], ranges: Rows, launches: Rows
 ) -> dict[int, tuple[tuple[int, ...], int]]:
     """Return for each launch the records it carries out, and the innermost communication range around it."""
-    launches = np.unique(launches)
+    launches = distinct(launches)
     record_rows = np.array(sorted(records), np.int64)
     inside = enclosing(trace, record_rows, launches) if len(record_rows) else np.full(len(launches), -1)
     wrapper = enclosing(trace, ranges, launches) if len(ranges) else np.full(len(launches), -1)

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.distinct import distinct
 from stepscope.stats.robust import MAD_TO_SIGMA
 from stepscope.trace.table import Int64s
 
@@ -19,7 +20,7 @@ def middle_values(values: npt.NDArray[_Number], first: Int64s) -> tuple[npt.NDAr
     """Return the two middle values of each segment (one twice where its length is odd), 0 for empty segments."""
     count = np.diff(first)
     low, high = np.zeros(len(count), values.dtype), np.zeros(len(count), values.dtype)
-    for n in np.unique(count[count > 0]).tolist():
+    for n in distinct(count[count > 0]).tolist():
         alike = np.flatnonzero(count == n)
         block = np.partition(values[first[alike][:, None] + np.arange(n)], ((n - 1) // 2, n // 2), axis=1)
         low[alike], high[alike] = block[:, (n - 1) // 2], block[:, n // 2]

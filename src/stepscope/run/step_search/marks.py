@@ -12,6 +12,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind, Kinds, rows_named
 from stepscope.trace.table import Int64s, Trace
 
@@ -75,6 +76,6 @@ def _pattern_length(count: npt.NDArray[np.intp]) -> int:
         if len(count) < 2 * length:
             break
         off = np.abs(count[length:] - count[:-length]) / np.maximum(count[:-length], 1)
-        if np.median(off) <= _ALIKE:
+        if median(off) <= _ALIKE:
             return length
     return 1

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import DeviceWork
+from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s, Trace
 
@@ -106,4 +107,4 @@ def _idle_before(work: DeviceWork, rows: Int64s, at: npt.NDArray[np.intp]) -> fl
     """Return how long the device usually idles before these kernels."""
     reach = np.maximum.accumulate(work.end_ns[rows])
     inner = at[at > 0]
-    return float(np.median(np.maximum(work.start_ns[rows[inner]] - reach[inner - 1], 0))) if len(inner) else 0.0
+    return median(np.maximum(work.start_ns[rows[inner]] - reach[inner - 1], 0)) if len(inner) else 0.0

@@ -98,3 +98,11 @@ class ParsedBlock:
     """whether the file ends inside an event"""
     counts: Counts
     first_bad: int | None
+    holds_events: bool
+    """whether an object among the events has a list of events of its own"""
+
+    @property
+    def clean(self) -> bool:
+        """Return whether all of it were events, one after the other, and more are to come."""
+        faults = self.ended or self.lost or self.cut or self.holds_events
+        return not (faults or self.counts.malformed or self.counts.repaired)

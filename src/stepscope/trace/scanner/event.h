@@ -6,6 +6,8 @@ static struct counts {
     u32 malformed, bad_time, negative_duration, recovered, bad_args;
 } counts;
 
+static u32 holds_events; /* an object among the events has a list of events itself: another file's, put behind this one */
+
 enum field { F_OTHER, F_PH, F_CAT, F_NAME, F_PID, F_TID, F_TS, F_DUR, F_ARGS };
 
 struct event {
@@ -35,6 +37,8 @@ static u32 unescape_key(const u8 *p, const u8 *end, u8 *out) {
     return n;
 }
 
+static const char TRACE_EVENTS[] = "traceEvents     "; /* readable as far as `same_bytes` looks */
+
 INLINE enum field field_of(const u8 *p, u32 length) {
     u32 word = load32(p);
     switch (length) {
@@ -52,6 +56,9 @@ INLINE enum field field_of(const u8 *p, u32 length) {
     case 4:
         if (word == WORD('n', 'a', 'm', 'e')) return F_NAME;
         if (word == WORD('a', 'r', 'g', 's')) return F_ARGS;
+        return F_OTHER;
+    case 11:
+        if (same_bytes(p, (const u8 *)TRACE_EVENTS, 11)) holds_events = 1;
     }
     return F_OTHER;
 }

@@ -16,6 +16,7 @@ static struct result {
     u32 first_bad, has_bad;
     u32 num_texts;
     const struct text *texts;
+    u32 holds_events;
 } result;
 
 /* Return a new place for blocks of up to `bytes`, with the first `kept` bytes of the old one; 0 without memory. */
@@ -62,6 +63,7 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
     __builtin_memset(arg_counts, 0, sizeof arg_counts);
     rows = 0;
     cut = 0;
+    holds_events = 0;
     waste = 0;
     max_waste = WASTE_FREE + (u64)WASTE_FACTOR * (length - from);
 
@@ -102,5 +104,6 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
     result.counts = counts;
     result.num_texts = num_texts;
     result.texts = texts;
+    result.holds_events = holds_events;
     return status;
 }

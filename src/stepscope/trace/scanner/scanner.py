@@ -55,11 +55,13 @@ class Scanner:
         length, self._length = self._length, 0
         totals = Counts()
         first_bad = None
-        position = 0
+        position = another = 0
         status = Status.ROWS_FULL
         while status == Status.ROWS_FULL:
             status = Status(self._wasm.call("parse", length, position, int(flags)))
-            rows, position, lost, cut, *counts, bad_at, has_bad = self._wasm.view(self._result, "uint32", 11).tolist()
+            found = self._wasm.view(self._result, "uint32", 14).tolist()
+            rows, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
+            another |= holds_events
             totals = totals.plus(counts)
             if has_bad and first_bad is None:
                 first_bad = bad_at
@@ -72,7 +74,7 @@ class Scanner:
         if Flags.FINAL in flags and not ended:
             position = min(position, max(0, length - _SALVAGED_BYTES))
         rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
-        return ParsedBlock(rest, ended, bool(lost), bool(cut), totals, first_bad)
+        return ParsedBlock(rest, ended, bool(lost), bool(cut), totals, first_bad, bool(another))
 
     def num_texts(self) -> int:
         """Return the number of distinct texts seen so far."""

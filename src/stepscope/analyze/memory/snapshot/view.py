@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.analyze.hang.groups import user_frame
 from stepscope.analyze.memory.snapshot.purposes import OTHER, PURPOSES, Part, Purposes, purposes_of
 from stepscope.analyze.memory.snapshot.replay import NOT_HERE, History, history_of
+from stepscope.stats.distinct import distinct
 from stepscope.trace.pickles.memory_snapshot import MemorySnapshot
 
 MAX_HOLDERS = 15
@@ -253,7 +254,7 @@ def _curves(history: History, purposes: Purposes, reasons: Mapping[str, str]) ->
 
 def _largest_moments(history: History) -> list[int]:
     total = len(history.allocated_bytes)
-    cuts = np.unique(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
+    cuts = distinct(np.linspace(0, total, min(MAX_POINTS, total) + 1).astype(int))
     return [a + int(history.allocated_bytes[a:b].argmax()) for a, b in pairwise(cuts)]
 
 

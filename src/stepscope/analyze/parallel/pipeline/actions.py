@@ -22,7 +22,9 @@ from stepscope.intervals import Intervals, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.stats.distinct import among, distinct
+from stepscope.stats.middle import median
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 MARKED_ACTION = re.compile(r"^(?:PP:)?(?P<stage>\d+)(?P<kind>[FBIW])(?P<microbatch>\d+)$")
@@ -88,9 +90,7 @@ def _device_work(rank: Rank, found: Passes) -> _Work:
 
 def _host_work(rank: Rank, found: Passes) -> _Work:
     trace = rank.trace
-    rows = rows_named(
-        trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP), lambda s: s.startswith(("aten::", "autograd::"))
-    )
+    rows = rank.rows_named(lambda s: s.startswith(("aten::", "autograd::")), EventKind.HOST_OP)
     start = trace["ts_ns"][rows]
     order = np.argsort(start, kind="stable")
     rows, start = rows[order], start[order]
@@ -110,15 +110,14 @@ def _graph_numbers(rank: Rank, rows: Int64s) -> Int64s:
     builders = marks_of(rank).graph_builders
     if not len(builders) or not len(rows):
         return np.full(len(rows), -1, np.int64)
-    around = np.where(np.isin(rows, builders), rows, enclosing(rank.trace, builders, rows))
+    around = np.where(among(rows, builders), rows, enclosing(rank.trace, builders, rows))
     return np.where(around >= 0, rank.trace.arg("sequence").at(around, missing=-1), -1)
 
 
 def _marked_actions(rank: Rank, work: _Work, position: int) -> list[Action]:
     """Return the actions that ranges name, each with the work asked for inside its range."""
     trace = rank.trace
-    ranges = np.flatnonzero(rank.kinds == EventKind.ANNOTATION)
-    rows = rows_named(trace, ranges, lambda s: bool(MARKED_ACTION.match(s) or _NAMED.match(s)))
+    rows = rank.rows_named(lambda s: bool(MARKED_ACTION.match(s) or _NAMED.match(s)), EventKind.ANNOTATION)
     rows = rows[np.argsort(trace["ts_ns"][rows], kind="stable")]
     rows = rows[rank.steps.of(trace["ts_ns"][rows]) >= 0]
     begin = trace["ts_ns"][rows]
@@ -179,7 +178,7 @@ def _size(work: _Work, items: npt.NDArray[np.intp]) -> int:
     """Return how much a stretch does: nodes that a forward adds to the graph, else operations."""
     numbers = work.graph[items]
     if work.phase[items[0]] == Phase.FORWARD and (numbers >= 0).any():
-        return len(np.unique(numbers[numbers >= 0]))
+        return len(distinct(numbers[numbers >= 0]))
     return len(items)
 
 
@@ -189,7 +188,7 @@ def _of_usual_size(actions: Sequence[Action], operations: Sequence[int]) -> list
     for kind in {a.kind for a in actions}:
         counts = np.array([n for a, n in zip(actions, operations, strict=True) if a.kind == kind])
         # Crumbs may outnumber the micro-batches, so that the median is one of them; the mean from it on is not.
-        least[kind] = _MIN_SHARE * counts[counts >= np.median(counts)].mean()
+        least[kind] = _MIN_SHARE * counts[counts >= median(counts)].mean()
     return [a for a, n in zip(actions, operations, strict=True) if n >= least[a.kind]]
 
 

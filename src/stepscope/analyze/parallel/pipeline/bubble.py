@@ -191,7 +191,7 @@ def _rank_pipeline(
     c, wait = rank.collectives, shared.wait_ns[index][rows]
     duration = c.end_ns[rows] - c.start_ns[rows]
     waits = union(c.start_ns[rows], c.start_ns[rows] + np.where(wait >= 0, wait, duration))
-    others = np.setdiff1d(np.arange(len(c)), rows)
+    others = np.delete(np.arange(len(c)), rows)
     compute = union_of(account.compute, account.memory) if account.memory is not None else account.compute
     busy = intersect(union_of(compute, union(c.start_ns[others], c.end_ns[others])), window)
     messages = subtract(intersect(union(c.start_ns[rows], c.end_ns[rows]), window), busy)

@@ -10,6 +10,7 @@ from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.contract.collectives import OP_CODE
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.table import Int64s
 
 KIND = "pp"
@@ -20,9 +21,9 @@ def chains_of(shared: AlignedRun, strategy: Strategy, used: Sequence[int]) -> li
     groups: list[set[int]] = []
     for i in used:
         c = shared.run.ranks[i].collectives
-        mine = np.isin(c.messages.collective, strategy.rows_of(i, KIND))
+        mine = among(c.messages.collective, strategy.rows_of(i, KIND))
         linked = {shared.run.ranks[i].rank, *(p for p in c.messages.peer[mine].tolist() if p >= 0)}
-        members = [c.groups[g].ranks for g in np.unique(c.group[strategy.rows_of(i, KIND)])]
+        members = [c.groups[g].ranks for g in distinct(c.group[strategy.rows_of(i, KIND)])]
         if len(linked) == 1:
             linked |= set(members[0] or [shared.run.ranks[k].rank for k in used])
         joined = [g for g in groups if g & linked]
