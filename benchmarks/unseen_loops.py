@@ -69,9 +69,10 @@ def run(command: list[str]) -> None:
         print(f"{' '.join(command[-4:])} failed:\n{done.stderr[-1500:]}", flush=True)
 
 
-def planted_lines(fault: str) -> set[int]:
-    """Return the lines of the job that make up a fault."""
-    text = JOB.read_text().splitlines()
+def planted_lines(fault: str, folder: Path) -> set[int]:
+    """Return the lines of the job that make up a fault, as it was when it was recorded."""
+    kept = folder / "source" / JOB.name
+    text = (kept if kept.exists() else JOB).read_text().splitlines()
     return {number for number, line in enumerate(text, 1) if line.endswith(f"# fault {fault}")}
 
 
@@ -111,7 +112,7 @@ def table(out: Path) -> None:
                 print(f"| {fault} | {ranks} | not recorded |")
                 continue
             first = [f for f in report["findings"] if (f["saving_alone_ms"] or 0) > 0][:2]
-            hit = next((f for f in first if is_named(f, planted_lines(fault))), None)
+            hit = next((f for f in first if is_named(f, planted_lines(fault, out / f"{fault}.{ranks}"))), None)
             mid, low, high = share(truth[fault], 0 if fault in WAITS else 1)
             step_ms = report["step"]["unprofiled_ms"] or report["step"]["profiled_ms"]
             said = hit["saving_pct"] if hit else 0.0
