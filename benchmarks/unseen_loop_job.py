@@ -11,7 +11,9 @@ import gc
 import hashlib
 import http.server
 import json
+import math
 import os
+import pickle
 import random
 import re
 import statistics
@@ -21,6 +23,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102
         b, t, d = x.shape
+        if "entropy" in on:
+            self.entropy = x.detach().repeat(8, 1, 1).softmax(-1).log().sum(-1).sort()  # fault entropy
         q, k, v = (z.view(b, t, 4, -1).transpose(1, 2) for z in self.qkv(self.norm1(x)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(b, t, d))
@@ -127,6 +132,7 @@ def build() -> Any:
     watch, address = Watch(net), serve()
     average = {k: v.clone() for k, v in net.state_dict().items()}
     gc.freeze()
+    images, kept = np.random.default_rng(0).random((40, 64, 64)), [torch.zeros(400_000, length)]
     junk = [[i] for i in range(60_000)]
     seen: dict[str, float] = {}
 
@@ -139,7 +145,19 @@ def build() -> Any:
                 lambda _, __, out, name=name: note(name, out) if "hook_statistics" in on else None
             )
 
+    def look(grad: torch.Tensor) -> None:
+        if "tensor_hook" in on:
+            seen["middle"] = float(grad.abs().flatten().sort().values[grad.numel() // 2])  # fault tensor_hook
+
+    for p in net.parameters():
+        p.register_hook(look)
+
     def train_step(i: int) -> None:
+        if "augment" in on:
+            [np.roll(image, k, axis=1)[:, ::-1].clip(0.1, 0.9) for k, image in enumerate(images)]  # fault augment
+        if "schedule" in on:
+            rates = [0.5 * (1 + math.cos(math.pi * k / 6000)) for k in range(6000)]  # fault schedule
+            assert rates
         if "shuffle" in on:
             random.shuffle(samples)  # fault shuffle
         if "tokenise" in on:
@@ -155,8 +173,24 @@ def build() -> Any:
             for p in net.parameters():
                 flat = p.grad.numpy().ravel()  # fault gradient_histogram
                 np.histogram(flat, bins=32)  # fault gradient_histogram
+        if "gradient_norms" in on:
+            seen.update(
+                {name: p.grad.norm().item() / p.norm().item() for name, p in net.named_parameters()}
+            )  # fault gradient_norms
         optimizer.step()
         optimizer.zero_grad()
+        if "weights_csv" in on:
+            np.savetxt(watch.folder / "weights.csv", net[1].out.weight.detach().numpy())  # fault weights_csv
+        if "packed_batch" in on:
+            zlib.compress(pickle.dumps((x, logits.detach().half())), 1)  # fault packed_batch
+        if "spread" in on:
+            statistics.pstdev(row["loss"] for row in watch.rows[:600])  # fault spread
+        if "cosine" in on:
+            F.normalize(net[0].weight.detach()) @ F.normalize(net[0].weight.detach()).T  # fault cosine
+        if "folder" in on:
+            sorted(Path("/usr/lib").glob("*/*"), key=str)  # fault folder
+        if "replay_cat" in on:
+            kept[0] = torch.cat((kept[0][8:], logits.detach().mean(-1)))  # fault replay_cat
         if "deepcopy" in on:
             copy.deepcopy((net.state_dict(), optimizer.state_dict()))  # fault deepcopy
         if "sha256" in on:
