@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from tests.analyze.build import MAIN, built_run
 from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose import test_owned_findings as owned_findings
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.contract.owners import HOOK
@@ -45,10 +46,11 @@ def a_step(r: PlantedRank, n: int, at: float, planted: dict[str, Plant]) -> floa
             r.ran("aten::mm", at, at + BACKWARD)
     at += BACKWARD
     at = put("backward")
-    with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
-        r.annotation("Optimizer.step#AdamW.step", at, at + OPTIMIZER)
-        r.ran("aten::_fused_adamw_", at, at + OPTIMIZER)
-    at += OPTIMIZER
+    if "by_hand" not in planted:
+        with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
+            r.annotation("Optimizer.step#AdamW.step", at, at + OPTIMIZER)
+            r.ran("aten::_fused_adamw_", at, at + OPTIMIZER)
+        at += OPTIMIZER
     at = put("after")
     r.step(n, begin, at)
     return at
@@ -178,6 +180,8 @@ SPARED: dict[str, dict[str, Plant]] = {
         "backward": operators("aten::_foreach_norm", stack=("train.py:13", "lib:torch/nn/utils/clip_grad.py:38"))
     },
     "gradients zeroed by hand": {"after": operators(*["aten::zero_"] * 8)},
+    "weights updated by hand": {"by_hand": nothing, "after": operators(*["aten::sub_"] * 8)},
+    "weights made anew by hand": {"by_hand": nothing, "after": operators(*["aten::sub"] * 8)},
     "a loader of torch's": {"before": python("train.py:7", "lib:torch/utils/data/dataloader.py:701")},
     "Python for a moment": {"after": python("train.py:13", us=60)},
 }
@@ -259,3 +263,7 @@ def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
     assert "lines were not recorded" in unknown.not_judged[0]
     assert {n.rule: n.needs for n in unknown.not_examined}["host-stall"].startswith("lines of the code")
     assert "host-stall" not in {n.rule for n in found.not_examined}
+
+
+def test_with_a_device_other_rules_speak_of_the_host(tmp_path: Path) -> None:
+    assert beside(owned_findings.account(tmp_path, python("train.py:13", us=900))) == []

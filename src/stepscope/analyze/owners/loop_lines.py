@@ -11,7 +11,8 @@ A line is beside training where
                                        step's last backward
     it changed nothing beforehand      an arithmetic operator in place only once backward and optimizer have run, and
                                        not to zero tensors alone, which is `zero_grad` by hand
-    forward is known                   autograd's nodes have a line of forward; else only lines without an operator
+    the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
+                                       lines without an operator (an update by hand looks like any other work)
 
 Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not judged.
 """
@@ -92,11 +93,11 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     rank, owned = known.owned.rank, known.owned
     if rank.has_device or rank.device_unseen or not len(rank.steps):
         return {}
-    spans, linked = _Spans(known), _forward_is_known(known)
+    spans, all_known = _Spans(known), _passes_are_known(known)
     chosen = {
         line: work
         for line, work in known.lines.items()
-        if (linked or not work.top_calls) and _is_beside(known, work, spans)
+        if (all_known or not work.top_calls) and _is_beside(known, work, spans)
     }
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
     return {
@@ -161,10 +162,14 @@ def _shares_inside(known: RankLines, line: Line, spans: _Spans) -> dict[Line, fl
     }
 
 
-def _forward_is_known(known: RankLines) -> bool:
-    """Return whether some work of backward has its forward line; where steps begin with backward none has."""
+def _passes_are_known(known: RankLines) -> bool:
+    """Return whether some work of backward has its forward line (where steps begin with backward none has), and an
+    optimizer ran.
+    """
     by = known.owned.by_call
-    return bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+    linked = bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+    steps = len(marks_of(known.owned.rank).rows_of(Region.OPTIMIZER))
+    return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
 
 
 def _is_beside(known: RankLines, work: LineWork, spans: _Spans) -> bool:
