@@ -12,6 +12,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.contract.owners import HOOK
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
+from stepscope.document.report import report_json
 from stepscope.whatif.settings import what_if
 
 STEPS = 6
@@ -257,8 +258,10 @@ def test_what_one_rank_does_alone_is_not_said_of_all(tmp_path: Path) -> None:
 
 
 def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
-    found = diagnose(account(tmp_path))
+    clear = account(tmp_path)
+    found = diagnose(clear)
     assert found.worth == () and "inside forward or backward" in found.not_judged[0]
+    assert report_json(clear, found)["not_judged"] == list(found.not_judged)
     unknown = diagnose(account(tmp_path / "without", owners=False))
     assert "lines were not recorded" in unknown.not_judged[0]
     assert {n.rule: n.needs for n in unknown.not_examined}["host-stall"].startswith("lines of the code")
@@ -266,4 +269,5 @@ def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
 
 
 def test_with_a_device_other_rules_speak_of_the_host(tmp_path: Path) -> None:
-    assert beside(owned_findings.account(tmp_path, python("train.py:13", us=900))) == []
+    found = beside(owned_findings.account(tmp_path, python("train.py:13", us=900)))
+    assert [f.title for f in found] == ["The host stalls inside the step"]

@@ -85,8 +85,10 @@ def _stalled_ns(account: Account) -> float:
     on the same cores: nothing is left where these are most.
     """
     stalled = typical_host_ns(account, "stall_ns")
-    known = [one for one in account.line_work if one is not None] if stalled else []
-    if not known or len(known) < len(account.run.ranks) or any(rank.has_device for rank in account.run.ranks):
+    if not stalled or any(rank.has_device for rank in account.run.ranks):
+        return stalled
+    known = [one for one in account.line_work if one is not None]
+    if len(known) < len(account.run.ranks):
         return stalled
     left = np.quantile([_unexplained_ns(one) for one in known], 0.5, method="lower")
     return stalled if left >= MIN_MOSTLY * stalled else 0.0
