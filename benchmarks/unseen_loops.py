@@ -49,7 +49,7 @@ DRAWS = 1000
 
 def jobs() -> dict[str, tuple[int, list[str]]]:
     """Return every recording's number of ranks and the words of its job."""
-    found = {}
+    found: dict[str, tuple[int, list[str]]] = {}
     for _, ranks, faults in SETS:
         found |= {f"{name}.{ranks}": (ranks, [str(JOB), "run", name, str(STEPS)]) for name in faults}
     for ranks, shapes in ((1, SHAPES), (2, SHAPES_TOGETHER)):

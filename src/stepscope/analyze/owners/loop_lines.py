@@ -25,7 +25,6 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.owners.ownership import Mask
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import HOOK
@@ -93,62 +92,58 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     rank, owned = known.owned.rank, known.owned
     if rank.has_device or rank.device_unseen or not len(rank.steps):
         return {}
-    spans, all_known = _Spans(known), _passes_are_known(known)
+    times, all_known = _StackTimes(known), _passes_are_known(known)
     chosen = {
         line: work
         for line, work in known.lines.items()
-        if (all_known or not work.top_calls) and _is_beside(known, work, spans)
+        if (all_known or not work.top_calls) and _is_beside(known, work, times)
     }
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
     return {
         line: LoopLine(
             line,
             names[line],
-            spans.by_step(chosen[line].stacks),
-            spans.start[spans.held(chosen[line].stacks)],
+            times.free[chosen[line].stacks].sum(axis=0),
+            times.began_ns(chosen[line].stacks),
             before_forward=_stands_before_forward(known, chosen[line]),
             in_place=_changes(chosen[line]) > 0,
-            inside=_shares_inside(known, line, spans),
+            inside=_shares_inside(known, line, times),
         )
         for line in known.outermost(chosen)
     }
 
 
-class _Spans:
-    """The host's own time of a rank by stack and step, without its passes."""
+class _StackTimes:
+    """The host's own time of a rank by stack and step, with and without its passes."""
 
     def __init__(self, known: RankLines) -> None:
         owned, rank = known.owned, known.owned.rank
-        host = owned.host
-        self.start, self.stack = host.start_ns, host.owner.stack
-        self.step = rank.steps.of(host.start_ns)
-        waits = covered_ns(host_waits(rank), host.start_ns, host.end_ns)
-        self.whole = ((host.end_ns - host.start_ns - waits) * host.runs * (self.step >= 0)).astype(float)
-        inside = covered_ns(_passes(rank), host.start_ns, host.end_ns) * host.runs * (self.step >= 0)
-        self.free = np.maximum(self.whole - inside, 0.0)
-        self.in_module = host.owner.module >= 0
-        self.num_steps = len(rank.steps)
+        host, num_steps = owned.host, len(rank.steps)
+        step = rank.steps.of(host.start_ns)
+        mine = np.flatnonzero(host.runs & (step >= 0) & (host.owner.stack >= 0))
+        start, end = host.start_ns[mine], host.end_ns[mine]
+        self._stack, self._start = host.owner.stack[mine], start
+        own = (end - start - covered_ns(host_waits(rank), start, end)).astype(float)
+        free = np.maximum(own - covered_ns(_passes(rank), start, end), 0.0)
+        cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
 
-    def held(self, stacks: Sequence[int]) -> Mask:
-        return np.isin(self.stack, stacks) & (self.step >= 0)
+        def summed(ns: Floats) -> Floats:
+            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).reshape(shape)
 
-    def by_step(self, stacks: Sequence[int]) -> Floats:
-        """Return the time of some stacks by step."""
-        mine = self.held(stacks)
-        return np.bincount(self.step[mine], self.free[mine], minlength=self.num_steps)
+        self.whole, self.free = summed(own), summed(free)
+        self.in_module = summed(free * (host.owner.module[mine] >= 0))
+        self.first_ns = np.full(shape, _NEVER, np.int64)
+        np.minimum.at(self.first_ns.reshape(-1), cell, start)
 
-    def first_ns(self, stacks: Sequence[int]) -> Int64s:
-        """Return by step when some stacks ran first, the largest number where they did not."""
-        mine = self.held(stacks)
-        first = np.full(self.num_steps, _NEVER, np.int64)
-        np.minimum.at(first, self.step[mine], self.start[mine])
-        return first
+    def began_ns(self, stacks: Sequence[int]) -> Int64s:
+        """Return when the host began with any of some stacks."""
+        return self._start[np.isin(self._stack, stacks)]
 
 
-def _shares_inside(known: RankLines, line: Line, spans: _Spans) -> dict[Line, float]:
+def _shares_inside(known: RankLines, line: Line, times: _StackTimes) -> dict[Line, float]:
     """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
     owned, stacks = known.owned, set(known.lines[line].stacks)
-    whole = float(spans.free[spans.held(known.lines[line].stacks)].sum())
+    whole = float(times.free[known.lines[line].stacks].sum())
     depth: dict[Line, int] = {}
     for stack in stacks:
         users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
@@ -157,7 +152,7 @@ def _shares_inside(known: RankLines, line: Line, spans: _Spans) -> dict[Line, fl
             if key != line and stacks.issuperset(known.lines[key].stacks) and not frame.function.startswith("<"):
                 depth[key] = max(depth.get(key, 0), level)
     return {
-        key: float(spans.free[spans.held(known.lines[key].stacks)].sum()) / max(whole, 1.0)
+        key: float(times.free[known.lines[key].stacks].sum()) / max(whole, 1.0)
         for key in sorted(depth, key=lambda key: (depth[key], key))
     }
 
@@ -172,15 +167,14 @@ def _passes_are_known(known: RankLines) -> bool:
     return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
 
 
-def _is_beside(known: RankLines, work: LineWork, spans: _Spans) -> bool:
+def _is_beside(known: RankLines, work: LineWork, times: _StackTimes) -> bool:
     if not work.apart or work.collectives or _only_zeroes(work) or _trains(known, work.stacks):
         return False
-    mine = spans.held(work.stacks)
-    whole, free = float(spans.whole[mine].sum()), float(spans.free[mine].sum())
+    whole, free = float(times.whole[work.stacks].sum()), float(times.free[work.stacks].sum())
     if free <= 0 or free < _MOSTLY * whole:
         return False
-    after = _after_training(known, spans.first_ns(work.stacks))
-    if float(spans.free[mine & spans.in_module].sum()) >= _MOSTLY * free and not _is_hook(known, work.stacks):
+    after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
+    if float(times.in_module[work.stacks].sum()) >= _MOSTLY * free and not _is_hook(known, work.stacks):
         return after and work.modules.isdisjoint(known.trained)
     return after or not _changes(work)
 

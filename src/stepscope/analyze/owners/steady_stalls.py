@@ -9,12 +9,12 @@ from collections import defaultdict
 
 import numpy as np
 
-from stepscope.analyze.host.time import Activities
+from stepscope.analyze.host.time import data_loading, stalling
 from stepscope.analyze.owners.line_work import Line, RankLines
-from stepscope.analyze.replay.host_program import host_activities
+from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.regions import Region
-from stepscope.intervals import Intervals, covered_ns, subtract, union
+from stepscope.intervals import Intervals, covered_ns, subtract, union, union_of
 from stepscope.records import once_per_record
 from stepscope.run.rank import Rank
 
@@ -27,11 +27,11 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
     owned, rank = known.owned, known.owned.rank
     if not len(rank.steps):
         return {}
-    did: Activities = host_activities(rank, alone=not (rank.collectives.step >= 0).any())
+    stalls = subtract(stalling(rank), union_of(host_waits(rank), data_loading(rank)))
     host = owned.host
     step = rank.steps.of(host.start_ns)
-    anywhere = covered_ns(did.stall, host.start_ns, host.end_ns) * host.runs
-    outside = covered_ns(subtract(did.stall, _passes(rank)), host.start_ns, host.end_ns) * host.runs
+    anywhere = covered_ns(stalls, host.start_ns, host.end_ns) * host.runs
+    outside = covered_ns(subtract(stalls, _passes(rank)), host.start_ns, host.end_ns) * host.runs
     by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
     for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
         users = [owned.frames[f] for f in owned.stacks[host.owner.stack[row]] if owned.frames[f].is_user]

@@ -20,7 +20,7 @@ from stepscope.units import ms
 
 _MIN_SHARE = 0.01
 """of the step: less is no line of its own"""
-_MOST_OF_TYPICAL = 2.0
+_MAX_OF_TYPICAL = 2.0
 """times what a line takes in the median step is the most that it claims: the rest is of few steps, a machine that had
 other things to do"""
 _NEARLY_ALL = 0.9
@@ -50,7 +50,7 @@ def work_beside_training(account: Account) -> list[Candidate]:
 def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
     each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
-    took = [sum(min(line.mean_ns, _MOST_OF_TYPICAL * line.typical_ns) for line in mine) for mine in each]
+    took = [sum(min(line.mean_ns, _MAX_OF_TYPICAL * line.typical_ns) for line in mine) for mine in each]
     first = next(mine[0] for mine in each if mine)
     places = _places(each, lines)
     if len(lines) == 1:
