@@ -258,14 +258,18 @@ def test_lines_are_listed_with_what_they_save(opened: Browser) -> None:
     assert rows[1].startswith("model.py:31 to 33") and "x = x + self.up(x)" in rows[1]
 
 
-def test_a_page_without_owners_has_no_code_section(browser: Browser, tmp_path: Path) -> None:
+def test_a_page_without_owners_and_findings_has_no_code_section_and_says_what_nobody_judged(
+    browser: Browser, tmp_path: Path
+) -> None:
     data = constructed(ranks=2, steps=3, slices_per_rank=20)
-    report = {**data.report, "code": [], "modules": [], "unowned": None}
+    report = {**data.report, "code": [], "modules": [], "unowned": None, "findings": [], "findings_combined": []}
     path = tmp_path / "page.html"
     path.write_text(page_of(replace(data, report=report, code_trees=None)))
     browser.console()
     browser.open(path)
     assert browser.run("return document.querySelector('#code') === null")
+    clear = browser.run("return document.querySelector('#findings').innerText")
+    assert "Nothing that would save" in clear and "No rule judges a line" in clear
     assert browser.console() == []
 
 

@@ -22,6 +22,8 @@ FUNCTIONS: Literal["functions"] = "functions"
 TRAINING: Literal["training"] = "training"
 AUTOGRAD: Literal["autograd"] = "autograd"
 OTHER: Literal["other"] = "other"
+HOOK = " (module hook)"
+"""at the end of a function's name: a module's call ran it before or after its `forward`"""
 NONE = -1
 """in a column of numbers: there is none"""
 

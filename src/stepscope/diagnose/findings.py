@@ -15,6 +15,7 @@ from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
+from stepscope.diagnose.scope.unjudged_work import not_judged
 from stepscope.diagnose.scope.without_steps import told_of_the_window
 from stepscope.diagnose.where import where_of
 
@@ -35,6 +36,8 @@ class Diagnosis:
     """`(ids of the first k, ns per step they save together)` for k = 1, 2, ..."""
     not_examined: tuple[UnexaminedFault, ...] = ()
     """faults that were not found and could not be ruled out"""
+    not_judged: tuple[str, ...] = ()
+    """what no rule asks about, in sentences: silence about it proves nothing"""
     fixes: tuple[Fix, ...] = ()
     """the change that stands for each finding's fix, in their order"""
 
@@ -48,7 +51,8 @@ def diagnose(account: Account) -> Diagnosis:
     """Return the findings of an account: per step, or over the window where no step was recorded."""
     step_ns = account.step.step_ns if account.step else None
     found = _found(account, step_ns) if step_ns else Diagnosis((), ())
-    return replace(found, not_examined=not_examined(account, found.findings, replayed=account.replay is not None))
+    unseen = not_examined(account, found.findings, replayed=account.replay is not None)
+    return replace(found, not_examined=unseen, not_judged=not_judged(account))
 
 
 def _found(account: Account, step_ns: float) -> Diagnosis:

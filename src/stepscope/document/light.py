@@ -51,6 +51,7 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "code": [],
         "modules": [],
         "not_examined": [{"rule": rule, "needs": "a trace"} for rule in FINDING_IDS],
+        "not_judged": [],
         "findings": [],
         "findings_combined": [],
         "warnings": [NO_TRACE, *run.warnings],

@@ -59,6 +59,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict_reason": conclusion.reason,
         **code_json(account),
         "not_examined": [asdict(n) for n in diagnosis.not_examined],
+        "not_judged": list(diagnosis.not_judged),
         "findings": [_finding(f) for f in diagnosis.findings],
         "findings_combined": [
             {"ids": list(ids), "saving_ms_per_step": ms(saving)} for ids, saving in diagnosis.combined

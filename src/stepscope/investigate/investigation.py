@@ -119,7 +119,8 @@ def _root_cause(run: Measurement) -> Step:
 def _unseen(run: Measurement) -> str:
     """Return what nobody has looked for."""
     lacking = by_need(run.diagnosis.not_examined)
-    return "".join(f" Not examined: {', '.join(rules)} ({needs})." for needs, rules in lacking.items())
+    lines = [f"Not examined: {', '.join(rules)} ({needs})." for needs, rules in lacking.items()]
+    return "".join(f" {line}" for line in (*run.diagnosis.not_judged, *lines))
 
 
 def _to_validate(run: Measurement, name: str) -> Step:

@@ -31,7 +31,9 @@ class PlantedRank(RankTrace):
 
     @contextmanager
     def line(self, *stack: str, module: str = "") -> Iterator[None]:
-        """Let everything inside be called from this stack, outermost first; `lib:` marks frames of libraries."""
+        """Let everything inside be called from this stack, outermost first; `lib:` marks frames of libraries, a third
+        part is the function's name.
+        """
         self._where.append((stack, module))
         yield
         self._where.pop()
@@ -80,7 +82,7 @@ class PlantedRank(RankTrace):
             "name": [table.index("names", e["name"]) for e in entries],
             "depth": depth,
             "stack": [table.stack(e["planted"][0]) for e in entries],
-            "module": [table.index("modules", e["planted"][1]) for e in entries],
+            "module": [table.index("modules", e["planted"][1]) if e["planted"][1] else -1 for e in entries],
             "sequence": [e["args"].get("Sequence number", -1) for e in entries],
             "step": [1] * len(entries),
             "python": gaps,
@@ -114,8 +116,9 @@ class _Table:
         return self.index("stacks", tuple(self._frame(place) for place in places))
 
     def _frame(self, place: str) -> int:
-        file, line = place.removeprefix("lib:").split(":")
-        return self.index("frames", (self.index("files", file), int(line), "f", int(not place.startswith("lib:"))))
+        file, line, *function = place.removeprefix("lib:").split(":")
+        name = function[0] if function else "f"
+        return self.index("frames", (self.index("files", file), int(line), name, int(not place.startswith("lib:"))))
 
     def document(self) -> dict[str, Any]:
         return {k: [list(v) if isinstance(v, tuple) else v for v in known] for k, known in self._known.items()}

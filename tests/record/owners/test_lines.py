@@ -7,6 +7,7 @@ from tests.record.owners import planted_step
 from tests.record.owners.settrace_truth import operators_by_line
 from tests.record.owners.watched import innermost, operators, owners_in, training
 
+from stepscope.contract.owners import HOOK
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.loop.call_search import CallSearch, step_aside
 from stepscope.record.owners.call_count import CallCount
@@ -166,3 +167,32 @@ def test_users_profiler_in_the_step_with_frames_gets_nothing_of_ours(step):
         assert "aten::linear" in names and not any(name.startswith("ProfilerStep#1") for name in names)
     finally:
         guard.remove()
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return torch.mul(x, 2.0)
+
+
+def note(_, __, out):
+    watched(out)
+
+
+def watched(out):
+    torch.sin(out.detach())
+
+
+def test_what_a_module_runs_beside_its_forward_is_marked_as_its_hook():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), Doubled())
+    for module in model:
+        module.register_forward_hook(note)
+    owners = owners_in(lambda: model(torch.ones(2, 4)), model=model)
+    thread = training(owners)
+    functions = {
+        owners["names"][name]: [owners["frames"][f][2] for f in owners["stacks"][stack] if owners["frames"][f][3]]
+        for name, stack in zip(thread["name"], thread["stack"], strict=True)
+        if stack >= 0
+    }
+    assert functions["aten::sin"][-2:] == [f"note{HOOK}", "watched"]
+    assert functions["aten::mul"][-1] == "forward"
+    assert not any(function.endswith(HOOK) for function in functions["aten::addmm"])

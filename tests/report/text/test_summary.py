@@ -68,6 +68,7 @@ def test_nothing_to_fix_is_said(tmp_path: Path) -> None:
     said = summary(run)
     assert "Nothing worth fixing was found in what could be examined." in said
     assert "not examined: memory-bound-attention (shapes:" in said
+    assert "No rule judges work that only this job does" in said
 
 
 def test_many_warnings_are_counted(tmp_path: Path) -> None:

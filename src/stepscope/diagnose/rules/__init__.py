@@ -39,6 +39,7 @@ from stepscope.diagnose.rules.straggler import straggler
 from stepscope.diagnose.rules.too_many_small_collectives import too_many_small_collectives
 from stepscope.diagnose.rules.unused_forward import unused_forward
 from stepscope.diagnose.rules.user_communication import user_communication
+from stepscope.diagnose.rules.work_beside_training import work_beside_training
 from stepscope.diagnose.rules.wrapper_broadcasts import wrapper_broadcasts
 from stepscope.diagnose.scope.needs import Need, Scope
 
@@ -89,6 +90,7 @@ BY_OWNER: tuple[Rule, ...] = (
     Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(late_lines, ("straggler",), _RANKS),
     Rule(stage_imbalance, ("load-imbalance",), _RANKS),
+    Rule(work_beside_training, ("host-stall",), Scope.HOST, (Need.LINES,), training_only=True),
 )
 """the same faults seen in what lines and modules of the user's code did; they need owners, and add to the rules above"""
 

@@ -1,10 +1,16 @@
 """`host-stall`: the host does something else than training: garbage collection, logging, checkpoints, a lock."""
 
+import numpy as np
+
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.host_compute import computing_operators
+from stepscope.analyze.owners.line_work import RankLines
+from stepscope.analyze.owners.loop_lines import loop_lines
+from stepscope.analyze.owners.steady_stalls import steady_stalls
 from stepscope.analyze.replay.changes import without_recurring, without_window_stalls
+from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.step.recurring import OUTSIDE
-from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
 from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, named_cause, stall_causes
 
@@ -35,7 +41,7 @@ def _unnamed(account: Account) -> list[Candidate]:
     """Return long stretches in which the host ran no operator and asked for no data, and what recurs outside every
     region of the step log.
     """
-    stalled, outside = typical_host_ns(account, "stall_ns"), common_ns(account, (OUTSIDE,))
+    stalled, outside = _stalled_ns(account), common_ns(account, (OUTSIDE,))
     if not stalled + outside:
         return []
     cause = "for at least a millisecond at a time the host launches nothing and loads no data"
@@ -53,7 +59,7 @@ def _unnamed(account: Account) -> list[Candidate]:
             remedy="Look at what runs between the operators there (record with --stacks): gc.freeze() and gc.disable() with a "
             "collection every N steps, logging and checkpoints in a thread, no locks or sleeps in the loop. "
             "The saving is these stretches gone.",
-            change=lambda replay: without_window_stalls(without_recurring(replay, causes)),
+            change=lambda replay: _without(replay, causes, window=stalled > 0),
             limit_ns=host_part_ns(account, "host_stall"),
             cost_ns=stalled + outside,
             evidence=(
@@ -64,6 +70,34 @@ def _unnamed(account: Account) -> list[Candidate]:
             sureness=0.85,
         )
     ]
+
+
+def _without(replay: Replay, causes: tuple[str, ...], *, window: bool) -> Replay:
+    changed = without_recurring(replay, causes)
+    return without_window_stalls(changed) if window else changed
+
+
+def _stalled_ns(account: Account) -> float:
+    """Return how long the usual rank's host stalls per step without a cause of its own.
+
+    On ranks without a device whose lines are known, stalls in lines beside training are `work_beside_training`'s, and
+    those that no line has in most steps, or that lie between the operators of the passes themselves, are of other programs
+    on the same cores: nothing is left where these are most.
+    """
+    stalled = typical_host_ns(account, "stall_ns")
+    if not stalled or any(rank.has_device for rank in account.run.ranks):
+        return stalled
+    known = [one for one in account.line_work if one is not None]
+    if len(known) < len(account.run.ranks):
+        return stalled
+    left = np.quantile([_unexplained_ns(one) for one in known], 0.5, method="lower")
+    return stalled if left >= MIN_MOSTLY * stalled else 0.0
+
+
+def _unexplained_ns(known: RankLines) -> float:
+    """Return the steady stalls of a rank in lines that are not beside training, nor called from one that is."""
+    beside = {stack for line in loop_lines(known) for stack in known.lines[line].stacks}
+    return sum(ns for line, ns in steady_stalls(known).items() if not beside.issuperset(known.lines[line].stacks))
 
 
 def _computed(account: Account) -> list[Evidence]:

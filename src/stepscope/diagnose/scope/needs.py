@@ -26,6 +26,7 @@ class Need(Enum):
     PASSES = "forward and backward told apart"
     MEMORY = "memory"
     UNPROFILED = "unprofiled step time"
+    LINES = "lines of the user's code"
 
 
 class Scope(Enum):
@@ -34,6 +35,7 @@ class Scope(Enum):
     ANY = "any job"
     SEVERAL_RANKS = "jobs of several ranks"
     DEVICE = "jobs with a device"
+    HOST = "jobs that compute on the host"
 
 
 def applies(account: Account, scope: Scope) -> bool:
@@ -41,6 +43,8 @@ def applies(account: Account, scope: Scope) -> bool:
     ranks = account.run.ranks
     if scope is Scope.SEVERAL_RANKS:
         return len(ranks) > 1 or (account.run.world_size or 1) > 1 or any(len(r.collectives) for r in ranks)
+    if scope is Scope.HOST:
+        return bool(ranks) and not any(r.has_device or r.device_unseen for r in ranks)
     return scope is Scope.ANY or any(r.has_device or _calls(r) for r in ranks)
 
 
@@ -89,6 +93,7 @@ _IS_THERE: dict[Need, Callable[[Account], bool]] = {
     Need.PASSES: lambda a: a.step is not None and a.step.ns("backward") > 0,
     Need.MEMORY: lambda a: a.memory is not None,
     Need.UNPROFILED: lambda a: a.step is not None and a.step.unprofiled_ns is not None,
+    Need.LINES: lambda a: all(one is not None for one in a.ownership),
 }
 _HOW: dict[Need, Callable[[Account], str]] = {
     Need.STEPS: lambda a: "steps: profiler.step() in the loop, or stepscope record",
@@ -102,4 +107,5 @@ _HOW: dict[Need, Callable[[Account], str]] = {
     Need.PASSES: lambda a: "a backward pass that the trace tells from the forward one",
     Need.MEMORY: lambda a: "memory: stepscope record --memory",
     Need.UNPROFILED: lambda a: "the step without the profiler: --unprofiled-step-ms, or stepscope record",
+    Need.LINES: lambda a: "lines of the code: stepscope record without --light and --no-owners, or with_stack=True",
 }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Finding
-from stepscope.diagnose.rules import GENERAL, SPECIFIC
+from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import applies
 
 _REPLAY = "steps that all ranks recorded and that launch work"
@@ -28,13 +28,16 @@ def not_examined(account: Account, findings: Iterable[Finding], *, replayed: boo
     Where nothing could be `replayed`, no rule can tell what its fix saves.
     """
     found = {f.id for f in findings}
-    out = []
-    for rule in (*SPECIFIC, *GENERAL):
+    needs: dict[str, list[str]] = {}
+    for rule in (*SPECIFIC, *GENERAL, *(rule for rule in BY_OWNER if rule.needs)):
         lacks = rule.lacks(account)
         if not replayed and applies(account, rule.scope) and rule.finds[0] not in _TOLD_WITHOUT_REPLAY:
-            lacks = list(dict.fromkeys([*lacks, _REPLAY]))
-        out += [UnexaminedFault(id_, "; ".join(lacks)) for id_ in rule.finds if lacks and id_ not in found]
-    return tuple(out)
+            lacks.append(_REPLAY)
+        for id_ in rule.finds if lacks else ():
+            needs.setdefault(id_, []).extend(lacks)
+    return tuple(
+        UnexaminedFault(id_, "; ".join(dict.fromkeys(lacks))) for id_, lacks in needs.items() if id_ not in found
+    )
 
 
 def by_need(rules: Iterable[UnexaminedFault]) -> dict[str, list[str]]:

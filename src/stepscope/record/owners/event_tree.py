@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepscope.record.owners.places import OURS
+from stepscope.contract.owners import HOOK
+from stepscope.record.owners.places import OURS, USER
 from stepscope.record.owners.stacks import EMPTY, Stacks
 
 _OPERATOR, _CALL, _C_CALL = "TorchOp", "PyCall", "PyCCall"
 _ANNOTATION = "USER_SCOPE"
+_MODULE_FILE, _MODULE_CALLS, _FORWARD = "torch/nn/modules/module.py", ("_call_impl", "inner"), "forward"
 
 
 class TooManyEvents(Exception):
@@ -35,6 +37,7 @@ class Frame:
     stack: int
     module: int | None  # `id` of the innermost module
     is_ours: bool
+    shown: str  # the function's name in stacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def _c_call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame | None]:
         stack = _stack_of(visit, stacks)
         return _event(visit.event, None, stack, stack, None), visit.frame
     frame.line = at.line_number
-    stack = stacks.push(frame.stack, frame.file, frame.function, frame.line, frame.line)
+    stack = stacks.push(frame.stack, frame.file, frame.shown, frame.line, frame.line)
     return _event(visit.event, None, stack, stack, frame.module, is_ours=frame.is_ours), frame
 
 
@@ -120,13 +123,20 @@ def _call(visit: _Visit, stacks: Stacks) -> tuple[Event, Frame]:
         caller = visit.frame
     else:
         caller.line = at.line_number
-        stack = stacks.push(caller.stack, caller.file, caller.function, caller.line, caller.line)
+        stack = stacks.push(caller.stack, caller.file, caller.shown, caller.line, caller.line)
     file, function, line = site.file_name, site.function_name, site.line_number
-    is_ours = stacks.places.of(file)[1] == OURS
+    kind = stacks.places.of(file)[1]
+    is_ours = kind == OURS
+    shown = f"{function}{HOOK}" if kind == USER and _calls_hooks(caller) and function != _FORWARD else function
     inside = module.self_ptr if module is not None else caller.module if caller is not None else None
-    own_stack = stacks.push(stack, file, function, line, 0)
+    own_stack = stacks.push(stack, file, shown, line, 0)
     event = _event(visit.event, None, stack, own_stack, inside, is_ours=is_ours)
-    return event, Frame(file, function, line, caller, stack, inside, is_ours)
+    return event, Frame(file, function, line, caller, stack, inside, is_ours, shown)
+
+
+def _calls_hooks(frame: Frame | None) -> bool:
+    """Return whether a frame is a module's call, which runs its `forward` and its hooks."""
+    return frame is not None and frame.function in _MODULE_CALLS and frame.file.endswith(_MODULE_FILE)
 
 
 def _event(
@@ -151,7 +161,7 @@ def _stack_of(visit: _Visit, stacks: Stacks) -> int:
     frame = visit.frame
     if frame is None:
         return EMPTY
-    return stacks.push(frame.stack, frame.file, frame.function, frame.line, visit.line_to)
+    return stacks.push(frame.stack, frame.file, frame.shown, frame.line, visit.line_to)
 
 
 def _caller(frame: Frame | None, at: Any) -> Frame | None:

@@ -93,8 +93,8 @@ def _findings(account: Account, diagnosis: Diagnosis, conclusion: Conclusion, ou
     else:
         clear = not diagnosis.not_examined and conclusion.verdict != UNCLEAR
         out.print(f"Nothing worth fixing was found{'' if clear else ' in what could be examined'}.")
-        if _has_lines(account):
-            out.print("   No rule judges a line that only this job has: stepscope code shows what each one costs.")
+        for said in diagnosis.not_judged:
+            print_indented(out, name_text(said, width=400), first="   ", indent="   ")
     for needs, rules in by_need(diagnosis.not_examined).items():
         line = name_text(f"not examined: {', '.join(rules)} ({needs})", width=400)
         print_indented(out, line, first="   ", indent="     ")

@@ -103,7 +103,7 @@ function findings(report, grid) {
   if (!list.length) {
     const clear = !report.not_examined.length && report.verdict !== "unclear";
     box.append(el("p", {}, `Nothing that would save 2 % of the ${wholeOf(report)} or more was found${clear ? "" : " in what could be examined"}.`));
-    box.append(...notExamined(report));
+    box.append(...(report.not_judged ?? []).map((said) => el("p", { class: "quiet" }, said)), ...notExamined(report));
     return box;
   }
   const most = Math.max(...list.map((f) => f.saving_pct), 1);

@@ -1,0 +1,275 @@
+"""What does the training loop do in every step that is no pass of the model?
+
+A step trains by forward, loss, backward, the optimizer and the loader. What the host spends in lines of the user's that
+are none of these is work beside training: copies of the weights, statistics, logs, files, waiting.
+
+A line is beside training where
+    nothing went back through it       autograd ran no node for what it did, and it did not call backward
+    it moved nothing                   no collective, no step of the optimizer or clipping, no loader of torch's
+    it lies in no pass                 at most half of its time inside ranges of optimizer, backward or loader
+    it ran no part of a model          no module, or it is a hook of one, or none that is trained and only after the
+                                       step's last backward
+    it changed nothing beforehand      an arithmetic operator in place only once backward and optimizer have run, and
+                                       not to zero tensors alone, which is `zero_grad` by hand
+    the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
+                                       lines without an operator (an update by hand looks like any other work)
+
+Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not judged.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.sums import host_waits
+from stepscope.analyze.step.regions import marks_of
+from stepscope.contract.owners import HOOK
+from stepscope.contract.regions import Region
+from stepscope.intervals import Intervals, covered_ns, union, union_of
+from stepscope.records import ArrayRecord, once_per_record
+from stepscope.run.owners import Frame
+from stepscope.run.rank import Rank
+from stepscope.trace.table import Int64s
+
+Floats = npt.NDArray[np.float64]
+_PASSES = (Region.BACKWARD, Region.OPTIMIZER, Region.DATA)
+_TRAINING_FILES = (
+    "torch/optim/",
+    "torch/amp/",
+    "torch/nn/utils/clip_grad",
+    "torch/nn/parallel/",
+    "torch/distributed/",
+    "torch/autograd/",
+    "torch/utils/data/",
+)
+"""what is called there is a pass of the step, or prepares one"""
+_MOSTLY = 0.5
+_NEVER = np.iinfo(np.int64).max
+_MIN_TURNS = 4
+"""per step: lines that take turns as often are in one loop"""
+_CHANGES = frozenset(
+    ("add", "sub", "mul", "div", "lerp", "copy", "zero", "fill", "clamp", "clip", "addcmul", "addcdiv", "neg", "sign",
+     "pow", "sqrt", "where", "masked_fill", "nan_to_num", "normal", "uniform")
+)  # fmt: skip
+"""arithmetic that changes a tensor in place, each with `_` at its end"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LoopLine(ArrayRecord):
+    """A line beside training, on one rank."""
+
+    line: Line
+    function: str
+    """that the line is in"""
+    ns: Floats
+    """by step: the host's time for it, with all that it called"""
+    began_ns: Int64s
+    """when the host began with it, each time"""
+    before_forward: bool
+    """it stands above the line of its function that runs forward: it may prepare the input"""
+    in_place: bool
+    inside: dict[Line, float]
+    """the share of its time that each line has which it calls, the outermost first"""
+
+    @property
+    def typical_ns(self) -> float:
+        """Return what it takes in the median step: what happens in few steps only is no part of it."""
+        return float(np.median(self.ns)) if len(self.ns) else 0.0
+
+    @property
+    def mean_ns(self) -> float:
+        """Return what it takes in the mean step."""
+        return float(np.mean(self.ns)) if len(self.ns) else 0.0
+
+
+@once_per_record
+def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
+    """Return the outermost lines of a rank that are beside training."""
+    rank, owned = known.owned.rank, known.owned
+    if rank.has_device or rank.device_unseen or not len(rank.steps):
+        return {}
+    times, all_known = _StackTimes(known), _passes_are_known(known)
+    chosen = {
+        line: work
+        for line, work in known.lines.items()
+        if (all_known or not work.top_calls) and _is_beside(known, work, times)
+    }
+    names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
+    return {
+        line: LoopLine(
+            line,
+            names[line],
+            times.free[chosen[line].stacks].sum(axis=0),
+            times.began_ns(chosen[line].stacks),
+            before_forward=_stands_before_forward(known, chosen[line]),
+            in_place=_changes(chosen[line]) > 0,
+            inside=_shares_inside(known, line, times),
+        )
+        for line in known.outermost(chosen)
+    }
+
+
+class _StackTimes:
+    """The host's own time of a rank by stack and step, with and without its passes."""
+
+    def __init__(self, known: RankLines) -> None:
+        owned, rank = known.owned, known.owned.rank
+        host, num_steps = owned.host, len(rank.steps)
+        step = rank.steps.of(host.start_ns)
+        mine = np.flatnonzero(host.runs & (step >= 0) & (host.owner.stack >= 0))
+        start, end = host.start_ns[mine], host.end_ns[mine]
+        self._stack, self._start = host.owner.stack[mine], start
+        own = (end - start - covered_ns(host_waits(rank), start, end)).astype(float)
+        free = np.maximum(own - covered_ns(_passes(rank), start, end), 0.0)
+        cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
+
+        def summed(ns: Floats) -> Floats:
+            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).reshape(shape)
+
+        self.whole, self.free = summed(own), summed(free)
+        self.in_module = summed(free * (host.owner.module[mine] >= 0))
+        self.first_ns = np.full(shape, _NEVER, np.int64)
+        np.minimum.at(self.first_ns.reshape(-1), cell, start)
+
+    def began_ns(self, stacks: Sequence[int]) -> Int64s:
+        """Return when the host began with any of some stacks."""
+        return self._start[np.isin(self._stack, stacks)]
+
+
+def _shares_inside(known: RankLines, line: Line, times: _StackTimes) -> dict[Line, float]:
+    """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
+    owned, stacks = known.owned, set(known.lines[line].stacks)
+    whole = float(times.free[known.lines[line].stacks].sum())
+    depth: dict[Line, int] = {}
+    for stack in stacks:
+        users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
+        for level, frame in enumerate(users):
+            key = frame.file, frame.line
+            if key != line and stacks.issuperset(known.lines[key].stacks) and not frame.function.startswith("<"):
+                depth[key] = max(depth.get(key, 0), level)
+    return {
+        key: float(times.free[known.lines[key].stacks].sum()) / max(whole, 1.0)
+        for key in sorted(depth, key=lambda key: (depth[key], key))
+    }
+
+
+def _passes_are_known(known: RankLines) -> bool:
+    """Return whether some work of backward has its forward line (where steps begin with backward none has), and an
+    optimizer ran.
+    """
+    by = known.owned.by_call
+    linked = bool((by.backward & (by.stack >= 0) & (by.stack != by.caller)).any())
+    steps = len(marks_of(known.owned.rank).rows_of(Region.OPTIMIZER))
+    return linked and bool(steps or (known.optimizer_ns < _NEVER).any())
+
+
+def _is_beside(known: RankLines, work: LineWork, times: _StackTimes) -> bool:
+    if not work.apart or work.collectives or _only_zeroes(work) or _trains(known, work.stacks):
+        return False
+    whole, free = float(times.whole[work.stacks].sum()), float(times.free[work.stacks].sum())
+    if free <= 0 or free < _MOSTLY * whole:
+        return False
+    after = _after_training(known, times.first_ns[work.stacks].min(axis=0))
+    if float(times.in_module[work.stacks].sum()) >= _MOSTLY * free and not _is_hook(known, work.stacks):
+        return after and work.modules.isdisjoint(known.trained)
+    return after or not _changes(work)
+
+
+def _is_hook(known: RankLines, stacks: Sequence[int]) -> bool:
+    """Return whether all of some stacks are below a hook of a module: what is called beside its forward."""
+    frames, of_stack = known.owned.frames, known.owned.stacks
+    return all(any(frames[f].function.endswith(HOOK) for f in of_stack[stack]) for stack in stacks)
+
+
+def _after_training(known: RankLines, first_ns: Int64s) -> bool:
+    """Return whether something always began after the last backward of its step and after the optimizer had begun."""
+    began = np.maximum(known.backward_ns, np.where(known.optimizer_ns < _NEVER, known.optimizer_ns, 0))
+    return bool((first_ns > began).all())
+
+
+def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line, or one that calls it, stands above what is trained in the same function."""
+    owned = known.owned
+    for frame in (owned.frames[f] for f in owned.stacks[work.stacks[0]]):
+        passes = [line for line in _lines_of(known, frame) if known.lines[line].has_backward]
+        if frame.is_user and passes and not known.lines[frame.file, frame.line].has_backward:
+            return frame.line < min(number for _, number in passes)
+    return False
+
+
+def _lines_of(known: RankLines, frame: Frame) -> list[Line]:
+    same = (f for f in known.owned.frames if (f.file, f.function) == (frame.file, frame.function))
+    return [(f.file, f.line) for f in same if (f.file, f.line) in known.lines]
+
+
+def _trains(known: RankLines, stacks: Sequence[int]) -> bool:
+    """Return whether any of some stacks is in code of torch's that trains."""
+    frames = {f for stack in stacks for f in known.owned.stacks[stack]}
+    files = (known.owned.frames[f].file for f in frames if not known.owned.frames[f].is_user)
+    return any(part in file for file in files for part in _TRAINING_FILES)
+
+
+def _changes(work: LineWork) -> int:
+    """Return how many operators changed the numbers of a tensor in place."""
+    return sum(n for name, n in work.top_calls.items() if _base(name) in _CHANGES)
+
+
+def _only_zeroes(work: LineWork) -> bool:
+    return bool(work.top_calls) and all(_base(name) in ("zero", "fill", "detach") for name in work.top_calls)
+
+
+def _base(name: str) -> str:
+    """Return the operator of a name that changes a tensor in place, nothing for others.
+
+    >>> _base("aten::lerp_"), _base("aten::_foreach_mul_"), _base("aten::add")
+    ('lerp', 'mul', '')
+    """
+    plain = name.removeprefix("aten::").removeprefix("_foreach_")
+    return plain[:-1] if plain.endswith("_") else ""
+
+
+@once_per_record
+def _passes(rank: Rank) -> Intervals:
+    """Return when ranges of the host name the optimizer, backward or the loader."""
+    marks, trace = marks_of(rank), rank.trace
+    found = []
+    for region in _PASSES:
+        rows = marks.rows_of(region)
+        rows = rows[trace["tid"][rows] == marks.main_thread]
+        found.append(union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows]))
+    return union_of(*found)
+
+
+def loops(lines: Sequence[LoopLine], passes: Sequence[Line]) -> list[tuple[LoopLine, ...]]:
+    """Return the lines of one rank in groups: those that take turns in one loop of one function belong together.
+
+    No line of a pass lies between them.
+    """
+    groups: list[list[LoopLine]] = []
+    by_function: dict[tuple[str, str], list[LoopLine]] = defaultdict(list)
+    for one in sorted(lines, key=lambda one: one.line):
+        by_function[one.line[0], one.function].append(one)
+    for (file, _), members in by_function.items():
+        numbers = sorted(number for other, number in passes if other == file)
+        group: list[LoopLine] = []
+        for one in members:
+            if group and not (_take_turns(group[-1], one) and not _between(numbers, group[-1].line[1], one.line[1])):
+                groups.append(group)
+                group = []
+            group.append(one)
+        groups.append(group)
+    return [tuple(group) for group in groups]
+
+
+def _take_turns(one: LoopLine, other: LoopLine) -> bool:
+    began = np.concatenate((one.began_ns, other.began_ns))
+    is_other = (np.arange(len(began)) >= len(one.began_ns))[np.argsort(began, kind="stable")]
+    return int((is_other[1:] != is_other[:-1]).sum()) >= _MIN_TURNS * max(len(one.ns), 1)
+
+
+def _between(numbers: Sequence[int], low: int, high: int) -> bool:
+    return any(low < number < high for number in numbers)

@@ -1,0 +1,273 @@
+"""Jobs that compute on the CPU: what the loop does beside training is named by its line, and nothing of a pass is."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.analyze.build import MAIN, built_run
+from tests.analyze.owners.planted import PlantedRank
+from tests.diagnose import test_owned_findings as owned_findings
+
+from stepscope.analyze.account import Account, account_of
+from stepscope.contract.owners import HOOK
+from stepscope.diagnose.finding import Finding
+from stepscope.diagnose.findings import diagnose
+from stepscope.document.report import report_json
+from stepscope.whatif.settings import what_if
+
+STEPS = 6
+FORWARD, BACKWARD, OPTIMIZER = 2000.0, 4000.0, 1000.0
+PLANTED = 1500.0
+"""us per step: 17.6 % of it"""
+
+Plant = Callable[[PlantedRank, float, int], float]
+"""adds something to a rank at a moment, in step number n; returns when it ended"""
+
+
+def nothing(_: PlantedRank, at: float, __: int) -> float:
+    return at
+
+
+def a_step(r: PlantedRank, n: int, at: float, planted: dict[str, Plant]) -> float:
+    """Forward at train.py:10, backward at :12, the optimizer at :14; what is planted stands in between."""
+
+    def put(where: str) -> float:
+        return planted.get(where, nothing)(r, at, n)
+
+    begin = at
+    at = put("before")
+    with r.line("train.py:10", "model.py:5", module="blocks.0"):
+        r.ran("aten::addmm", at, at + FORWARD, **{"Sequence number": 10 * n})
+    at += FORWARD
+    at = put("forward")
+    with r.line("train.py:12"):
+        node = "autograd::engine::evaluate_function: AddmmBackward0"
+        args = {"Sequence number": 10 * n, "Fwd thread id": 1}
+        with r.op(node, at, at + BACKWARD, thread=MAIN, **args):
+            r.ran("aten::mm", at, at + BACKWARD)
+    at += BACKWARD
+    at = put("backward")
+    if "by_hand" not in planted:
+        with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
+            r.annotation("Optimizer.step#AdamW.step", at, at + OPTIMIZER)
+            r.ran("aten::_fused_adamw_", at, at + OPTIMIZER)
+        at += OPTIMIZER
+    at = put("after")
+    r.step(n, begin, at)
+    return at
+
+
+def account(folder: Path, *, owners: bool = True, ranks: int = 1, only: int | None = None, **planted: Plant) -> Account:
+    """Return the account of a job on the CPU; with `only` the plants are on that rank alone."""
+    folder.mkdir(exist_ok=True)
+    made = []
+    for rank in range(ranks):
+        r, at, begin = PlantedRank(rank, world_size=ranks), 0.0, 0.0
+        for n in range(STEPS + 1):
+            begin = at
+            at = a_step(r, n, at, planted if only in (None, rank) else {})
+        if owners:
+            r.write_owners(folder, (begin, at))
+        r.events = [e for e in r.events if e["ts"] < r._local_ns(begin) / 1000]
+        made.append(r)
+    return account_of(built_run(folder, made))
+
+
+def python(*stack: str, us: float = PLANTED) -> Plant:
+    def plant(r: PlantedRank, at: float, _: int) -> float:
+        r.python_time(at, at + us, *stack)
+        return at + us
+
+    return plant
+
+
+def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: str = "") -> Plant:
+    """Return operators one after the other that take `PLANTED` together."""
+
+    def plant(r: PlantedRank, at: float, _: int) -> float:
+        each = PLANTED / len(names)
+        for k, name in enumerate(names):
+            with r.line(*stack, module=module):
+                r.ran(name, at + k * each, at + (k + 1) * each - 1)
+        return at + PLANTED
+
+    return plant
+
+
+def beside(found: Account) -> list[Finding]:
+    return [f for f in diagnose(found).findings if f.id == "host-stall"]
+
+
+@pytest.mark.parametrize("where", ["backward", "after"])
+@pytest.mark.parametrize(
+    "plant", [python("train.py:13"), operators(*["aten::clone"] * 12)], ids=["Python alone", "operators"]
+)
+def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: str, plant: Plant) -> None:
+    found = account(tmp_path, **{where: plant})
+    (one,) = beside(found)
+    assert (one.title, one.where[0].text) == ("train.py:13 works beside training in every step", "train.py:13")
+    assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
+    assert one.low_ns <= PLANTED * 1000 <= one.high_ns
+    assert one.what_if == ("--without", "train.py:13")
+    prediction = what_if(found, [], without=["train.py:13"]).prediction
+    assert prediction.baseline_ns - prediction.step_ns == pytest.approx(one.alone_ns, rel=0.01)
+    assert "the trace cannot tell" in one.remedy
+
+
+def test_what_it_calls_is_told(tmp_path: Path) -> None:
+    (one,) = beside(account(tmp_path, after=operators(*["aten::clone"] * 9, "aten::sum")))
+    assert "mostly in aten::clone" in one.cause
+    called = [e for e in one.evidence if e.where == "aten::clone"]
+    assert called[0].value == pytest.approx(0.9 * PLANTED / 1000, rel=0.05)
+    (one,) = beside(account(tmp_path / "b", after=python("train.py:13", "lib:lib/python3.11/copy.py:146:deepcopy")))
+    assert "mostly in deepcopy (copy.py:146)" in one.cause
+
+
+def test_of_a_callback_the_line_inside_is_named(tmp_path: Path) -> None:
+    (one,) = beside(account(tmp_path, after=python("train.py:13", "watch.py:40")))
+    assert [place.text for place in one.where] == ["watch.py:40", "train.py:13"]
+
+
+def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
+    def loop(r: PlantedRank, at: float, _: int) -> float:
+        for k in range(8):
+            for line, us in ((15, 100), (16, 80)):
+                with r.line(f"train.py:{line}"):
+                    r.ran("aten::std", at, at + us - 1)
+                at += us
+            assert k < 8
+        return at
+
+    (one,) = beside(account(tmp_path, after=loop))
+    assert one.title.startswith("train.py:15-16 works")
+    assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
+    assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
+
+
+def test_lines_one_after_the_other_are_findings_of_their_own(tmp_path: Path) -> None:
+    def both(r: PlantedRank, at: float, n: int) -> float:
+        at = operators("aten::sort", stack=("train.py:15",))(r, at, n)
+        return operators("aten::svd", stack=("train.py:16",))(r, at, n)
+
+    found = diagnose(account(tmp_path, after=both))
+    assert {f.where[0].text for f in found.findings} == {"train.py:15", "train.py:16"}
+    (_, together) = found.combined[-1]
+    # The second is taken out as its share of a step that the first has left already, so together they claim less.
+    assert 0.9 * 2 * PLANTED * 1000 <= together <= 2 * PLANTED * 1000
+
+
+def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
+    (one,) = beside(account(tmp_path, before=python("train.py:8")))
+    assert one.where[0].text == "train.py:8" and "loader's workers" in one.remedy
+    (other,) = beside(account(tmp_path / "after", after=python("train.py:18")))
+    assert "loader's workers" not in other.remedy and other.confidence > one.confidence
+
+
+def test_a_hook_of_a_module_is_named(tmp_path: Path) -> None:
+    hook = operators(*["aten::sort"] * 4, stack=("train.py:10", f"watch.py:7:note{HOOK}"), module="blocks.0")
+    (one,) = beside(account(tmp_path, forward=hook))
+    assert one.where[0].text == "watch.py:7"
+    assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
+
+
+SPARED: dict[str, dict[str, Plant]] = {
+    "a job that only trains": {},
+    "a mask made in forward": {
+        "forward": operators("aten::tril", stack=("train.py:10", "model.py:9"), module="blocks.0")
+    },
+    "a frozen network": {"before": operators("aten::linear", stack=("train.py:9", "old.py:5"), module="teacher")},
+    "gradients clipped by hand": {"backward": operators(*["aten::clamp_"] * 8)},
+    "gradients clipped by torch": {
+        "backward": operators("aten::_foreach_norm", stack=("train.py:13", "lib:torch/nn/utils/clip_grad.py:38"))
+    },
+    "gradients zeroed by hand": {"after": operators(*["aten::zero_"] * 8)},
+    "weights updated by hand": {"by_hand": nothing, "after": operators(*["aten::sub_"] * 8)},
+    "weights made anew by hand": {"by_hand": nothing, "after": operators(*["aten::sub"] * 8)},
+    "a loader of torch's": {"before": python("train.py:7", "lib:torch/utils/data/dataloader.py:701")},
+    "Python for a moment": {"after": python("train.py:13", us=60)},
+}
+
+
+@pytest.mark.parametrize("name", SPARED)
+def test_nothing_that_training_may_need_is_accused(tmp_path: Path, name: str) -> None:
+    assert beside(account(tmp_path, **SPARED[name])) == []
+
+
+def test_an_average_of_the_weights_is_less_sure(tmp_path: Path) -> None:
+    (sure,) = beside(account(tmp_path, after=operators(*["aten::clone"] * 8)))
+    (one,) = beside(account(tmp_path / "average", after=operators(*["aten::lerp_"] * 8)))
+    assert one.confidence < sure.confidence
+
+
+def test_a_second_forward_is_recomputation_and_told_once(tmp_path: Path) -> None:
+    again = operators("aten::addmm", "aten::gelu", stack=("train.py:13", "model.py:5"), module="blocks.0")
+    found = diagnose(account(tmp_path, after=again)).findings
+    assert [f.id for f in found] == ["recomputation"]
+
+
+@pytest.mark.parametrize("where", ["backward", "after"])
+def test_a_stall_of_one_step_is_no_work_of_every_step(tmp_path: Path, where: str) -> None:
+    def once(r: PlantedRank, at: float, n: int) -> float:
+        return python("train.py:13", us=4000 if n == 2 else 20)(r, at, n)
+
+    assert beside(account(tmp_path, **{where: once})) == []
+
+
+def test_stopped_inside_a_pass_by_other_programs_is_no_stall(tmp_path: Path) -> None:
+    def stopped(r: PlantedRank, at: float, _: int) -> float:
+        with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
+            r.annotation("Optimizer.step#AdamW.step", at, at + 1600)
+        r.python_time(at, at + 1600, "train.py:14", "lib:site-packages/torch/optim/adam.py:248")
+        return at + 1600
+
+    assert beside(account(tmp_path, backward=stopped)) == []
+
+
+def test_where_forward_has_no_line_only_python_is_judged(tmp_path: Path) -> None:
+    """Steps that begin with backward: no operator of forward is known to be one."""
+
+    def account_of_unlinked(folder: Path, plant: Plant) -> Account:
+        folder.mkdir(exist_ok=True)
+        r, at, begin = PlantedRank(0), 0.0, 0.0
+        for n in range(STEPS + 1):
+            begin = at
+            with r.line("train.py:12"):
+                node = "autograd::engine::evaluate_function: AddmmBackward0"
+                r.ran(node, at, at + BACKWARD, **{"Sequence number": n, "Fwd thread id": 1})
+            at += BACKWARD
+            with r.line("train.py:14", "lib:site-packages/torch/optim/adam.py:248"):
+                r.ran("aten::_fused_adamw_", at, at + OPTIMIZER)
+            at = plant(r, at + OPTIMIZER, n)
+            with r.line("train.py:10", "model.py:5"):
+                r.ran("aten::addmm", at, at + FORWARD, **{"Sequence number": n + 1})
+            at += FORWARD
+            r.step(n, begin, at)
+        r.write_owners(folder, (begin, at))
+        r.events = [e for e in r.events if e["ts"] < r._local_ns(begin) / 1000]
+        return account_of(built_run(folder, [r]))
+
+    (one,) = beside(account_of_unlinked(tmp_path, python("train.py:13")))
+    assert one.where[0].text == "train.py:13"
+    assert beside(account_of_unlinked(tmp_path / "operators", operators("aten::sort"))) == []
+
+
+def test_what_one_rank_does_alone_is_not_said_of_all(tmp_path: Path) -> None:
+    assert beside(account(tmp_path, ranks=2, only=1, after=operators("aten::sort"))) == []
+    both = beside(account(tmp_path / "both", ranks=2, after=operators("aten::sort")))
+    assert [f.where[0].text for f in both] == ["train.py:13"]
+
+
+def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
+    clear = account(tmp_path)
+    found = diagnose(clear)
+    assert found.worth == () and "inside forward or backward" in found.not_judged[0]
+    assert report_json(clear, found)["not_judged"] == list(found.not_judged)
+    unknown = diagnose(account(tmp_path / "without", owners=False))
+    assert "lines were not recorded" in unknown.not_judged[0]
+    assert {n.rule: n.needs for n in unknown.not_examined}["host-stall"].startswith("lines of the code")
+    assert "host-stall" not in {n.rule for n in found.not_examined}
+
+
+def test_with_a_device_other_rules_speak_of_the_host(tmp_path: Path) -> None:
+    found = beside(owned_findings.account(tmp_path, python("train.py:13", us=900)))
+    assert [f.title for f in found] == ["The host stalls inside the step"]
