@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, data_loading, recorded_events
-from stepscope.analyze.ranks.window import host_compute
+from stepscope.analyze.host.time import data_loading, recorded_events
+from stepscope.analyze.ranks.own_time import own_ns, own_time
 from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
-from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
+from stepscope.intervals import Intervals, covered_ns, union, union_of
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.load import Run
 from stepscope.run.matching.match import POINT_TO_POINT
@@ -115,9 +115,8 @@ def own_times(shared: AlignedRun) -> Floats | None:
 
     Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
 
-    With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without:
-    the host's span less exposed waiting. NaN for ranks that recorded no step, or took part in nothing that could be
-    matched: nobody is known to wait for them.
+    NaN for ranks that recorded no step, or took part in nothing that could be matched: nobody is known to wait for
+    them.
     """
     numbers = common_steps(shared.run.ranks)
     if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
@@ -133,11 +132,7 @@ def own_times(shared: AlignedRun) -> Floats | None:
         if rank.has_device:
             # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
             waits = union_of(waits, unmatched(shared, index))
-            own[index] = np.maximum(_host_ns(rank, waits), _device_busy_ns(rank, waits))[at]
-        else:
-            exposed = subtract(waits, host_compute(rank))
-            spent = covered_ns(exposed, rank.steps.start_ns, rank.steps.end_ns)
-            own[index] = (rank.steps.end_ns - rank.steps.start_ns - spent)[at]
+        own[index] = own_ns(own_time(rank), rank.steps, waits)[at]
     return own
 
 
@@ -169,29 +164,6 @@ def unmatched(shared: AlignedRun, index: int) -> Intervals:
     c = shared.run.ranks[index].collectives
     lost = shared.wait_ns[index] == UNMATCHED
     return union(c.start_ns[lost], c.end_ns[lost])
-
-
-def _host_ns(rank: Rank, waits: Intervals) -> Floats:
-    """Return per step the host's span less the time it was blocked while the device did nothing but wait for other
-    ranks, and less what recording it cost: hosts that are equal without the profiler differ with it.
-
-    Blocked by the device's own work is own time: the one cannot go on before the other.
-    """
-    steps = rank.steps
-    busy = rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
-    blocked = intersect(union(*blocked_host(rank)), subtract(waits, busy))
-    span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
-    return np.maximum(span - RECORDING_COST_NS * recorded_events(rank), 0).astype(float)
-
-
-def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
-    """Return per step the device's work launched in it, less the time in which it only waited."""
-    work, out = rank.work, np.zeros(len(rank.steps))
-    idle = subtract(waits, rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET))
-    for step in range(len(rank.steps)):
-        mine = work.step == step
-        out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), idle).total_ns
-    return out
 
 
 def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
