@@ -27,7 +27,7 @@ from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import OwnerSums, owner_sums
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
-from stepscope.analyze.rank_view import RankView
+from stepscope.analyze.rank_view import RankView, RankWindow
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
@@ -38,6 +38,7 @@ from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.owner_part import owned_replay
 from stepscope.analyze.replay.owner_savings import owner_savings, worth_replaying
 from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.sampled.sample_error import rank_windows, sample_lines
 from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
@@ -73,6 +74,12 @@ class Account(ArrayRecord):
     replay: Replay | None
     stragglers: tuple[Straggler, ...]
     warnings: tuple[str, ...]
+
+    @cached_property
+    def ranks_read(self) -> tuple[RankWindow, ...]:
+        """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
+        every = self.shared.whole
+        return self.ranks if every is self.shared else rank_windows(every)
 
     @property
     def num_steps(self) -> int:
@@ -180,12 +187,12 @@ class Account(ArrayRecord):
     @cached_property
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
-        return collective_rows(self.shared, [v.window for v in self.ranks])
+        return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
     @cached_property
     def late_rank(self) -> int | None:
         """Return the rank that the others waited for the most, None where the clocks do not tell."""
-        return late_rank(self.shared)
+        return late_rank(self.shared.whole)
 
     @cached_property
     def operators(self) -> OperatorTable:
@@ -251,6 +258,7 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
+            *(sample_lines(shared, late.stragglers) if run.everyone else ()),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *measured_warnings(run),
             *([chip.note] if chip.note else []),
@@ -270,9 +278,10 @@ def _views(
 ) -> tuple[RankView, ...]:
     """Return what is known of each rank."""
     each = zip(shared.run.ranks, windows, by_rank, costs, strict=True)
+    place = {rank.rank: index for index, rank in enumerate(shared.whole.run.ranks)}
     return tuple(
-        RankView(rank, window, rank_wait(shared, i, window) if window else None, budget, cost)
-        for i, (rank, window, budget, cost) in enumerate(each)
+        RankView(rank, window, rank_wait(shared.whole, place[rank.rank], window) if window else None, budget, cost)
+        for rank, window, budget, cost in each
     )
 
 

@@ -23,7 +23,7 @@ from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
 from stepscope.run.side_files import SideFiles, is_later_window, side_files
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import Source, find_sources, rank_in_header
+from stepscope.run.sources import Source, Sources, find_sources, rank_in_header
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
@@ -40,8 +40,10 @@ BYTES_PER_RANK = 1 << 16
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
 MAX_JOBS = 256
-_MAX_NAMED = 3
 """threads; more than that no machine has cores for, and some refuse to start"""
+MAX_FULL_RANKS = 128
+"""a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)"""
+_MAX_NAMED = 3
 
 
 class FailedSource(NamedTuple):
@@ -79,6 +81,10 @@ class Run(ArrayRecord):
     warnings: tuple[str, ...] = ()
     jobs: int = 1
     """ranks that are worked on at once"""
+    everyone: "Run | None" = None
+    """the same run with all its ranks, of which only what the others need was kept; None where `ranks` are all"""
+    sampling: str = ""
+    """which of the ranks `ranks` are, and what is said of the others; empty where they are all"""
     shown_path: Callable[[str], str] = str
     """how a file of the run is named: by its path, or by the address it was copied from"""
 
@@ -88,6 +94,11 @@ class Run(ArrayRecord):
         said = [*(r.world_size for r in self.ranks), believable_world(self.description.get("world_size"))]
         known = [n for n in said if n is not None]
         return max(known) if known else (1 if len(self.ranks) == 1 and not self.unreadable else None)
+
+    @property
+    def ranks_read(self) -> tuple[Rank, ...]:
+        """Return all ranks that were read: in full, or what was kept of them."""
+        return self.everyone.ranks if self.everyone else self.ranks
 
     @cached_property
     def unprofiled(self) -> UnprofiledStep | None:
@@ -109,9 +120,27 @@ def load(
     threads. A rank that cannot be read is named in `unreadable`; if none can, that is an `InputError`.
     """
     sources = find_sources(given)
+    name = run_name(given, sources.folder)
+    return load_sources(sources, name=name, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+
+
+def load_sources(
+    sources: Sources,
+    *,
+    name: str,
+    jobs: int | None = None,
+    cache: bool = True,
+    cache_folder: Path | None = None,
+    progress: Progress | None = None,
+    everyone: Sequence[Rank] = (),
+    sampling: str = "",
+) -> Run:
+    """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
+    as far as they were kept, and `sampling` says so.
+    """
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
-    read = _reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+    read = source_reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))
         traces, unreadable, warnings = _sort_out(results)
@@ -128,7 +157,7 @@ def load(
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
-        name=_name(given, folder),
+        name=name,
         ranks=tuple(ranks),
         description=description,
         logs=logs,
@@ -138,7 +167,10 @@ def load(
         measured=measured,
         unreadable=tuple(unreadable),
         jobs=jobs,
+        sampling=sampling,
     )
+    if everyone:
+        run = replace(run, everyone=replace(run, ranks=tuple(everyone), sampling=""))
     beside = [*damaged, *lost, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
@@ -173,13 +205,13 @@ def _beside_warnings(run: Run, folder: Path | None) -> list[str]:
     return lines
 
 
-def _reader(
+def source_reader(
     sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
 ) -> Callable[[Source], ReadSource]:
     """Return a function that reads one source, or gives back why it could not."""
-    total = sum(map(_size_on_disk, sources))
+    total = sum(map(size_on_disk, sources))
     budget = Budget(total)
-    _refuse_too_many(len(sources), budget)
+    refuse_too_many(len(sources), budget)
     threads = max(1, jobs // len(sources))
     done: dict[Path, int] = {}
 
@@ -216,7 +248,7 @@ def _without_frames(error: StepscopeError) -> StepscopeError:
     return error.with_traceback(None)
 
 
-def _size_on_disk(source: Source) -> int:
+def size_on_disk(source: Source) -> int:
     """Return the bytes that a file takes, those of a sparse one without its holes."""
     try:
         status = source.path.stat()
@@ -225,7 +257,7 @@ def _size_on_disk(source: Source) -> int:
     return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
 
 
-def _refuse_too_many(num_files: int, budget: Budget) -> None:
+def refuse_too_many(num_files: int, budget: Budget) -> None:
     """Raise where so many files of next to nothing would take more memory than their size accounts for."""
     most = budget.limit_bytes // BYTES_PER_RANK
     if num_files > most:
@@ -308,7 +340,8 @@ def _rank(trace: Trace, known: tuple[int, str]) -> Rank:
     return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
 
 
-def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
+def run_name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
+    """Return what a run is called: by its folder, else by its first file."""
     if folder is not None:
         return folder.resolve().name
     first = given if isinstance(given, str | Path) else given[0]
@@ -334,8 +367,12 @@ def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def incomplete(run: Run) -> list[str]:
-    """Return what of the run was not read: ranks lost, missing, or cut off."""
-    return [*_lost(run), *_missing(run), *cut_off(run.ranks)]
+    """Return what of the run was not read: ranks not in full, lost, missing, or cut off."""
+    return [*_sampled(run), *_lost(run), *_missing(run), *cut_off(run.ranks_read)]
+
+
+def _sampled(run: Run) -> list[str]:
+    return [run.sampling] if run.sampling else []
 
 
 def _lost(run: Run) -> list[str]:
@@ -343,7 +380,7 @@ def _lost(run: Run) -> list[str]:
 
 
 def _missing(run: Run) -> list[str]:
-    present = {r.rank for r in run.ranks}
+    present = {r.rank for r in run.ranks_read}
     missing = [n for n in range(run.world_size or 0) if n not in present]
     if len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job numbers its ranks
         missing = []
@@ -352,17 +389,17 @@ def _missing(run: Run) -> list[str]:
 
 
 def _with_warnings(run: Run, warnings: list[str]) -> Run:
-    lines = [*warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
-    guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
+    lines = [*_sampled(run), *warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
+    guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
-    lines += [*quality_warnings(run.ranks), *unread_lines(run.ranks), *_unseen_devices(run)]
+    lines += [*quality_warnings(run.ranks_read), *unread_lines(run.ranks), *_unseen_devices(run)]
     return replace(run, warnings=tuple(lines))
 
 
 def _unseen_devices(run: Run) -> list[str]:
     """Return a line where work was launched on a device and nothing of the device was recorded."""
-    unseen = [r for r in run.ranks if r.device_unseen]
+    unseen = [r for r in run.ranks_read if r.device_unseen]
     if not unseen:
         return []
     launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
@@ -381,7 +418,7 @@ def _said_by_recorder(run: Run) -> list[str]:
 def _worlds(run: Run) -> list[str]:
     """Return a line where ranks disagree on how many there are: traces of two jobs lie together."""
     said: dict[int, list[int]] = {}
-    for rank in run.ranks:
+    for rank in run.ranks_read:
         if rank.world_size is not None:
             said.setdefault(rank.world_size, []).append(rank.rank)
     if len(said) < 2:

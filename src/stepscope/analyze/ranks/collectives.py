@@ -16,6 +16,7 @@ from stepscope.trace.table import Int64s
 
 _MAX_NS = 1 << 62
 
+
 @dataclass(frozen=True)
 class CollectiveRow:
     """One operation of one process group over the window; times are means over the ranks that took part."""
@@ -61,11 +62,11 @@ def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
     if len(c) and unmatched.all():
         return RankWait(None, None, lost.total_ns, None)
     transfer = account.comm.total_ns - waits.total_ns - lost.total_ns
-    return RankWait(waits.total_ns, transfer, lost.total_ns, int(_waited_for_ns(shared)[index]))
+    return RankWait(waits.total_ns, transfer, lost.total_ns, int(waited_for_ns(shared)[index]))
 
 
 @once_per_record
-def _waited_for_ns(shared: AlignedRun) -> Int64s:
+def waited_for_ns(shared: AlignedRun) -> Int64s:
     """Return how long the other ranks together waited where each one came last, each instant of a rank once."""
     matches, last, ranks = shared.matches, shared.last_arrivals, shared.run.ranks
     total = np.zeros(len(ranks), np.int64)
