@@ -103,7 +103,7 @@ def test_the_step_of_the_job_is_within_what_the_sample_says(tmp_path: Path) -> N
 
 def test_it_is_said_everywhere(tmp_path: Path) -> None:
     some = account(job(tmp_path / "job"), IN_FULL)
-    assert some.warnings[0].startswith(f"{IN_FULL} of {RANKS} ranks analysed in full: the first")
+    assert some.warnings[0].startswith(f"{IN_FULL} of {RANKS} ranks analysed in full (the first, late")
     assert some.run.sampling in incomplete(some.run)
     assert len(document(some)["run"]["ranks_in_full"]) == IN_FULL
     assert not any("missing" in line for line in some.warnings)

@@ -24,10 +24,7 @@ from stepscope.analyze.sampled.outlined_rank import window_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 
-RULE = (
-    "the first, the late ones, those waited for longest, with most and least compute, one of each role and of each "
-    "host, and the others evenly by number"
-)
+RULE = "the first, late, most waited for, most and least compute, one of each role and host, the rest evenly"
 
 
 def chosen_indices(every: AlignedRun, most: int) -> list[int]:

@@ -143,7 +143,7 @@ def _with_chosen(
 
 def _said(num_ranks: int, most: int) -> str:
     return (
-        f"{most:,} of {num_ranks:,} ranks analysed in full: {RULE}. Clocks, matching, waits, late ranks, collectives "
-        f"and each rank's window are of all {num_ranks:,}, everything else (budget, kernels, operators, critical path, "
-        f"savings) of these {most:,}; --full-ranks changes their number"
+        f"{most:,} of {num_ranks:,} ranks analysed in full ({RULE}; --full-ranks N for more). "
+        f"Of all {num_ranks:,}: clocks, waits, late ranks, collectives, windows; "
+        f"of the {most:,}: budget, kernels, operators, critical path, savings"
     )
