@@ -38,7 +38,6 @@ from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.owner_part import owned_replay
 from stepscope.analyze.replay.owner_savings import owner_savings, worth_replaying
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.sampled.sample_error import rank_windows, sample_lines
 from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
@@ -78,8 +77,11 @@ class Account(ArrayRecord):
     @cached_property
     def ranks_read(self) -> tuple[RankWindow, ...]:
         """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
-        every = self.shared.whole
-        return self.ranks if every is self.shared else rank_windows(every)
+        if self.run.everyone is None:
+            return self.ranks
+        from stepscope.analyze.sampled.sample_error import rank_windows  # only for runs of many ranks
+
+        return rank_windows(self.shared.whole)
 
     @property
     def num_steps(self) -> int:
@@ -258,12 +260,21 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *(sample_lines(shared, late.stragglers) if run.everyone else ()),
+            *_sample_lines(shared),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *measured_warnings(run),
             *([chip.note] if chip.note else []),
         ),
     )
+
+
+def _sample_lines(shared: AlignedRun) -> list[str]:
+    """Return how far the ranks in full are from all ranks, where they are not all."""
+    if shared.of_all is None:
+        return []
+    from stepscope.analyze.sampled.sample_error import sample_lines  # only for runs of many ranks
+
+    return sample_lines(shared)
 
 
 def _whole(run: Run) -> str:

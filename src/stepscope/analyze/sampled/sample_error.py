@@ -1,13 +1,12 @@
 """How far are the ranks in full from all ranks? Measured on what is known of all of them: their windows and waits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from stepscope.analyze.rank_view import RankWindow
 from stepscope.analyze.ranks.collectives import rank_wait
 from stepscope.analyze.ranks.lateness import late_ranks
-from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.sampled.outlined_rank import window_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.quality import rank_ranges
@@ -29,7 +28,7 @@ def rank_windows(shared: AlignedRun) -> tuple[RankWindow, ...]:
     )
 
 
-def sample_lines(shared: AlignedRun, stragglers: Sequence[Straggler]) -> list[str]:
+def sample_lines(shared: AlignedRun) -> list[str]:
     """Return by how much the means of the ranks in full differ from those of all ranks, and late ranks beyond them."""
     every, in_full = rank_windows(shared.whole), {rank.rank for rank in shared.run.ranks}
     parts = []
