@@ -260,7 +260,7 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
-            *_sample_lines(shared),
+            *_sample_lines(shared, replay),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *measured_warnings(run),
             *([chip.note] if chip.note else []),
@@ -268,13 +268,13 @@ def account_of(
     )
 
 
-def _sample_lines(shared: AlignedRun) -> list[str]:
-    """Return how far the ranks in full are from all ranks, where they are not all."""
+def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
+    """Return how far the ranks in full are from all ranks, where they are not all, and which steps are replayed."""
     if shared.of_all is None:
         return []
     from stepscope.analyze.sampled.sample_error import sample_lines  # only for runs of many ranks
 
-    return sample_lines(shared)
+    return sample_lines(shared, replayed=None if replay is None else replay.steps)
 
 
 def _whole(run: Run) -> str:

@@ -1,6 +1,6 @@
 """What is kept of a rank whose tables are not: all that other ranks need of it.
 
-    kept       steps, collectives, joins, the window's intervals, what its own time follows from (0.2 MB)
+    kept       steps, collectives, joins, the window's intervals, what its own time follows from (0.3 MB)
     dropped    events, strings, kinds and device work (7 MB of a trace with 50,000 events)
 
 So clocks, matching, waits, late ranks and the collectives of a job are of all its ranks. Whatever asks such a rank for
