@@ -2,7 +2,7 @@
 its own.
 
     python benchmarks/scaling.py [--ranks 1 2 4 8 9 16] [--events 25000 50000 100000 200000] [--steps 8 16 32 64]
-                                 [--write docs/scaling.md] [--out scaling.json]
+                                 [--first-only] [--write docs/scaling.md] [--out scaling.json]
 
 Every size repeats the events of a real run (`analysis.py`). Ranks grow at `--events-each` events of each; events and
 steps grow on `--ranks-each` ranks. More events at a fixed number of steps are made by renaming the marks of the steps
@@ -54,6 +54,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--ranks-each", type=int, default=2, help="while events or steps grow")
     parser.add_argument("--jobs", type=int, default=0, help="files read at once, 0 for all cores")
     parser.add_argument("--rounds", type=int, default=1, help="of which the least CPU time counts")
+    parser.add_argument("--first-only", action="store_true", help="measure no second report")
     parser.add_argument("--sample", type=Path, default=SAMPLE)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "stepscope-benchmarks")
     parser.add_argument("--write", metavar="PAGE")
@@ -113,10 +114,11 @@ def best(size: Row, arguments: argparse.Namespace) -> Row:
     for _ in range(arguments.rounds):
         cache = tempfile.mkdtemp()
         try:
-            first, second = (in_own_process(folder, arguments.jobs, cache) for _ in range(2))
+            first = in_own_process(folder, arguments.jobs, cache)
+            second = {} if arguments.first_only else in_own_process(folder, arguments.jobs, cache)
         finally:
             shutil.rmtree(cache)
-        rounds.append(first | {"again_s": second["cpu_s"], "again_peak_mb": second["peak_mb"]})
+        rounds.append(first | {"again_s": second.get("cpu_s"), "again_peak_mb": second.get("peak_mb")})
     return size | min(rounds, key=lambda row: float(row["cpu_s"]))
 
 
@@ -133,12 +135,12 @@ def measured(folder: str, jobs: int, cache: str) -> Row:
     from peers import own_peak_kb
 
     from stepscope.analyze.account import account_of
+    from stepscope.analyze.sampled.load import load_run
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
-    from stepscope.run.load import load
 
     wall, clock = time.perf_counter(), [time.process_time()]
-    run = load(folder, jobs=jobs or None, cache_folder=Path(cache))
+    run = load_run(folder, jobs=jobs or None, cache_folder=Path(cache))
     clock.append(time.process_time())
     account = account_of(run)
     clock.append(time.process_time())
@@ -147,10 +149,11 @@ def measured(folder: str, jobs: int, cache: str) -> Row:
     json.dumps(report_json(account, diagnosis))
     clock.append(time.process_time())
     return {
-        "measured_ranks": len(run.ranks),
-        "measured_events": sum(rank.trace.num_events for rank in run.ranks),
+        "measured_ranks": len(run.ranks_read),
+        "in_full": len(run.ranks),
+        "measured_events": sum(rank.num_events for rank in run.ranks_read),
         "measured_steps": account.num_steps,
-        "size_mb": sum(rank.trace.raw_bytes for rank in run.ranks) / 1e6,
+        "size_mb": sum(rank.trace.raw_bytes for rank in run.ranks_read) / 1e6,
         "cpu_s": clock[-1] - clock[0],
         "wall_s": time.perf_counter() - wall,
         "peak_mb": own_peak_kb() / 1e3,
@@ -167,12 +170,13 @@ def tables(groups: dict[str, list[Row]]) -> str:
 
 def table(what: str, rows: list[Row]) -> str:
     """Return one group as Markdown; `per` is the CPU time for each of what grows, in proportion to the first row."""
-    names = ("ranks", "events", "steps", "raw MB", *STAGES, "CPU s", "per", "wall s", "again s", "peak MB")
+    names = ("ranks", "in full", "events", "steps", "raw MB", *STAGES, "CPU s", "per", "wall s", "again s", "peak MB")
     lines = [_line(names), _line(["---"] * len(names))]
     first = rows[0]["cpu_s"] / rows[0][f"measured_{what}"]
     for row in rows:
         cells = [
-            f"{row['measured_ranks']}",
+            f"{row['measured_ranks']:,}",
+            f"{row['in_full']:,}",
             f"{row['measured_events']:,}",
             f"{row['measured_steps']}",
             f"{row['size_mb']:.0f}",
@@ -180,7 +184,7 @@ def table(what: str, rows: list[Row]) -> str:
             f"{row['cpu_s']:.2f}",
             f"{row['cpu_s'] / row[f'measured_{what}'] / first:.2f}",
             f"{row['wall_s']:.1f}",
-            f"{row['again_s']:.2f}",
+            "-" if row["again_s"] is None else f"{row['again_s']:.2f}",
             f"{row['peak_mb']:.0f}",
         ]
         lines.append(_line(cells))
@@ -202,7 +206,8 @@ def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
         Growth(
             of=what if what == "ranks" else f"{what}, {rows[0]['ranks']} ranks",
             sizes=[row[f"measured_{what}"] for row in rows],
-            costs={"first report": [r["cpu_s"] for r in rows], "second report": [r["again_s"] for r in rows]},
+            costs={"first report": [r["cpu_s"] for r in rows]}
+            | ({} if rows[0]["again_s"] is None else {"second report": [r["again_s"] for r in rows]}),
             unit="s",
         )
         for what, rows in groups.items()

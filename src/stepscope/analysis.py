@@ -23,6 +23,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.kernels.efficiency import GivenValues
+from stepscope.analyze.sampled.load import load_run
 from stepscope.compare.sides import compared_run, comparison_document
 from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
@@ -44,7 +45,6 @@ from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace
 from stepscope.report.timeline.slices import timeline_of
 from stepscope.run.load import Run
-from stepscope.run.load import load as load_run
 from stepscope.run.reading.each_file import Progress
 from stepscope.run.remote.copies import copies_kept, named_as_given
 from stepscope.tables.catalog import RunTables
@@ -63,6 +63,7 @@ def load(
     tokens_per_step: float | None = None,
     samples_per_step: float | None = None,
     peak_tflops: float | None = None,
+    full_ranks: int | None = None,
     jobs: int | None = None,
     cache: bool = True,
     cache_folder: PathLike | None = None,
@@ -71,13 +72,15 @@ def load(
     """Return the analysis of a run folder, a trace, a folder or glob of traces, an address of one, or a list of them.
 
     The numbers are what the files do not say; each goes before what they do say. `jobs` is the number of files read at
-    once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`.
+    once. A rank that cannot be read is a line in `warnings`; if none can, that is an `InputError`. Of more than
+    `full_ranks` ranks (128 by default) so many are analysed in full, and `warnings` says which.
     """
     many = [os.fspath(one) for one in path] if isinstance(path, list | tuple) else [os.fspath(path)]  # type: ignore[arg-type]
     copies, forget = copies_kept(many)
     try:
         run = load_run(
             list(copies.paths) if isinstance(path, list | tuple) else copies.paths[0],
+            full_ranks=full_ranks,
             jobs=jobs,
             cache=cache and not copies.made_from,
             cache_folder=None if cache_folder is None else Path(cache_folder),

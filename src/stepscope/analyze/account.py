@@ -27,7 +27,7 @@ from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import OwnerSums, owner_sums
 from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
-from stepscope.analyze.rank_view import RankView
+from stepscope.analyze.rank_view import RankView, RankWindow
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
 from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
@@ -73,6 +73,15 @@ class Account(ArrayRecord):
     replay: Replay | None
     stragglers: tuple[Straggler, ...]
     warnings: tuple[str, ...]
+
+    @cached_property
+    def ranks_read(self) -> tuple[RankWindow, ...]:
+        """Return what is known of every rank that was read, in full or not, in the order of `run.ranks_read`."""
+        if self.run.everyone is None:
+            return self.ranks
+        from stepscope.analyze.sampled.sample_error import rank_windows  # only for runs of many ranks
+
+        return rank_windows(self.shared.whole)
 
     @property
     def num_steps(self) -> int:
@@ -180,12 +189,12 @@ class Account(ArrayRecord):
     @cached_property
     def collectives(self) -> list[CollectiveRow]:
         """Return the collectives by operation and group."""
-        return collective_rows(self.shared, [v.window for v in self.ranks])
+        return collective_rows(self.shared.whole, [v.window for v in self.ranks_read])
 
     @cached_property
     def late_rank(self) -> int | None:
         """Return the rank that the others waited for the most, None where the clocks do not tell."""
-        return late_rank(self.shared)
+        return late_rank(self.shared.whole)
 
     @cached_property
     def operators(self) -> OperatorTable:
@@ -251,11 +260,21 @@ def account_of(
             *_warnings(run, windows, shared, step, used, losses, strategy),
             *_step_warnings(run, replay, training, given=unprofiled_ms is not None),
             *late.notes,
+            *_sample_lines(shared, replay),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *measured_warnings(run),
             *([chip.note] if chip.note else []),
         ),
     )
+
+
+def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:
+    """Return how far the ranks in full are from all ranks, where they are not all, and which steps are replayed."""
+    if shared.of_all is None:
+        return []
+    from stepscope.analyze.sampled.sample_error import sample_lines  # only for runs of many ranks
+
+    return sample_lines(shared, replayed=None if replay is None else replay.steps)
 
 
 def _whole(run: Run) -> str:
@@ -270,9 +289,10 @@ def _views(
 ) -> tuple[RankView, ...]:
     """Return what is known of each rank."""
     each = zip(shared.run.ranks, windows, by_rank, costs, strict=True)
+    place = {rank.rank: index for index, rank in enumerate(shared.whole.run.ranks)}
     return tuple(
-        RankView(rank, window, rank_wait(shared, i, window) if window else None, budget, cost)
-        for i, (rank, window, budget, cost) in enumerate(each)
+        RankView(rank, window, rank_wait(shared.whole, place[rank.rank], window) if window else None, budget, cost)
+        for rank, window, budget, cost in each
     )
 
 

@@ -1,4 +1,4 @@
-"""What is known of one rank of a run: its window, its waits, its budget and what its kernels cost."""
+"""What is known of one rank of a run: its window and its waits; in full also its budget and what its kernels cost."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,20 @@ from stepscope.run.rank import Rank
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class RankView(ArrayRecord):
-    """One rank of an account."""
+class RankWindow(ArrayRecord):
+    """One rank of an account as far as it is known of all of them."""
 
     rank: Rank
     window: RankAccount | None
     """None where the trace holds neither steps nor work"""
     wait: RankWait | None
     """waits in collectives, None where there is no window"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RankView(RankWindow):
+    """One rank of an account in full."""
+
     budget: RankBudget | None
     """None without a window, and without a complete step where other ranks have some"""
     costs: KernelCosts

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stepscope.analyze.sampled.load import load_run
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import print_stderr
 from stepscope.cli.output import check_outputs, write_json, write_output
@@ -22,7 +23,6 @@ from stepscope.report.svg.calibration import calibration_svg
 from stepscope.report.text.calibration import print_calibration
 from stepscope.report.text.terminal import console
 from stepscope.run.aligned import aligned
-from stepscope.run.load import load
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,8 +58,8 @@ def _points(args: argparse.Namespace) -> tuple[list[Point], dict[str, Any]]:
         return measure_points(args)
     if given == ["from_run"]:
         with reading_progress() as progress:
-            recorded = load(args.from_run, progress=progress)
-        return points_from_run(aligned(recorded)), {"source": f"run {recorded.name}"}
+            recorded = load_run(args.from_run, progress=progress)
+        return points_from_run(aligned(recorded).whole), {"source": f"run {recorded.name}"}
     if given == ["from_bench"]:
         return _from_bench(args.from_bench)
     files = args.from_csv or args.from_nccl_tests

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.sampled.load import load_run
 from stepscope.cli.given.addresses import as_given
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import say_with_answer, warn
@@ -25,7 +26,6 @@ from stepscope.report.text.compare import print_bench_comparison, print_comparis
 from stepscope.report.text.terminal import console
 from stepscope.results.folder import is_bench_folder, read_bench_results
 from stepscope.run.light import load_light
-from stepscope.run.load import load
 from stepscope.run.sources import has_steps_only, runs_in
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
@@ -110,7 +110,9 @@ def _compared(
     if has_steps_only([given]):
         return compared_light_run(load_light(given))
     with reading_progress() as progress:
-        found = load(given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress)
+        found = load_run(
+            given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
+        )
     account = account_of(as_given(args, found), unprofiled_ms=unprofiled_ms)
     diagnosis = diagnose(account)
     if drawn is not None:

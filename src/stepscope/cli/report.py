@@ -17,7 +17,7 @@ from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
-_OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops")
+_OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops", "full_ranks")
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
@@ -66,7 +66,7 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
     code = 3 if account.run.unreadable else 0
     if place and not (document and json_with_notes(document)[1]):
         texts = {} if text is None else {_terminal(): text}
-        raw_bytes = sum(rank.trace.raw_bytes for rank in account.run.ranks)
+        raw_bytes = sum(rank.trace.raw_bytes for rank in account.run.ranks_read)
         place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes)
     return code
 

@@ -206,7 +206,7 @@ def _confidence(account: Account, candidate: Candidate) -> float:
     """Return how sure the finding is: of its cause, less for missing ranks and an unknown profiler cost."""
     sure = candidate.sureness
     world = account.run.world_size
-    if world and len(account.run.ranks) < world:
+    if world and len(account.run.ranks_read) < world:
         sure *= 0.8
     if account.step and account.step.unprofiled_ns is None:
         sure *= 0.8

@@ -31,10 +31,11 @@ def light_json(run: LightRun) -> dict[str, Any]:
     late = late_ranks(logs)
     series = log_series(logs)
     steady = steadiness_of(series) if series is not None and len(series.dur_ns) > 1 else None
+    counted = [name for name in region_names(logs) if not is_rare(logs, name)]
     document = {
         "schema": SCHEMA,
         "run": _run(run),
-        "ranks": [_rank(logs, log) for log in logs],
+        "ranks": [_rank(log, counted) for log in logs],
         "step": _step(run),
         "efficiency": dict.fromkeys(
             ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
@@ -86,8 +87,7 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _rank(logs: Sequence[StepLog], log: StepLog) -> dict[str, Any]:
-    counted = [name for name in region_names(logs) if not is_rare(logs, name)]
+def _rank(log: StepLog, counted: Sequence[str]) -> dict[str, Any]:
     regions = {name: median_ns(log, region_ns(log, name)) for name in counted}
     return {
         "rank": log.rank,

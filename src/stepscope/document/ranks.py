@@ -13,14 +13,14 @@ from stepscope.units import ms, us
 
 def rank_json(account: Account, index: int) -> dict[str, Any]:
     """Return what is known of the rank at `index`: its steps, window, waits and clock."""
-    view, clocks = account.ranks[index], account.shared.clocks
+    view, clocks = account.ranks_read[index], account.shared.whole.clocks
     rank, steps = view.rank, view.rank.steps
-    known = bool(clocks.known[index]) and len(account.ranks) > 1
+    known = bool(clocks.known[index]) and len(account.ranks_read) > 1
     return {
         "rank": rank.rank,
         "rank_source": rank.rank_source,
         "host": rank.host,
-        "num_events": rank.trace.num_events,
+        "num_events": rank.num_events,
         "num_steps": steps.known,
         "step_ms": [] if steps.is_window else [ms(d) for d in (steps.end_ns - steps.start_ns).tolist()],
         **_window(view.window),

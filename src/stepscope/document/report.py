@@ -36,7 +36,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
     document = {
         "schema": SCHEMA,
         "run": _run(account),
-        "ranks": [rank_json(account, i) for i in range(len(account.ranks))],
+        "ranks": [rank_json(account, i) for i in range(len(account.ranks_read))],
         "step": _step(account),
         "efficiency": _efficiency(account),
         "waterfall": _waterfall(account),
@@ -75,7 +75,8 @@ def _run(account: Account) -> dict[str, Any]:
     return {
         "name": run.name,
         "world_size": run.world_size,
-        "num_ranks": len(run.ranks),
+        "num_ranks": len(run.ranks_read),
+        **({"ranks_in_full": [rank.rank for rank in run.ranks]} if run.everyone else {}),
         "num_steps": account.num_steps,
         "device": account.device_name,
         "backend": run.ranks[0].distributed.get("backend") or run.description.get("backend"),
@@ -83,7 +84,7 @@ def _run(account: Account) -> dict[str, Any]:
         "torch": versions.get("torch") if isinstance(versions, dict) else None,
         "window": run.window,
         "asked_by": run.asked_by,
-        "sources": [run.shown_path(r.trace.path) for r in run.ranks],
+        "sources": [run.shown_path(r.trace.path) for r in run.ranks_read],
     }
 
 

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.ranks.stragglers import own_times
+from stepscope.analyze.ranks.lateness import own_times
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.cost.collectives.calibration import Calibration, calibrate

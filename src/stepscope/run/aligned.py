@@ -37,6 +37,13 @@ class AlignedRun(ArrayRecord):
     """per rank and row of its Collectives: time until the last rank arrived; UNMATCHED where nobody knows"""
     arrival_ns: Int64s
     """when each member of `matches` started, on the shared clock"""
+    of_all: "AlignedRun | None" = None
+    """the same with all ranks of the job, where `run` has some of them in full; None where it has them all"""
+
+    @property
+    def whole(self) -> "AlignedRun":
+        """Return all ranks of the job on one clock, as far as they were kept."""
+        return self.of_all or self
 
     def last_arrival_ns(self) -> Int64s:
         """Return when the last member of each match started, on the shared clock."""
@@ -49,7 +56,26 @@ class AlignedRun(ArrayRecord):
 
 
 def aligned(run: Run) -> AlignedRun:
-    """Return the run on one clock."""
+    """Return the run on one clock; clocks and waits are by all its ranks, in full or not."""
+    return chosen_ranks(aligned(run.everyone), run) if run.everyone else _aligned(run)
+
+
+def chosen_ranks(every: AlignedRun, run: Run) -> AlignedRun:
+    """Return the ranks of a run, taken out of all of them on one clock. What they waited for each other stays."""
+    place = {rank.rank: index for index, rank in enumerate(every.run.ranks)}
+    at = np.array([place[rank.rank] for rank in run.ranks], np.int64)
+    matches, members = every.matches.among(at)
+    return AlignedRun(
+        run=run,
+        clocks=every.clocks.of(at),
+        matches=matches,
+        wait_ns=tuple(every.wait_ns[i] for i in at.tolist()),
+        arrival_ns=every.arrival_ns[members],
+        of_all=every,
+    )
+
+
+def _aligned(run: Run) -> AlignedRun:
     matches = match_collectives(run.ranks)
     clocks = _clocks(run, matches)
     arrival = _arrivals(run, clocks, matches)

@@ -16,12 +16,12 @@ from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.owners import RankOwners, read_owners
 from stepscope.run.quality import cut_off, quality_warnings, rank_ranges
 from stepscope.run.rank import Rank, believable_world, rank_of_trace
-from stepscope.run.reading.each_file import Progress, reader
+from stepscope.run.reading.each_file import Progress, source_reader
 from stepscope.run.reading.pulled_window import pulled_window, steps_it_stands_for
 from stepscope.run.reading.told_apart import refuse_double_ranks, sorted_out, with_parts_joined, without_repeats
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
-from stepscope.run.sources import find_sources
+from stepscope.run.sources import Sources, find_sources
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
@@ -31,6 +31,8 @@ from stepscope.trace.table import Trace
 
 MAX_JOBS = 256
 """threads; more than that no machine has cores for, and some refuse to start"""
+MAX_FULL_RANKS = 128
+"""a run of more ranks is not kept in memory as a whole, unless that is asked for (`analyze/sampled`)"""
 _MAX_NAMED = 3
 
 
@@ -60,6 +62,10 @@ class Run(ArrayRecord):
     """which of the job's profiled windows this is, from 0"""
     jobs: int = 1
     """ranks that are worked on at once"""
+    everyone: "Run | None" = None
+    """the same run with all its ranks, of which only what the others need was kept; None where `ranks` are all"""
+    sampling: str = ""
+    """which of the ranks `ranks` are, and what is said of the others; empty where they are all"""
     shown_path: Callable[[str], str] = str
     """how a file of the run is named: by its path, or by the address it was copied from"""
 
@@ -75,6 +81,11 @@ class Run(ArrayRecord):
         """Return who asked for this window while the job ran, a command or an alarm; None for one of the settings."""
         found = pulled_window(self.description, self.window)
         return found.by if found is not None else None
+
+    @property
+    def ranks_read(self) -> tuple[Rank, ...]:
+        """Return all ranks that were read: in full, or what was kept of them."""
+        return self.everyone.ranks if self.everyone else self.ranks
 
     @cached_property
     def unprofiled(self) -> UnprofiledStep | None:
@@ -96,9 +107,27 @@ def load(
     threads. A rank that cannot be read is named in `unreadable`; if none can, that is an `InputError`.
     """
     sources = find_sources(given)
+    name = run_name(given, sources.folder)
+    return load_sources(sources, name=name, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+
+
+def load_sources(
+    sources: Sources,
+    *,
+    name: str,
+    jobs: int | None = None,
+    cache: bool = True,
+    cache_folder: Path | None = None,
+    progress: Progress | None = None,
+    everyone: Sequence[Rank] = (),
+    sampling: str = "",
+) -> Run:
+    """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
+    as far as they were kept, and `sampling` says so.
+    """
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
-    read = reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+    read = source_reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))
         traces, unreadable, warnings = sorted_out(results)
@@ -117,7 +146,7 @@ def load(
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about) if about else ((), [])
     run = Run(
-        name=_name(given, folder),
+        name=name,
         ranks=tuple(ranks),
         description=description,
         logs=logs,
@@ -128,7 +157,10 @@ def load(
         unreadable=tuple(unreadable),
         window=window,
         jobs=jobs,
+        sampling=sampling,
     )
+    if everyone:
+        run = replace(run, everyone=replace(run, ranks=tuple(everyone), sampling=""))
     beside = [*damaged, *lost, *since, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
@@ -174,7 +206,8 @@ def _rank(trace: Trace, known: tuple[int, str]) -> Rank:
     return rank_of_trace(trace, rank=rank, rank_source=rank_source, flight_file=beside)
 
 
-def _name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
+def run_name(given: str | Path | Sequence[str | Path], folder: Path | None) -> str:
+    """Return what a run is called: by its folder, else by its first file."""
     if folder is not None:
         return folder.resolve().name
     first = given if isinstance(given, str | Path) else given[0]
@@ -200,8 +233,12 @@ def run_description(folder: Path | None) -> tuple[dict[str, Any], list[str]]:
 
 
 def incomplete(run: Run) -> list[str]:
-    """Return what of the run was not read: ranks lost, missing, or cut off."""
-    return [*_lost(run), *_missing(run), *cut_off(run.ranks)]
+    """Return what of the run was not read: ranks not in full, lost, missing, or cut off."""
+    return [*_sampled(run), *_lost(run), *_missing(run), *cut_off(run.ranks_read)]
+
+
+def _sampled(run: Run) -> list[str]:
+    return [run.sampling] if run.sampling else []
 
 
 def _lost(run: Run) -> list[str]:
@@ -209,7 +246,7 @@ def _lost(run: Run) -> list[str]:
 
 
 def _missing(run: Run) -> list[str]:
-    present = {r.rank for r in run.ranks}
+    present = {r.rank for r in run.ranks_read}
     missing = [n for n in range(run.world_size or 0) if n not in present]
     if len(present) >= (run.world_size or 0):  # the files are numbered otherwise than the job numbers its ranks
         missing = []
@@ -218,17 +255,17 @@ def _missing(run: Run) -> list[str]:
 
 
 def _with_warnings(run: Run, warnings: list[str]) -> Run:
-    lines = [*warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
-    guessed = [r.rank for r in run.ranks if r.rank_source == "order"]
+    lines = [*_sampled(run), *warnings, *_said_by_recorder(run), *_lost(run), *_worlds(run), *_missing(run)]
+    guessed = [r.rank for r in run.ranks_read if r.rank_source == "order"]
     if guessed and len(run.ranks) > 1:
         lines.append(f"rank numbers of {rank_ranges(guessed)} are by order: neither the file nor its name says them")
-    lines += [*quality_warnings(run.ranks), *unread_lines(run.ranks), *_unseen_devices(run)]
+    lines += [*quality_warnings(run.ranks_read), *unread_lines(run.ranks), *_unseen_devices(run)]
     return replace(run, warnings=tuple(lines))
 
 
 def _unseen_devices(run: Run) -> list[str]:
     """Return a line where work was launched on a device and nothing of the device was recorded."""
-    unseen = [r for r in run.ranks if r.device_unseen]
+    unseen = [r for r in run.ranks_read if r.device_unseen]
     if not unseen:
         return []
     launches, which = sum(r.joins.launches_without_work for r in unseen), rank_ranges([r.rank for r in unseen])
@@ -247,7 +284,7 @@ def _said_by_recorder(run: Run) -> list[str]:
 def _worlds(run: Run) -> list[str]:
     """Return a line where ranks disagree on how many there are: traces of two jobs lie together."""
     said: dict[int, list[int]] = {}
-    for rank in run.ranks:
+    for rank in run.ranks_read:
         if rank.world_size is not None:
             said.setdefault(rank.world_size, []).append(rank.rank)
     if len(said) < 2:

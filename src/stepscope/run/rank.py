@@ -36,6 +36,11 @@ class Rank(ArrayRecord):
     joins: JoinCounts
 
     @property
+    def num_events(self) -> int:
+        """Return how many events its trace has."""
+        return self.trace.num_events
+
+    @property
     def has_device(self) -> bool:
         """Return whether anything ran on a device; if not the host is what computed."""
         return len(self.work) > 0

@@ -9,10 +9,13 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OPS, bus_factor
 from stepscope.intervals import clip, covered_ns, subtract, union
+from stepscope.records import once_per_record
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives.groups import Group
 from stepscope.stats.distinct import distinct_rows
 from stepscope.trace.table import Int64s
+
+_MAX_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -60,22 +63,36 @@ def rank_wait(shared: AlignedRun, index: int, account: RankAccount) -> RankWait:
     if len(c) and unmatched.all():
         return RankWait(None, None, lost.total_ns, None)
     transfer = account.comm.total_ns - waits.total_ns - lost.total_ns
-    return RankWait(waits.total_ns, transfer, lost.total_ns, _waited_for_ns(shared, index))
+    return RankWait(waits.total_ns, transfer, lost.total_ns, int(waited_for_ns(shared)[index]))
 
 
-def _waited_for_ns(shared: AlignedRun, index: int) -> int:
-    """Return how long the other ranks together waited where this one came last, each instant of a rank once."""
-    matches, last = shared.matches, shared.last_arrivals
-    total = 0
-    for other, rank in enumerate(shared.run.ranks):
-        if other == index or not len(matches):
-            continue
+@once_per_record
+def waited_for_ns(shared: AlignedRun) -> Int64s:
+    """Return how long the other ranks together waited where each one came last, each instant of a rank once."""
+    matches, last, ranks = shared.matches, shared.last_arrivals, shared.run.ranks
+    total = np.zeros(len(ranks), np.int64)
+    for other, rank in enumerate(ranks if len(matches) else ()):
         members = matches.members_of(other)
         of = matches.of_member[members]
-        rows = matches.row[members[(last.rank_index[of] == index) & (last.waited_ns[of] > 0)]]
+        waits = (last.rank_index[of] != other) & (last.waited_ns[of] > 0)
+        rows, by = matches.row[members[waits]], last.rank_index[of[waits]]
         start = rank.collectives.start_ns[rows]
-        total += union(start, start + np.maximum(shared.wait_ns[other][rows], 0)).total_ns
+        _add_covered(total, by, start, start + np.maximum(shared.wait_ns[other][rows], 0))
     return total
+
+
+def _add_covered(total: Int64s, key: npt.NDArray[np.int32], start: Int64s, end: Int64s) -> None:
+    """Add to each key's total what its intervals cover: one union over all, each key's moved to a place of its own."""
+    if not len(start):
+        return
+    first, wide = int(start.min()), int(end.max()) - int(start.min()) + 1
+    if wide * len(total) > _MAX_NS:  # times that no job has
+        for one in np.unique(key).tolist():
+            total[one] += union(start[key == one], end[key == one]).total_ns
+        return
+    moved = key.astype(np.int64) * wide - first
+    covered = union(start + moved, end + moved)
+    np.add.at(total, covered.start // wide, covered.end - covered.start)
 
 
 def late_rank(shared: AlignedRun) -> int | None:

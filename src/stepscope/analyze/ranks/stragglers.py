@@ -1,37 +1,30 @@
 """Which ranks make the others wait, how much, how often, and why?
 
-After a collective all ranks have the same step time, so step times cannot tell; and a rank that merely lags behind
-by a constant time costs nothing. What tells is a rank's *own time*: what its host, or its device, needs for a step
-when it waits for nobody. A rank is a straggler when its own time is an outlier among the others' (leave-one-out,
-robust score), at least 10 % above their mean, and the others do wait for it.
+Who is late, and by how much, is told by own times and waits (`lateness.py`); why, by what the late rank does that the
+others do not.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, data_loading, recorded_events
-from stepscope.analyze.ranks.window import host_compute
-from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
-from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
-from stepscope.run.aligned import UNMATCHED, AlignedRun
+from stepscope.analyze.host.time import data_loading, recorded_events
+from stepscope.analyze.ranks.lateness import Lateness, late_ranks
+from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.intervals import covered_ns, union
+from stepscope.run.aligned import AlignedRun
 from stepscope.run.load import Run
-from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import common, distinct
+from stepscope.stats.distinct import distinct
 from stepscope.stats.middle import median
-from stepscope.stats.robust import mad_sigma
 from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
 
-_WAITS_LESS = 0.5
-"""a straggler waits less than this share of what the others wait"""
 _SAME_OPERATORS = 0.02
 _MAIN_CAUSE = 0.5
 """a part that explains at least half of the lateness names the cause"""
@@ -73,133 +66,39 @@ def find_stragglers(
     `overhead_ns_per_step` is what the profiler added to a step: lateness up to that may be the profiler's own and
     does not count.
     """
-    own = own_times(shared)
-    compared = np.flatnonzero(~np.isnan(own).any(axis=1)) if own is not None else np.empty(0, int)
-    if own is None or len(compared) < 2:
+    late = late_ranks(
+        shared.whole,
+        window_steps=window_steps,
+        threshold=threshold,
+        slowdown=slowdown,
+        overhead_ns_per_step=overhead_ns_per_step,
+    )
+    place = {rank.rank: index for index, rank in enumerate(shared.run.ranks)}
+    known = [one for one in late if one.rank in place]  # why a rank is late, those tell that are there in full
+    compared = (
+        np.array([place[r] for r in known[0].compared if r in place], np.int64) if known else np.empty(0, np.int64)
+    )
+    if len(compared) < 2:
         return []
-    waited = waited_in_steps(shared)[:, -window_steps:]
-    own = own[:, -window_steps:]
-    parts = None
-    found = []
-    for index in compared.tolist():
-        peers = compared[compared != index]
-        others = own[peers]
-        mine, theirs = float(own[index].mean()), others.mean(axis=1)
-        late_ns = mine - median(theirs)
-        noise = max(mad_sigma(theirs), NOISE_SHARE * median(theirs))
-        score = late_ns / noise if noise else 0.0
-        late_in = own[index] >= slowdown * others.mean(axis=0)
-        if score < threshold or mine < slowdown * theirs.mean() or late_ns <= overhead_ns_per_step:
-            continue
-        # Ranks that are late in turn wait for each other: what counts is who waits in the steps in which it is late.
-        then = late_in if late_in.any() else np.ones_like(late_in)
-        if waited[index, then].sum() >= _WAITS_LESS * median(waited[peers][:, then].sum(axis=1)):
-            continue
-        parts = _parts(shared.run.ranks, own.shape[1]) if parts is None else parts
-        excess = {name: float(values[index] - median(values[peers])) for name, values in parts.items()}
-        found.append(
-            Straggler(
-                rank=shared.run.ranks[index].rank,
-                cause=_cause(shared.run, index, int(peers[0]), excess, late_ns),
-                late_ns_per_step=late_ns,
-                steps_late=int(late_in.sum()),
-                num_steps=own.shape[1],
-                score=round(score, 2),
-                slowdown=float(mine / theirs.mean()),
-                evidence=excess,
-            )
-        )
-    return sorted(found, key=lambda s: -s.late_ns_per_step)
+    parts = _parts(shared.run.ranks, known[0].num_steps)
+    return [_with_cause(shared.run, one, place[one.rank], compared, parts) for one in known]
 
 
-def own_times(shared: AlignedRun) -> Floats | None:
-    """Return own time per rank and common step in ns, None where the ranks have no step or no collective in common.
-
-    Windows that no step divides begin and end anywhere, so nobody's time in them can be held against another's.
-
-    With a device: the longer of the host's time and the device's, each without waiting for other ranks. Without:
-    the host's span less exposed waiting. NaN for ranks that recorded no step, or took part in nothing that could be
-    matched: nobody is known to wait for them.
-    """
-    numbers = common_steps(shared.run.ranks)
-    if not len(numbers) or not len(shared.matches) or any(rank.steps.is_window for rank in shared.run.ranks):
-        return None
-    own = np.full((len(shared.run.ranks), len(numbers)), np.nan)
-    for index in distinct(shared.matches.rank_index).tolist():
-        rank = shared.run.ranks[index]
-        if not len(rank.steps):
-            continue
-        waits = waiting(shared, index)
-        by_number = np.argsort(rank.steps.number)
-        at = by_number[np.searchsorted(rank.steps.number, numbers, sorter=by_number)]
-        if rank.has_device:
-            # How much of an unmatched collective is waiting is unknown: being in one is nobody's own time.
-            waits = union_of(waits, unmatched(shared, index))
-            own[index] = np.maximum(_host_ns(rank, waits), _device_busy_ns(rank, waits))[at]
-        else:
-            exposed = subtract(waits, host_compute(rank))
-            spent = covered_ns(exposed, rank.steps.start_ns, rank.steps.end_ns)
-            own[index] = (rank.steps.end_ns - rank.steps.start_ns - spent)[at]
-    return own
-
-
-def waiting(shared: AlignedRun, index: int) -> Intervals:
-    """Return when a rank did nothing but wait for others inside collectives.
-
-    Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
-    """
-    c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
-    counts = (wait > 0) & ~np.isin(c.op, POINT_TO_POINT)
-    return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
-
-
-def waited_in_steps(shared: AlignedRun) -> Floats:
-    """Return per rank and common step how long the rank waited for others in collectives of that step, in ns."""
-    ranks, numbers = shared.run.ranks, common_steps(shared.run.ranks)
-    out = np.zeros((len(ranks), len(numbers)))
-    for index, rank in enumerate(ranks):
-        c, wait = rank.collectives, shared.wait_ns[index]
-        counts = np.flatnonzero((wait > 0) & ~np.isin(c.op, POINT_TO_POINT) & (c.step >= 0))
-        number = rank.steps.number[c.step[counts]]
-        common = np.isin(number, numbers)
-        np.add.at(out[index], np.searchsorted(numbers, number[common]), wait[counts][common])
-    return out
-
-
-def unmatched(shared: AlignedRun, index: int) -> Intervals:
-    """Return when a rank was inside collectives that no other rank could be found for."""
-    c = shared.run.ranks[index].collectives
-    lost = shared.wait_ns[index] == UNMATCHED
-    return union(c.start_ns[lost], c.end_ns[lost])
-
-
-def _host_ns(rank: Rank, waits: Intervals) -> Floats:
-    """Return per step the host's span less the time it was blocked while the device did nothing but wait for other
-    ranks, and less what recording it cost: hosts that are equal without the profiler differ with it.
-
-    Blocked by the device's own work is own time: the one cannot go on before the other.
-    """
-    steps = rank.steps
-    busy = rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
-    blocked = intersect(union(*blocked_host(rank)), subtract(waits, busy))
-    span = steps.end_ns - steps.start_ns - covered_ns(blocked, steps.start_ns, steps.end_ns)
-    return np.maximum(span - RECORDING_COST_NS * recorded_events(rank), 0).astype(float)
-
-
-def _device_busy_ns(rank: Rank, waits: Intervals) -> Floats:
-    """Return per step the device's work launched in it, less the time in which it only waited."""
-    work, out = rank.work, np.zeros(len(rank.steps))
-    idle = subtract(waits, rank.work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET))
-    for step in range(len(rank.steps)):
-        mine = work.step == step
-        out[step] = subtract(union(work.start_ns[mine], work.end_ns[mine]), idle).total_ns
-    return out
-
-
-def common_steps(ranks: Sequence[Rank]) -> npt.NDArray[np.int64]:
-    """Return the step numbers that every rank recorded; ranks that recorded none have no say."""
-    recorded = [rank.steps.number for rank in ranks if len(rank.steps)]
-    return np.sort(reduce(common, recorded)) if recorded else np.empty(0, np.int64)
+def _with_cause(
+    run: Run, late: Lateness, index: int, compared: npt.NDArray[np.int64], parts: dict[str, Floats]
+) -> Straggler:
+    peers = compared[compared != index]
+    excess = {name: float(values[index] - median(values[peers])) for name, values in parts.items()}
+    return Straggler(
+        rank=late.rank,
+        cause=_cause(run, index, int(peers[0]), excess, late.late_ns),
+        late_ns_per_step=late.late_ns,
+        steps_late=late.steps_late,
+        num_steps=late.num_steps,
+        score=late.score,
+        slowdown=late.slowdown,
+        evidence=excess,
+    )
 
 
 def _parts(ranks: Sequence[Rank], last_steps: int) -> dict[str, Floats]:

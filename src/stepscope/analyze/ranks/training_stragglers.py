@@ -22,8 +22,9 @@ from math import sqrt
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.ranks.lateness import common_steps, own_times
 from stepscope.analyze.ranks.log_stragglers import WAITING, LateRank, lateness
-from stepscope.analyze.ranks.stragglers import Straggler, common_steps, own_times
+from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.run.aligned import AlignedRun
@@ -89,6 +90,7 @@ def cleared_by_logs(shared: AlignedRun, rank: int, late_ns: float, logs: Sequenc
 
 def _told(shared: AlignedRun, traced: Sequence[Straggler], logs: Sequence[StepLog]) -> list[LateRank]:
     """Return the lateness of each rank by the logs, none where they cannot tell."""
+    shared = shared.whole
     if len(logs) < 2 or {log.rank for log in logs} != {r.rank for r in shared.run.ranks}:
         return []
     if any(np.isnan(log.column(WAITING)).all() for log in logs):

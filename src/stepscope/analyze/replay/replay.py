@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, HostParts, recorded_events
-from stepscope.analyze.ranks.stragglers import common_steps
+from stepscope.analyze.ranks.lateness import common_steps
 from stepscope.analyze.replay.graph import (
     CircularWaits,
     Graph,

@@ -29,5 +29,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", default="local", metavar="dask://HOST:PORT", help="read ranks on a Dask cluster (default: here)"
     )
+    parser.add_argument(
+        "--full-ranks",
+        type=at_least_one,
+        metavar="N",
+        help="ranks analysed in full where there are more (default: 128, fewer of very large traces)",
+    )
     parser.add_argument("--no-cache", action="store_true", help="neither read nor write the cache")
     parser.add_argument("--cache-folder", type=Path, metavar="DIR", help="keep the cache there, not beside the traces")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
-from stepscope.run.load import Run, incomplete, load
+from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load
+from stepscope.run.sources import find_sources
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -25,14 +26,27 @@ def account_from(
 
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
-    if getattr(args, "engine", "local") != "local":
-        from stepscope.cli.given.cluster import read_ahead
+    given = run or args.run
+    on_cluster = getattr(args, "engine", "local") != "local"
+    full_ranks = getattr(args, "full_ranks", None)
+    how = {"jobs": args.jobs, "cache": not args.no_cache, "cache_folder": args.cache_folder}
+    if len(find_sources(given).files) > (full_ranks or MAX_FULL_RANKS):
+        from stepscope.analyze.sampled.load import load_run
 
-        read_ahead(args, run or args.run)
-    with reading_progress() as progress:
-        found = load(
-            run or args.run, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
-        )
+        outline_files = None
+        if on_cluster:
+            from stepscope.cli.given.cluster import outlines_from
+
+            outline_files = outlines_from(args)
+        with reading_progress() as progress:
+            found = load_run(given, full_ranks=full_ranks, outline_files=outline_files, progress=progress, **how)
+    else:
+        if on_cluster:
+            from stepscope.cli.given.cluster import read_ahead
+
+            read_ahead(args, given)
+        with reading_progress() as progress:
+            found = load(given, progress=progress, **how)
     if getattr(args, "copies", None) is None:
         return found
     from stepscope.cli.given.addresses import as_given

@@ -88,11 +88,11 @@ def _report(folder: Path) -> tuple[tuple[NamedFinding, ...], str | None]:
     """Return findings and verdict of the first run; none, with a warning, where it left no trace."""
     try:
         from stepscope.analyze.account import account_of
+        from stepscope.analyze.sampled.load import load_run
         from stepscope.diagnose.findings import diagnose
         from stepscope.diagnose.verdict import conclude
-        from stepscope.run.load import load
 
-        account = account_of(load([str(folder)]))
+        account = account_of(load_run([str(folder)]))
         found = diagnose(account)
     except (StepscopeError, ImportError) as error:  # a training image may lack what the analysis needs
         warn(f"no findings to go by: {error}")

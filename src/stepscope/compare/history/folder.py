@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analyze.account import account_of
+from stepscope.analyze.sampled.load import load_run
 from stepscope.compare.history.row import HistoryRow, HostTime, row_of_logs, row_of_report
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write, json_object, json_object_in
 from stepscope.diagnose.findings import diagnose
@@ -22,7 +23,6 @@ from stepscope.document.kept import code_key
 from stepscope.document.report import report_json
 from stepscope.errors import InputError, StepscopeError
 from stepscope.json_text import json_text
-from stepscope.run.load import load
 from stepscope.run.sources import holds_traces
 from stepscope.run.step_log import readable_step_logs
 from stepscope.side_file import is_number, side_file_lines
@@ -79,7 +79,7 @@ def row_of_run(
     try:
         logs, _ = readable_step_logs(folder)
         if traces and holds_traces(folder):
-            account = account_of(load(folder, jobs=jobs, cache=cache))
+            account = account_of(load_run(folder, jobs=jobs, cache=cache))
             return row_of_report(name, report_json(account, diagnose(account)), description, logs)
         if logs:
             return row_of_logs(name, logs, description)

@@ -59,11 +59,11 @@ def _calls(rank: Rank) -> bool:
 
 
 def _every_rank(account: Account) -> bool:
-    return len(account.run.ranks) >= (account.run.world_size or 1)
+    return len(account.run.ranks_read) >= (account.run.world_size or 1)
 
 
 def _ranks_said(account: Account) -> str:
-    return f"all {account.run.world_size} ranks: {len(account.run.ranks)} recorded"
+    return f"all {account.run.world_size} ranks: {len(account.run.ranks_read)} recorded"
 
 
 def _has_launches(account: Account) -> bool:

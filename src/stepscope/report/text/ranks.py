@@ -3,7 +3,7 @@
 from rich.console import Console
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.rank_view import RankView
+from stepscope.analyze.rank_view import RankWindow
 from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import plain_table
@@ -19,7 +19,7 @@ _LEFT_OUT_FIRST = ("overlap %", "window ms", "comm", "idle", "compute", "exposed
 def print_ranks(account: Account, out: Console) -> None:
     """Print the window of each rank and who the others waited for."""
     late = {s.rank: s for s in account.stragglers}
-    shown = sorted(account.ranks, key=lambda view: (view.rank.rank not in late, view.rank.rank))
+    shown = sorted(account.ranks_read, key=lambda view: (view.rank.rank not in late, view.rank.rank))
     rows = [(str(view.rank.rank), _cells(view, late.get(view.rank.rank))) for view in shown[:MAX_RANKS]]
     out.print()
     columns = [c for c in _COLUMNS if _communicates(account) or c not in _OF_SEVERAL]
@@ -36,7 +36,7 @@ def _communicates(account: Account) -> bool:
     return len(account.ranks) > 1 or any(v.window is not None and v.window.comm.total_ns for v in account.ranks)
 
 
-def _cells(view: RankView, behind: Straggler | None) -> dict[str, str]:
+def _cells(view: RankWindow, behind: Straggler | None) -> dict[str, str]:
     a, w = view.window, view.wait
     if a is None or a.host_only:
         return dict.fromkeys(_COLUMNS, "?") | ({"window ms": f"{a.window_ns / NS_PER_MS:.2f}"} if a else {})
@@ -59,8 +59,8 @@ def _cells(view: RankView, behind: Straggler | None) -> dict[str, str]:
 
 def _last_to_arrive(account: Account, out: Console) -> None:
     """Print who the others waited for where that is worth a line: over 1 % of its window each."""
-    others = len(account.ranks) - 1
-    for view in account.ranks:
+    others = len(account.ranks_read) - 1
+    for view in account.ranks_read:
         number, a, w = view.rank.rank, view.window, view.wait
         each_ns = w.waited_for_ns / others if w and w.waited_for_ns and others else 0
         if number == account.late_rank and a and each_ns > 0.01 * a.window_ns:

@@ -46,9 +46,12 @@ def print_summary(
 def _heading(account: Account, out: Console) -> None:
     run = account.run
     world = run.world_size
-    ranks = "1 rank" if len(run.ranks) == 1 else f"{len(run.ranks)} ranks"
-    if world and world != len(run.ranks):
-        ranks = f"{len(run.ranks)} of {world} ranks"
+    read = len(run.ranks_read)
+    ranks = "1 rank" if read == 1 else f"{read} ranks"
+    if world and world != read:
+        ranks = f"{read} of {world} ranks"
+    if run.everyone:
+        ranks += f" ({len(run.ranks)} in full)"
     line = name_text(run.name, style="bold")
     device = name_text(account.device_name or "device unknown", width=40)
     steps = "1 step" if account.num_steps == 1 else f"{account.num_steps} steps"

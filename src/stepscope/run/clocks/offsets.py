@@ -55,6 +55,20 @@ class Clocks(ArrayRecord):
         drift = np.nan_to_num(self.drift_ppm)[i] * 1e-6
         return shifted + np.rint(drift * (local_ns - self.reference_ns[i])).astype(np.int64)
 
+    def of(self, ranks: Int64s) -> "Clocks":
+        """Return the clocks of some of the ranks, the first one among them; their offsets are to it as before."""
+        roots = self.tied_to[ranks]
+        first = {root: place for place, root in reversed(list(enumerate(roots.tolist())))}
+        return Clocks(
+            offset_ns=self.offset_ns[ranks],
+            uncertainty_ns=self.uncertainty_ns[ranks],
+            drift_ppm=self.drift_ppm[ranks],
+            reference_ns=self.reference_ns[ranks],
+            known=self.known[ranks],
+            tied_to=np.array([first[root] for root in roots.tolist()], np.int64),
+            warnings=self.warnings,
+        )
+
 
 def align_clocks(ranks: tuple[Rank, ...], matches: Matches) -> Clocks:
     """Return the clocks of these ranks relative to the first one."""

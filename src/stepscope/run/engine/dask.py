@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from stepscope.errors import InputError, UsageError
 from stepscope.run.engine.task import Outcome, keep_columns
@@ -18,6 +18,7 @@ _ADDRESS = re.compile(r"^dask://([\w.-]{1,253}|\[[0-9a-fA-F:]{2,45}\]):(\d{1,5})
 _CONNECT_S = 30
 _WORKERS_S = 60
 _RETRIES = 3
+Result = TypeVar("Result")
 Progress = Callable[[int, int], None]
 """Called with files read so far and files in all."""
 
@@ -34,27 +35,45 @@ def scheduler_address(engine: str) -> str:
     return f"tcp://{found[1]}:{found[2]}"
 
 
+class Lost(NamedTuple):
+    """A task that no worker could do: workers that die again and again, or are not like this machine."""
+
+    why: str
+
+
 def read_on_cluster(
     engine: str, paths: Sequence[Path], *, cache_folder: Path | None = None, progress: Progress | None = None
 ) -> list[Outcome]:
     """Return what came of each file, in the order of `paths`; their tables lie where `load` finds them."""
-    address = scheduler_address(engine)
-    distributed = _distributed()
     total_bytes = sum(path.stat().st_size for path in paths)
     folder = None if cache_folder is None else str(cache_folder.absolute())
+    given = [(str(path.absolute()), folder, total_bytes) for path in paths]
+    came = run_on_cluster(engine, keep_columns, given, progress=progress)
+    return [Outcome(path, None, r.why) if isinstance(r, Lost) else r for r, (path, *_) in zip(came, given, strict=True)]
+
+
+def run_on_cluster(
+    engine: str,
+    task: Callable[..., Result],
+    given: Sequence[tuple[Any, ...]],
+    *,
+    progress: Progress | None = None,
+) -> list[Result | Lost]:
+    """Return what the task gives for each of the given arguments, in their order."""
+    address = scheduler_address(engine)
+    distributed = _distributed()
     try:
         with distributed.Client(address, timeout=_CONNECT_S, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=_WORKERS_S)
-            given = [str(path.absolute()) for path in paths]
-            tasks = [client.submit(keep_columns, p, folder, total_bytes, retries=_RETRIES, pure=False) for p in given]
+            tasks = [client.submit(task, *one, retries=_RETRIES, pure=False) for one in given]
             # Taken as they come: what a worker gave before it died need not be made again.
             came = distributed.as_completed(tasks, loop=client.loop, with_results=True, raise_errors=False)
             found = {}
-            for number, (task, result) in enumerate(came, 1):
-                found[task.key] = result
+            for number, (future, result) in enumerate(came, 1):
+                found[future.key] = result if future.status == "finished" else _lost(result)
                 if progress:
                     progress(number, len(tasks))
-            return [_outcome(found.get(task.key), path) for task, path in zip(tasks, given, strict=True)]
+            return [found.get(future.key, Lost("no result")) for future in tasks]
     except (OSError, TimeoutError) as error:
         what = printable(str(error), width=200)
         raise InputError(
@@ -62,12 +81,9 @@ def read_on_cluster(
         ) from error
 
 
-def _outcome(result: Any, path: str) -> Outcome:
-    """Return a task's result, or why there is none: workers that die again and again, or are not like this machine."""
-    if isinstance(result, Outcome):
-        return result
+def _lost(result: Any) -> Lost:
     problem = result[1] if isinstance(result, tuple) and len(result) > 1 else result
-    return Outcome(path, None, printable(str(problem), width=300))
+    return Lost(printable(str(problem), width=300))
 
 
 def _distributed() -> Any:

@@ -6,7 +6,7 @@ from rank to rank. Where a rank recorded fewer (a cut file, a shifted window), i
 operation and size fit in exactly one way; otherwise it stays unmatched and is counted (`sequences.py`).
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -69,6 +69,28 @@ class Matches(ArrayRecord):
         """Return the flat members of one rank, in the order of the matches."""
         order, cuts = self.by_rank
         return order[cuts[rank_index] : cuts[rank_index + 1]] if rank_index + 1 < len(cuts) else order[:0]
+
+    def among(self, ranks: Int64s) -> tuple["Matches", Int64s]:
+        """Return the matches that at least two of these ranks took part in, numbered by their place among them, and
+        which of the flat members are left.
+        """
+        place = np.full(max(int(self.rank_index.max(initial=-1)), int(ranks.max(initial=-1))) + 1, -1, np.int32)
+        place[ranks] = np.arange(len(ranks))
+        there = place[self.rank_index] >= 0
+        count = np.bincount(self.of_member[there], minlength=len(self))
+        kept = np.flatnonzero(count > 1)
+        members = np.flatnonzero(there & (count > 1)[self.of_member])
+        found = replace(
+            self,
+            op=self.op[kept],
+            size_bytes=self.size_bytes[kept],
+            group=self.group[kept],
+            step=self.step[kept],
+            first=np.concatenate(([0], np.cumsum(count[kept]))),
+            rank_index=place[self.rank_index[members]],
+            row=self.row[members],
+        )
+        return found, members
 
 
 def match_collectives(ranks: tuple[Rank, ...]) -> Matches:

@@ -30,13 +30,13 @@ ReadSource = tuple[Trace, ...] | FailedSource
 """a file holds the trace of one rank, or those of all ranks on a machine"""
 
 
-def reader(
+def source_reader(
     sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
 ) -> Callable[[Source], ReadSource]:
     """Return a function that reads one source, or gives back why it could not."""
-    total = sum(map(_size_on_disk, sources))
+    total = sum(map(size_on_disk, sources))
     budget = Budget(total)
-    _refuse_too_many(len(sources), budget)
+    refuse_too_many(len(sources), budget)
     threads = max(1, jobs // len(sources))
     done: dict[Path, int] = {}
 
@@ -73,7 +73,7 @@ def _without_frames(error: StepscopeError) -> StepscopeError:
     return error.with_traceback(None)
 
 
-def _size_on_disk(source: Source) -> int:
+def size_on_disk(source: Source) -> int:
     """Return the bytes that a file takes, those of a sparse one without its holes."""
     try:
         status = source.path.stat()
@@ -82,7 +82,7 @@ def _size_on_disk(source: Source) -> int:
     return min(status.st_size, 512 * status.st_blocks) if stat.S_ISREG(status.st_mode) else 0
 
 
-def _refuse_too_many(num_files: int, budget: Budget) -> None:
+def refuse_too_many(num_files: int, budget: Budget) -> None:
     """Raise where so many files of next to nothing would take more memory than their size accounts for."""
     most = budget.limit_bytes // BYTES_PER_RANK
     if num_files > most:
