@@ -89,6 +89,19 @@ def test_the_setting_that_helps_is_kept_and_no_other() -> None:
     assert [j.candidate.name for j in found.settings if j.keeps] == ["s3"]
 
 
+def test_what_had_run_is_judged_where_the_user_ends_it() -> None:
+    run, calls = simulated(steady, {"s3": 0.3}, 1), []
+
+    def until_stopped(when: str, candidate: Candidate | None) -> Trial:
+        calls.append(when)
+        if len(calls) > 4 * (len(SETTINGS) + 1):
+            raise KeyboardInterrupt
+        return run(when, candidate)
+
+    found = experiment(SETTINGS, until_stopped, rounds=50)
+    assert found.stopped and found.keep and found.keep.candidate.name == "s3"
+
+
 def test_several_that_help_are_run_together() -> None:
     found = experiment(SETTINGS, simulated(steady, {"s1": 0.3, "s5": 0.4}, 1), rounds=5)
     assert found.keep is found.combined and found.combined is not None

@@ -4,7 +4,8 @@
     2. where some may help but could be chance: more rounds of these, and a second look at all their rounds
     3. where several settings are worth keeping: rounds of the unchanged job and of all of them together
 
-All intervals are corrected for the settings tried, the one of them together included.
+All intervals are corrected for the settings tried, the one of them together included. Ctrl-C ends it at any time: what
+has run is judged as it is.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,6 +31,8 @@ class Experiment:
     combined: JudgedSetting | None
     """those worth keeping, together; None where there were not several"""
     base: tuple[Trial, ...]
+    stopped: bool = False
+    """whether it was ended before all rounds had run"""
 
     @property
     def keep(self) -> JudgedSetting | None:
@@ -42,26 +45,28 @@ class _Series:
     base: list[Trial] = field(default_factory=list)
     trials: dict[str, list[Trial]] = field(default_factory=dict)
     out: dict[str, Out] = field(default_factory=dict)
+    stopped: bool = False
 
 
 def experiment(tried: Sequence[Candidate], run: RunTrial, *, rounds: int) -> Experiment:
-    """Return what came of trying these settings."""
+    """Return what came of trying these settings, as far as it came."""
     corrected = len(tried) + (len(tried) > 1)
     first = _series(tried, run, rounds=rounds, what="round")
     single = [_judged(c, first, tried=corrected) for c in tried]
     undecided = [j.candidate for j in single if j.undecided]
-    if undecided:
+    if undecided and not first.stopped:
         _go_on(first, undecided, run, rounds=max(rounds, _MIN_MORE), what="undecided, round")
         again = {c.name: _judged(c, first, tried=corrected) for c in undecided}
         single = [again.get(j.candidate.name, j) for j in single]
     kept = sorted((j for j in single if j.keeps), key=lambda j: -(j.gain.share if j.gain else 0.0))
     both = together([j.candidate for j in kept])
     combined = None
-    if len(kept) > 1 and both.name != kept[0].candidate.name:
+    if len(kept) > 1 and both.name != kept[0].candidate.name and not first.stopped:
         second = _series([both], run, rounds=rounds, what="together, round")
         combined = _judged(both, second, tried=corrected)
         first.base += second.base
-    return Experiment(tuple(single), combined, tuple(first.base))
+        first.stopped = second.stopped
+    return Experiment(tuple(single), combined, tuple(first.base), first.stopped)
 
 
 def _series(tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str) -> _Series:
@@ -72,14 +77,18 @@ def _series(tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str
 
 
 def _go_on(series: _Series, tried: Sequence[Candidate], run: RunTrial, *, rounds: int, what: str) -> None:
-    """Add rounds of some settings, all of which have been in every round so far."""
+    """Add rounds of some settings, all of which have been in every round so far; fewer where the user ends it."""
     by_name = {c.name: c for c in tried}
     for number in range(rounds):
         names = still_in(list(by_name), series.out)
         if not names:
             break
         for name in order_of(number, names):
-            trial = run(f"{what} {number + 1} of {rounds}", by_name.get(name))
+            try:
+                trial = run(f"{what} {number + 1} of {rounds}", by_name.get(name))
+            except KeyboardInterrupt:
+                series.stopped = True
+                return
             (series.base if name == BASE else series.trials[name]).append(trial)
         for name in names:
             if (out := why_out(by_name[name], series.trials[name], series.base)) is not None:

@@ -18,14 +18,14 @@ from stepscope.cli.tune.trials import Trials
 from stepscope.errors import UsageError
 from stepscope.report.text.tuned.lines import tune_lines
 from stepscope.tune.candidates import candidates
-from stepscope.tune.experiment import experiment
+from stepscope.tune.experiment import Experiment, experiment
 from stepscope.tune.gain import MIN_ROUNDS
 
 RESULT, TEXT = "tune.json", "tune.txt"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0, also where nothing is to be kept; with --apply the job's own exit code."""
+    """Return 0, also where nothing is to be kept, 3 where it was stopped; with --apply the job's own exit code."""
     if not args.command:
         raise UsageError("the job's command is missing; give it after --, e.g. stepscope tune -- torchrun train.py")
     if args.apply:
@@ -36,11 +36,10 @@ def run(args: argparse.Namespace) -> int:
     refuse_used_folder(args.out, force=args.force)
     folder = make_folder(args.out)
     first = first_run(args.command, folder)
-    _tune(args, folder, first)
-    return 0
+    return 3 if _tune(args, folder, first).stopped else 0
 
 
-def _tune(args: argparse.Namespace, folder: Path, first: FirstRun) -> None:
+def _tune(args: argparse.Namespace, folder: Path, first: FirstRun) -> Experiment:
     choice = candidates(
         first.job,
         [f.id for f in first.findings],
@@ -58,6 +57,8 @@ def _tune(args: argparse.Namespace, folder: Path, first: FirstRun) -> None:
     )
     trials.announce(len(choice.tried), args.rounds)
     found = experiment(choice.tried, trials, rounds=args.rounds)
+    if found.stopped and not found.base:
+        raise KeyboardInterrupt
     document = tune_document(found, choice, first, trials, rounds=args.rounds, result=shown(folder / RESULT))
     lines = tune_lines(document)
     write_json(str(folder / RESULT), document, force=args.force)
@@ -68,3 +69,4 @@ def _tune(args: argparse.Namespace, folder: Path, first: FirstRun) -> None:
             print_line(line)
         sys.stdout.flush()
     say_with_answer(f"stepscope tune: kept in {shown(folder / RESULT)} and {TEXT}")
+    return found

@@ -39,6 +39,7 @@ def tune_document(
             "findings": [{"id": f.id, "title": f.title, "saving_pct": f.saving_pct} for f in first.findings],
         },
         "rounds": rounds,
+        "stopped": found.stopped,
         "warmup_steps": trials.warmup,
         "timed_steps": trials.steps,
         "tried": len(found.settings),

@@ -26,6 +26,8 @@ def _header(found: Mapping[str, Any]) -> Iterator[str]:
         f"{found['tried']} settings tried in {found['rounds']} rounds, {len(found['trials'])} trials of {steps}, "
         f"{minutes} min {seconds} s"
     )
+    if found["stopped"]:
+        yield from _wrapped("stopped before all rounds had run: judged by those that had")
 
 
 def _table(found: Mapping[str, Any]) -> Iterator[str]:
