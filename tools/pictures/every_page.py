@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 from tests.analyze.live.runs import claim, line, write_log
@@ -64,14 +65,18 @@ def page_makers(corpus: Path, folder: Path) -> dict[str, Callable[[], str]]:
     names = ("bench", "scaling", "collectives", "calibration", "light")
     predicted = ("predict-flops", "predict-memory", "predict-strategy", "predict-collective")
     return {
-        **{name: lambda run=run: analysed(corpus, run).to_html() for name, run in {**RUNS, **CPU_RUNS}.items()},
+        **{name: partial(_report, corpus, run) for name, run in {**RUNS, **CPU_RUNS}.items()},
         "large": lambda: page_of(constructed(ranks=64, steps=50)),
         "owners": lambda: page_of(constructed(ranks=8, steps=20, slices_per_rank=90)),
         "compare": lambda: analysed(corpus, COMPARED[0]).compare(analysed(corpus, COMPARED[1])).to_html(),
         "compare-owners": lambda: of_tests("compare"),
         "runs": lambda: sheet_page(runs_sheet("recordings", _entries(corpus))),
-        **{name: lambda name=name: of_tests(name) for name in (*names, *predicted)},
+        **{name: partial(of_tests, name) for name in (*names, *predicted)},
     }
+
+
+def _report(corpus: Path, run: str) -> str:
+    return analysed(corpus, run).to_html()
 
 
 def _entries(corpus: Path) -> list[RunEntry]:

@@ -60,7 +60,7 @@ def live_page(
         f'<h1>{title}</h1><p class="pace">step {step}; {state}</p>',
         *(f'<p class="panel alarm">alarm: {_line(line)}</p>' for line in alarms),
         *(f'<p class="panel stall">{_line(line)}</p>' for line in stalls),
-        f'<section class="panel">{_table(picture)}</section>',
+        f'<section class="panel" tabindex="0" role="region" aria-label="ranks">{_table(picture)}</section>',
         f'<p class="quiet">MFU: {_line(picture.mfu_reason)}</p>' if picture.mfu is None and picture.mfu_reason else "",
         f'<section class="panel"><h2>So far</h2><pre>{escape(_lines(news))}</pre></section>' if news else "",
         "" if over else f'<p class="quiet">Looked at again every {REFRESH_S} s.</p>',
@@ -73,9 +73,9 @@ def live_page(
 def _table(picture: Picture) -> str:
     names = column_names(picture)
     has_memory = any(rank.device_bytes or rank.host_bytes for rank in picture.ranks)
-    heads = ["rank", "step", "ms", *(f"{SHORT.get(name, name)} ms" for name in names), "memory", "late"]
-    if not has_memory:
-        heads.remove("memory")
+    heads = ["rank", "late", "step", "ms", *(f"{SHORT.get(name, name)} ms" for name in names)]
+    if has_memory:
+        heads.append("memory")
     rows = "".join(_row(rank, names, has_memory=has_memory) for rank in most_telling(picture.ranks))
     hidden = len(picture.ranks) - len(most_telling(picture.ranks))
     more = f"<p>and {hidden} more ranks</p>" if hidden else ""
@@ -89,8 +89,9 @@ def _row(rank: RankNow, names: Sequence[str], *, has_memory: bool) -> str:
     who = f"{rank.rank} ({rank.ended})" if rank.ended else str(rank.rank)
     step = "?" if rank.step is None else f"{rank.step:,}"
     times = [ms_text(rank.regions_ns.get(name)) for name in names]
-    cells = [who, step, ms_text(rank.step_ns), *times, *([memory_text(rank)] if has_memory else [])]
-    return "<tr>" + "".join(f"<td>{_line(cell)}</td>" for cell in cells) + f"<td{marked}>{late}</td></tr>"
+    cells = [step, ms_text(rank.step_ns), *times, *([memory_text(rank)] if has_memory else [])]
+    first = f"<td>{_line(who)}</td><td{marked}>{late}</td>"
+    return f"<tr>{first}{''.join(f'<td>{_line(cell)}</td>' for cell in cells)}</tr>"
 
 
 def _line(text: str) -> str:

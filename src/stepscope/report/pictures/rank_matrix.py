@@ -1,6 +1,7 @@
 """Rank by rank: who waits for whom, who sends to whom, as squares of a matrix."""
 
 from collections.abc import Callable
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ from stepscope.units import NS_PER_MS
 MAX_SIDE = 32
 """more ranks are joined into blocks"""
 _LEFT, _TOP, _PIXELS = 66, 34, 420
+_LINE, _LETTER = 18, 9
+"""room for the labels, as large as they are on a phone"""
 _MAX_ROWS = 40
 
 
@@ -56,10 +59,11 @@ def _drawing(
     side = min(44.0, _PIXELS / len(blocks))
     most = float(joined.max())
     shapes: list[Shape] = [words(_LEFT, 12, f"row {verb} column", small=False)]
-    every = max(1, round(14 / side))
+    down, across = ceil(_LINE / side), ceil((_LETTER * max(map(len, names)) + 8) / side)
     for k, name in enumerate(names):
-        if k % every == 0:
+        if k % down == 0:
             shapes.append(words(_LEFT - 8, _TOP + (k + 0.5) * side + 4, name, anchor="end"))
+        if k % across == 0:
             shapes.append(words(_LEFT + (k + 0.5) * side, _TOP - 5, name, anchor="middle"))
     for i, row in enumerate(joined):
         for j, value in enumerate(row.tolist()):

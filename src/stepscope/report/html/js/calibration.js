@@ -17,7 +17,7 @@ const colourOfCurve = (found, op, world) => {
 
 function calibrationChart(found) {
   const points = [...found.curves.flatMap((c) => c.points), ...found.run.map((p) => [p.bytes, p.us])].filter(([b, us]) => b > 0 && us > 0);
-  const [width, height, left, right, top, base] = [560, 300, 66, 550, 10, 268];
+  const [width, height, left, right, top, base] = [560, 300, 76, 550, 14, 268];
   const range = (values) => [Math.log10(Math.min(...values)), Math.max(Math.log10(Math.max(...values)), Math.log10(Math.min(...values)) + 1)];
   const [x0, x1] = range(points.map(([b]) => b)), [y0, y1] = range(points.map(([, us]) => us)).map((v, i) => (i ? Math.ceil(v) : Math.floor(v)));
   const x = (bytes) => left + ((right - left) * (Math.log10(bytes) - x0)) / (x1 - x0);

@@ -16,6 +16,8 @@ function contents(short = {}) {
   const mark = () => {
     const first = (last = current() ?? last ?? [...links.keys()][0]);
     for (const [section, link] of links) section === first ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+    const link = first && links.get(first);
+    if (link) nav.scrollLeft = link.offsetLeft - 40; // on a phone the list is wider than the page
   };
   const watch = new IntersectionObserver((entries) => {
     for (const e of entries) e.isIntersecting ? seen.add(e.target) : seen.delete(e.target);
