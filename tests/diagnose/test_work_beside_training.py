@@ -83,7 +83,7 @@ def python(*stack: str, us: float = PLANTED) -> Plant:
     return plant
 
 
-def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: str = "") -> Plant:
+def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: str | None = None) -> Plant:
     """Return operators one after the other that take `PLANTED` together."""
 
     def plant(r: PlantedRank, at: float, _: int) -> float:
@@ -136,7 +136,7 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
     def loop(r: PlantedRank, at: float, _: int) -> float:
         for k in range(8):
             for line, us in ((15, 100), (16, 80)):
-                with r.line(f"train.py:{line}"):
+                with r.line(f"train.py:{line}", module=None):
                     r.ran("aten::std", at, at + us - 1)
                 at += us
             assert k < 8
