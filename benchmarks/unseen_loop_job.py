@@ -174,9 +174,7 @@ def build() -> Any:
                 flat = p.grad.numpy().ravel()  # fault gradient_histogram
                 np.histogram(flat, bins=32)  # fault gradient_histogram
         if "gradient_norms" in on:
-            seen.update(
-                {name: p.grad.norm().item() / p.norm().item() for name, p in net.named_parameters()}
-            )  # fault gradient_norms
+            [p.grad.norm().item() / max(p.norm().item(), 1e-9) for p in net.parameters()]  # fault gradient_norms
         optimizer.step()
         optimizer.zero_grad()
         if "weights_csv" in on:

@@ -57,7 +57,9 @@ def a_step(r: PlantedRank, n: int, at: float, planted: dict[str, Plant]) -> floa
     return at
 
 
-def account(folder: Path, *, owners: bool = True, ranks: int = 1, only: int | None = None, **planted: Plant) -> Account:
+def account(
+    folder: Path, planted: dict[str, Plant], *, owners: bool = True, ranks: int = 1, only: int | None = None
+) -> Account:
     """Return the account of a job on the CPU; with `only` the plants are on that rank alone."""
     folder.mkdir(exist_ok=True)
     made = []
@@ -81,7 +83,7 @@ def python(*stack: str, us: float = PLANTED) -> Plant:
     return plant
 
 
-def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: str = "") -> Plant:
+def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: str | None = None) -> Plant:
     """Return operators one after the other that take `PLANTED` together."""
 
     def plant(r: PlantedRank, at: float, _: int) -> float:
@@ -103,7 +105,7 @@ def beside(found: Account) -> list[Finding]:
     "plant", [python("train.py:13"), operators(*["aten::clone"] * 12)], ids=["Python alone", "operators"]
 )
 def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: str, plant: Plant) -> None:
-    found = account(tmp_path, **{where: plant})
+    found = account(tmp_path, {where: plant})
     (one,) = beside(found)
     assert (one.title, one.where[0].text) == ("train.py:13 works beside training in every step", "train.py:13")
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
@@ -115,16 +117,18 @@ def test_a_line_in_no_pass_is_named_and_saves_its_time(tmp_path: Path, where: st
 
 
 def test_what_it_calls_is_told(tmp_path: Path) -> None:
-    (one,) = beside(account(tmp_path, after=operators(*["aten::clone"] * 9, "aten::sum")))
+    (one,) = beside(account(tmp_path, {"after": operators(*["aten::clone"] * 9, "aten::sum")}))
     assert "mostly in aten::clone" in one.cause
     called = [e for e in one.evidence if e.where == "aten::clone"]
     assert called[0].value == pytest.approx(0.9 * PLANTED / 1000, rel=0.05)
-    (one,) = beside(account(tmp_path / "b", after=python("train.py:13", "lib:lib/python3.11/copy.py:146:deepcopy")))
+    (one,) = beside(
+        account(tmp_path / "b", {"after": python("train.py:13", "lib:lib/python3.11/copy.py:146:deepcopy")})
+    )
     assert "mostly in deepcopy (copy.py:146)" in one.cause
 
 
 def test_of_a_callback_the_line_inside_is_named(tmp_path: Path) -> None:
-    (one,) = beside(account(tmp_path, after=python("train.py:13", "watch.py:40")))
+    (one,) = beside(account(tmp_path, {"after": python("train.py:13", "watch.py:40")}))
     assert [place.text for place in one.where] == ["watch.py:40", "train.py:13"]
 
 
@@ -132,13 +136,13 @@ def test_lines_of_one_loop_are_one_finding(tmp_path: Path) -> None:
     def loop(r: PlantedRank, at: float, _: int) -> float:
         for k in range(8):
             for line, us in ((15, 100), (16, 80)):
-                with r.line(f"train.py:{line}"):
+                with r.line(f"train.py:{line}", module=None):
                     r.ran("aten::std", at, at + us - 1)
                 at += us
             assert k < 8
         return at
 
-    (one,) = beside(account(tmp_path, after=loop))
+    (one,) = beside(account(tmp_path, {"after": loop}))
     assert one.title.startswith("train.py:15-16 works")
     assert {place.text for place in one.where} == {"train.py:15", "train.py:16"}
     assert one.alone_ns == pytest.approx(8 * 180e3, rel=0.05)
@@ -149,7 +153,7 @@ def test_lines_one_after_the_other_are_findings_of_their_own(tmp_path: Path) -> 
         at = operators("aten::sort", stack=("train.py:15",))(r, at, n)
         return operators("aten::svd", stack=("train.py:16",))(r, at, n)
 
-    found = diagnose(account(tmp_path, after=both))
+    found = diagnose(account(tmp_path, {"after": both}))
     assert {f.where[0].text for f in found.findings} == {"train.py:15", "train.py:16"}
     (_, together) = found.combined[-1]
     # The second is taken out as its share of a step that the first has left already, so together they claim less.
@@ -157,15 +161,15 @@ def test_lines_one_after_the_other_are_findings_of_their_own(tmp_path: Path) -> 
 
 
 def test_a_line_above_forward_may_prepare_the_input(tmp_path: Path) -> None:
-    (one,) = beside(account(tmp_path, before=python("train.py:8")))
+    (one,) = beside(account(tmp_path, {"before": python("train.py:8")}))
     assert one.where[0].text == "train.py:8" and "loader's workers" in one.remedy
-    (other,) = beside(account(tmp_path / "after", after=python("train.py:18")))
+    (other,) = beside(account(tmp_path / "after", {"after": python("train.py:18")}))
     assert "loader's workers" not in other.remedy and other.confidence > one.confidence
 
 
 def test_a_hook_of_a_module_is_named(tmp_path: Path) -> None:
     hook = operators(*["aten::sort"] * 4, stack=("train.py:10", f"watch.py:7:note{HOOK}"), module="blocks.0")
-    (one,) = beside(account(tmp_path, forward=hook))
+    (one,) = beside(account(tmp_path, {"forward": hook}))
     assert one.where[0].text == "watch.py:7"
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
 
@@ -190,18 +194,18 @@ SPARED: dict[str, dict[str, Plant]] = {
 
 @pytest.mark.parametrize("name", SPARED)
 def test_nothing_that_training_may_need_is_accused(tmp_path: Path, name: str) -> None:
-    assert beside(account(tmp_path, **SPARED[name])) == []
+    assert beside(account(tmp_path, SPARED[name])) == []
 
 
 def test_an_average_of_the_weights_is_less_sure(tmp_path: Path) -> None:
-    (sure,) = beside(account(tmp_path, after=operators(*["aten::clone"] * 8)))
-    (one,) = beside(account(tmp_path / "average", after=operators(*["aten::lerp_"] * 8)))
+    (sure,) = beside(account(tmp_path, {"after": operators(*["aten::clone"] * 8)}))
+    (one,) = beside(account(tmp_path / "average", {"after": operators(*["aten::lerp_"] * 8)}))
     assert one.confidence < sure.confidence
 
 
 def test_a_second_forward_is_recomputation_and_told_once(tmp_path: Path) -> None:
     again = operators("aten::addmm", "aten::gelu", stack=("train.py:13", "model.py:5"), module="blocks.0")
-    found = diagnose(account(tmp_path, after=again)).findings
+    found = diagnose(account(tmp_path, {"after": again})).findings
     assert [f.id for f in found] == ["recomputation"]
 
 
@@ -210,7 +214,7 @@ def test_a_stall_of_one_step_is_no_work_of_every_step(tmp_path: Path, where: str
     def once(r: PlantedRank, at: float, n: int) -> float:
         return python("train.py:13", us=4000 if n == 2 else 20)(r, at, n)
 
-    assert beside(account(tmp_path, **{where: once})) == []
+    assert beside(account(tmp_path, {where: once})) == []
 
 
 def test_stopped_inside_a_pass_by_other_programs_is_no_stall(tmp_path: Path) -> None:
@@ -220,7 +224,7 @@ def test_stopped_inside_a_pass_by_other_programs_is_no_stall(tmp_path: Path) -> 
         r.python_time(at, at + 1600, "train.py:14", "lib:site-packages/torch/optim/adam.py:248")
         return at + 1600
 
-    assert beside(account(tmp_path, backward=stopped)) == []
+    assert beside(account(tmp_path, {"backward": stopped})) == []
 
 
 def test_where_forward_has_no_line_only_python_is_judged(tmp_path: Path) -> None:
@@ -252,17 +256,17 @@ def test_where_forward_has_no_line_only_python_is_judged(tmp_path: Path) -> None
 
 
 def test_what_one_rank_does_alone_is_not_said_of_all(tmp_path: Path) -> None:
-    assert beside(account(tmp_path, ranks=2, only=1, after=operators("aten::sort"))) == []
-    both = beside(account(tmp_path / "both", ranks=2, after=operators("aten::sort")))
+    assert beside(account(tmp_path, {"after": operators("aten::sort")}, ranks=2, only=1)) == []
+    both = beside(account(tmp_path / "both", {"after": operators("aten::sort")}, ranks=2))
     assert [f.where[0].text for f in both] == ["train.py:13"]
 
 
 def test_an_all_clear_says_what_no_rule_judges(tmp_path: Path) -> None:
-    clear = account(tmp_path)
+    clear = account(tmp_path, {})
     found = diagnose(clear)
     assert found.worth == () and "inside forward or backward" in found.not_judged[0]
     assert report_json(clear, found)["not_judged"] == list(found.not_judged)
-    unknown = diagnose(account(tmp_path / "without", owners=False))
+    unknown = diagnose(account(tmp_path / "without", {}, owners=False))
     assert "lines were not recorded" in unknown.not_judged[0]
     assert {n.rule: n.needs for n in unknown.not_examined}["host-stall"].startswith("lines of the code")
     assert "host-stall" not in {n.rule for n in found.not_examined}

@@ -26,13 +26,13 @@ class PlantedRank(RankTrace):
 
     def __init__(self, rank: int = 0, **given: Any) -> None:
         super().__init__(rank, **given)
-        self._where: list[tuple[tuple[str, ...], str]] = [((), "")]
+        self._where: list[tuple[tuple[str, ...], str | None]] = [((), "")]
         self._python: list[Python] = []
 
     @contextmanager
-    def line(self, *stack: str, module: str = "") -> Iterator[None]:
+    def line(self, *stack: str, module: str | None = "") -> Iterator[None]:
         """Let everything inside be called from this stack, outermost first; `lib:` marks frames of libraries, a third
-        part is the function's name.
+        part is the function's name. Without a name the module is the outermost one, with None there is none.
         """
         self._where.append((stack, module))
         yield
@@ -82,7 +82,7 @@ class PlantedRank(RankTrace):
             "name": [table.index("names", e["name"]) for e in entries],
             "depth": depth,
             "stack": [table.stack(e["planted"][0]) for e in entries],
-            "module": [table.index("modules", e["planted"][1]) if e["planted"][1] else -1 for e in entries],
+            "module": [-1 if (m := e["planted"][1]) is None else table.index("modules", m) for e in entries],
             "sequence": [e["args"].get("Sequence number", -1) for e in entries],
             "step": [1] * len(entries),
             "python": gaps,

@@ -128,7 +128,7 @@ class _StackTimes:
         cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
 
         def summed(ns: Floats) -> Floats:
-            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).reshape(shape)
+            return np.bincount(cell, ns, minlength=shape[0] * shape[1]).astype(float).reshape(shape)
 
         self.whole, self.free = summed(own), summed(free)
         self.in_module = summed(free * (host.owner.module[mine] >= 0))
