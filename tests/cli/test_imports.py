@@ -36,8 +36,8 @@ def test_query_over_what_was_recorded_needs_no_analysis() -> None:
 @pytest.mark.parametrize(
     ("words", "most_own", "most", "without"),
     [
-        (["report", "{run}", "--json", "-"], 320, 565, {TERMINAL, PAGE}),
-        (["report", "{run}"], 332, 625, {PAGE}),
+        (["report", "{run}", "--json", "-"], 324, 569, {TERMINAL, PAGE}),
+        (["report", "{run}"], 336, 629, {PAGE}),
         (["whatif", "{run}", "--set", "overlap=perfect", "--json", "-"], 310, 605, {PAGE}),
     ],
 )
