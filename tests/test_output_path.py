@@ -8,7 +8,14 @@ import pytest
 from tests.source_trees import desk_calls
 
 from stepscope.errors import UsageError
-from stepscope.output_path import OutputRefusedError, refuse_output, why_no_file, why_no_folder, why_no_output
+from stepscope.output_path import (
+    OutputRefusedError,
+    opened_to_grow,
+    refuse_output,
+    why_no_file,
+    why_no_folder,
+    why_no_output,
+)
 from stepscope.record.helper.claim import claim_folder
 from stepscope.record.launch.launch import why_not_writable
 
@@ -41,6 +48,20 @@ def test_other_kinds_are_named(tmp_path: Path) -> None:
     with pytest.raises(OutputRefusedError) as refused:
         refuse_output(tmp_path / "pipe")
     assert isinstance(refused.value, OSError) and "a named pipe" in str(refused.value.strerror)
+
+
+def test_file_that_grows_is_seen_line_by_line_and_nothing_else_is_written_to(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    with opened_to_grow(tmp_path / "old") as file:
+        for number in range(3):
+            file.write(b"line\n")
+            assert (tmp_path / "old").read_bytes() == b"line\n" * (number + 1)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("old")
+    for name in ("pipe", "link", "."):
+        with pytest.raises(OSError):
+            opened_to_grow(tmp_path / name)
+    assert (tmp_path / "old").read_bytes() == b"line\n" * 3
 
 
 def test_own_links_to_folders_are_followed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ else, which could lead anywhere by the time it is followed. Standard library onl
 """
 
 import errno
+import io
 import os
 import stat
 from pathlib import Path
@@ -33,6 +34,20 @@ def refuse_output(path: str | os.PathLike[str]) -> None:
     why_not = why_no_output(path)
     if why_not is not None:
         raise OutputRefusedError(errno.EINVAL, why_not, os.fspath(path))
+
+
+def opened_to_grow(path: str | os.PathLike[str]) -> io.FileIO:
+    """Return an empty file that is written to while others read it; an `OSError` where none may be written there.
+
+    What takes the place of the file meanwhile is not followed, not waited for, and not written to.
+    """
+    refuse_output(path)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OutputRefusedError(errno.EINVAL, "it is no regular file", os.fspath(path))
+    os.ftruncate(file, 0)
+    return io.FileIO(file, "wb")
 
 
 def why_no_output(path: str | os.PathLike[str]) -> str | None:

@@ -18,7 +18,7 @@ from stepscope.cli.messages import warn
 from stepscope.contract.run_folder import atomic_write
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
-from stepscope.output_path import why_no_file, why_no_folder
+from stepscope.output_path import opened_to_grow, why_no_file, why_no_folder
 from stepscope.units import escaped, printable
 
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
@@ -89,20 +89,18 @@ def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
         raise UsageError(f"cannot write {path}: a file that grows has to be on this machine; give a path")
     refuse_existing(Path(path), force=force)
     try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666)
+        file = opened_to_grow(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
     def write(document: Any) -> None:
         try:
-            os.write(file, json_with_notes(document)[0].encode(errors="replace") + b"\n")
+            file.write(json_with_notes(document)[0].encode(errors="replace") + b"\n")
         except OSError as error:
             raise _cannot_write(path, error) from error
 
-    try:
+    with file:
         yield write
-    finally:
-        os.close(file)
 
 
 def write_pieces(path: str | Path, pieces: Iterable[bytes], *, force: bool) -> int:

@@ -183,19 +183,24 @@ def test_no_window_unless_asked_for_and_possible(tmp_path: Path, settings: dict[
 
 def from_real_jobs(load: str, num_steps: int, rng: np.random.Generator) -> np.ndarray:
     """Return own times of one rank, stretches of real jobs in a row."""
-    jobs, found = own_times()[load], []
-    while sum(map(len, found)) < num_steps:
+    jobs = own_times()[load]
+    found: list[np.ndarray] = []
+    while sum(len(one) for one in found) < num_steps:
         found.append(jobs[rng.integers(len(jobs))])
     return np.concatenate(found)[:num_steps]
+
+
+def own_of(times: np.ndarray) -> Own:
+    return lambda rank, step: float(times[rank, step - 20])
 
 
 @pytest.mark.slow
 def test_noise_of_a_loaded_machine_pulls_next_to_nothing() -> None:
     """At most one alarm in 10,000 steps of two equal ranks: alone, and with other jobs on the cores."""
-    rng, risen_by_load = np.random.default_rng(3), {}
+    rng = np.random.default_rng(3)
+    risen_by_load = dict.fromkeys(LOADS, 0)
     for load in LOADS:
-        risen_by_load[load] = 0
         for _ in range(4):
             own = np.array([from_real_jobs(load, 2500, rng) for _ in range(2)])
-            risen_by_load[load] += len(risen(JobAlarms(2), lambda rank, step, own=own: own[rank, step - 20], 20, 2500))
+            risen_by_load[load] += len(risen(JobAlarms(2), own_of(own), 20, 2500))
     assert sum(risen_by_load.values()) <= 3, risen_by_load

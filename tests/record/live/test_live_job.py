@@ -20,6 +20,7 @@ from tests.record.script_runs import INJECT, SOURCE, environment
 
 from stepscope.cli.main import main
 from stepscope.contract.live import LIVE_FOLDER, read_status
+from stepscope.contract.run_folder import RUN_JSON, json_object_in
 from stepscope.record.config import RecordConfig
 
 pytestmark = [pytest.mark.job, pytest.mark.slow]
@@ -84,6 +85,13 @@ def test_two_windows_that_were_asked_for_are_read(job: Path, capsys: pytest.Capt
             assert [phases[step] for step in window] == ["window"] * 2
         until(lambda: not (run / LIVE_FOLDER / "request.jsonl").exists())
     assert folders[0] != folders[1] and folders[1].name.startswith("window")
+
+    def asked_by() -> bool:
+        windows = json_object_in(run / RUN_JSON).get("windows") or []
+        return [w["ranks"]["1"].get("asked_by") for w in windows if "1" in w["ranks"]] == ["stepscope trigger"] * 2
+
+    until(asked_by)
+    assert "will be profiled, asked for by stepscope trigger" in (job / "job.log").read_text()
 
 
 def scraped(job: Path) -> dict[str, float]:
