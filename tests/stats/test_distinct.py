@@ -6,7 +6,7 @@ import pytest
 from stepscope.stats.distinct import among, common, distinct, distinct_rows, union_of_values
 
 RNG = np.random.default_rng(5)
-SAMPLES = [
+SAMPLES: list[np.ndarray] = [
     np.empty(0, np.int64),
     RNG.integers(-5, 5, 40),
     RNG.integers(0, 1 << 40, 40),

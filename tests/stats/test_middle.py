@@ -6,7 +6,7 @@ import pytest
 from stepscope.stats.middle import lower_median, median, medians, quantiles
 
 RNG = np.random.default_rng(3)
-SAMPLES = [
+SAMPLES: list[np.ndarray] = [
     np.array([4]),
     RNG.integers(-9, 9, 10),
     RNG.integers(0, 1 << 40, 31),

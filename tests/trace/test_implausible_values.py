@@ -132,3 +132,13 @@ def test_numbers_of_the_header_that_fit_nothing_are_unknown(tmp_path: Path) -> N
     assert trace.header["distributedInfo"] == {"rank": None, "world_size": 2}
     assert trace.header["deviceProperties"] == [{"totalGlobalMem": None}]
     assert any("distributedInfo.rank" in note for note in trace.quality.notes)
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(7, np.int32), ((1 << 31) - 1, np.int32), (1 << 31, np.int64)])
+def test_numbers_are_kept_in_32_bits_where_all_fit(tmp_path: Path, value: int, dtype: type) -> None:
+    events = [event("gpu_memcpy", "copy", i, 1, bytes=n) for i, n in enumerate((5, value))]
+    column = far_of(tmp_path, [*events, event("kernel", "none", 9, 1)]).arg("bytes")
+    assert column.values.dtype == dtype
+    found = column.at(np.arange(3), missing=-1)
+    assert found.tolist() == [5, value, -1] and found.dtype == np.int64
+    assert column.at(np.array([2, 0]), missing=-(1 << 40)).tolist() == [-(1 << 40), 5]
