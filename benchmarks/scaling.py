@@ -213,6 +213,9 @@ def write(page: Path, text: str, groups: dict[str, list[Row]]) -> None:
         for what, rows in groups.items()
         if rows
     ]
+    if ranks := groups.get("ranks"):
+        sizes = [row["measured_ranks"] for row in ranks]
+        panels.insert(1, Growth("ranks", sizes, {"peak of memory": [row["peak_mb"] for row in ranks]}, unit="MB"))
     (page.parent / PICTURE).write_text(growth_svg(panels), encoding="utf-8")
 
 

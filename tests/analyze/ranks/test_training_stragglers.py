@@ -49,6 +49,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, logged_ms: np.ndarray, traced_ms: np
     step_ms = np.nan_to_num(logged_ms.max(axis=0), nan=250.0) + 5
     logs = [log(rank, own, step_ms) for rank, own in enumerate(logged_ms)]
     shared: Any = SimpleNamespace(run=SimpleNamespace(ranks=ranks))
+    shared.whole = shared
     return training_stragglers(shared, [late], logs=logs, training=None)
 
 

@@ -36,6 +36,11 @@ def test_the_late_rank_and_the_first_are_there(tmp_path: Path, late: int) -> Non
     assert {0, late} <= set(chosen) and len(chosen) == len(set(chosen)) == MOST and chosen == sorted(chosen)
 
 
+def test_ranks_that_are_asked_for_are_there(tmp_path: Path) -> None:
+    wanted = {2, 4, 5, 12, 14}
+    assert wanted <= set(chosen_indices(as_outlines(shared(tmp_path)), MOST, wanted))
+
+
 def test_roles_and_hosts_are_there(tmp_path: Path) -> None:
     found = shared(tmp_path)
     ranks = list(found.run.ranks)

@@ -84,32 +84,33 @@ def lateness(logs: Sequence[StepLog], *, window_steps: int) -> list[LateRank]:
     typical = np.nanmedian(own, axis=1)
     # Against the others in the same step, or as they usually are where unknown.
     late = own - medians_without_each(np.where(np.isnan(own), typical[:, None], own))
+    of_others = medians_without_each(typical[:, None])[:, 0]
     return [
-        _late_rank(log.rank, row[~np.isnan(row)], typical, i)
+        _late_rank(log.rank, row[~np.isnan(row)], typical, i, others=float(of_others[i]))
         for i, (log, row) in enumerate(zip(logs, late, strict=True))
     ]
 
 
-def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int) -> LateRank:
-    others = np.delete(typical, i)
+def _late_rank(rank: int, by_step: Floats, typical: Floats, i: int, *, others: float) -> LateRank:
+    """Return how late a rank is; `others` is the median of what the others' steps typically take."""
     middle, tells = _sharper(by_step), max(independent_samples(by_step), _MIN_INDEPENDENT)
     late = middle.value
-    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * median(others) / sqrt(len(by_step)))
+    error = max(middle.error * sqrt(len(by_step) / tells), NOISE_SHARE * others / sqrt(len(by_step)))
     # Two-sided intervals of which only the lower end counts, for each rank of the job.
     reach = error * t_quantile(1 - 2 * _FALSE_ALARMS / len(typical), tells - 1)
-    usual = float(np.mean(others))
+    usual = float(np.mean(np.delete(typical, i)))
     return LateRank(
         rank=rank,
         late_ns=round(late),
         score=round(late / error, 2) if error else 0.0,
-        slowdown=(median(others) + late) / usual if usual else 1.0,
+        slowdown=(others + late) / usual if usual else 1.0,
         low_ns=round(late - reach),
         high_ns=round(late + reach),
         steps_late=int((by_step >= (DEFAULT_SLOWDOWN - 1) * usual).sum()),
         num_steps=len(by_step),
         lasts=all(_sharper(half).value >= _LASTING * late for half in np.array_split(by_step, 2)),
         own_ns=round(float(typical[i])),
-        others_ns=round(median(others)),
+        others_ns=round(others),
     )
 
 

@@ -1,6 +1,7 @@
 """Which ranks of a large run are analysed in full? Those that differ, and of the rest as many as there is room for.
 
     the first rank              its clock is the job's
+    ranks that are asked for    by --ranks or --rank
     late ranks                  by their own times, the latest first: a quarter of the places at most
     ranks that are waited for   by the time that others wait for them: an eighth
     most and least compute      in the window: a sixteenth each
@@ -13,7 +14,7 @@ is. What is said as a mean over ranks is then of the ranks in full: those that d
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 
 import numpy as np
@@ -27,10 +28,10 @@ from stepscope.run.rank import Rank
 RULE = "the first, late, most waited for, most and least compute, one of each role and host, the rest evenly"
 
 
-def chosen_indices(every: AlignedRun, most: int) -> list[int]:
-    """Return which of the ranks to analyse in full, at most so many, by their place among all."""
+def chosen_indices(every: AlignedRun, most: int, wanted: Collection[int] = ()) -> list[int]:
+    """Return which of the ranks to analyse in full, at most so many, by their place among all; `wanted` are numbers."""
     ranks = every.run.ranks
-    chosen = dict.fromkeys([0])
+    chosen = dict.fromkeys([0, *(index for index, rank in enumerate(ranks) if rank.rank in wanted)])
     for candidates, share in (
         (_late(every), 4),
         (_waited_for(every), 8),

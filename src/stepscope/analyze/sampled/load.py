@@ -8,7 +8,7 @@ Up to so many ranks nothing of this happens. Nor where ranks cannot be told one 
 steps, is known only from all files together, a file holds several ranks, or several files hold one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from os import cpu_count
@@ -45,6 +45,7 @@ def load_run(
     given: str | Path | Sequence[str | Path],
     *,
     full_ranks: int | None = None,
+    wanted: Collection[int] = (),
     jobs: int | None = None,
     cache: bool = True,
     cache_folder: Path | None = None,
@@ -54,8 +55,8 @@ def load_run(
     """Return the run in a file, a folder, a glob or a list of them, as `stepscope.run.load` does.
 
     Of more than `full_ranks` ranks so many are in `ranks`, chosen by a rule that `warnings` states, and what is kept of
-    all of them is in `everyone`; by default of more than 128, and fewer where their traces are large. `outline_files`
-    does the reading of each rank elsewhere.
+    all of them is in `everyone`; by default of more than 128, and fewer where their traces are large. The ranks in
+    `wanted` are among them. `outline_files` does the reading of each rank elsewhere.
     """
     sources = find_sources(given)
     name = run_name(given, sources.folder)
@@ -75,8 +76,9 @@ def load_run(
         found = sorted(with_shared_groups([one for one in outlines if one is not None]), key=lambda one: one.rank)
         if len(found) > most and _told_one_by_one(found):
             most = most if full_ranks is not None else min(most, _few_enough(found))
+            most = max(most, len(wanted) + 1)
             everyone, sampling = found, _said(len(found), most)
-            sources = _with_chosen(sources, outlines, everyone, most)
+            sources = _with_chosen(sources, outlines, everyone, most, wanted)
     return load_sources(
         sources,
         name=name,
@@ -125,12 +127,16 @@ def _few_enough(ranks: Sequence[OutlinedRank]) -> int:
 
 
 def _with_chosen(
-    sources: Sources, outlines: Sequence[OutlinedRank | None], everyone: Sequence[OutlinedRank], most: int
+    sources: Sources,
+    outlines: Sequence[OutlinedRank | None],
+    everyone: Sequence[OutlinedRank],
+    most: int,
+    wanted: Collection[int],
 ) -> Sources:
     """Return the files of the ranks to read in full, and those that could not be read, which is said again."""
     description = run_description(sources.folder)[0]
     shared = aligned(Run("", tuple(everyone), description=description))
-    chosen = {everyone[index].trace.path for index in chosen_indices(shared, most)}
+    chosen = {everyone[index].trace.path for index in chosen_indices(shared, most, wanted)}
     kept = [
         source
         for source, outline in zip(sources.files, outlines, strict=True)

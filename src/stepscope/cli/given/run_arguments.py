@@ -39,7 +39,14 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
 
             outline_files = outlines_from(args)
         with reading_progress() as progress:
-            found = load_run(given, full_ranks=full_ranks, outline_files=outline_files, progress=progress, **how)
+            found = load_run(
+                given,
+                full_ranks=full_ranks,
+                wanted=_ranks_asked_for(args),
+                outline_files=outline_files,
+                progress=progress,
+                **how,
+            )
     else:
         if on_cluster:
             from stepscope.cli.given.cluster import read_ahead
@@ -52,6 +59,12 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     from stepscope.cli.given.addresses import as_given
 
     return as_given(args, found)
+
+
+def _ranks_asked_for(args: argparse.Namespace) -> frozenset[int]:
+    """Return the ranks that `--ranks` or `--rank` name: they are analysed in full."""
+    one = getattr(args, "rank", None)
+    return frozenset(getattr(args, "ranks", None) or ()) | ({one} if one is not None else frozenset())
 
 
 def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | None) -> "Account":
