@@ -10,7 +10,7 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.sampled.load import load_run
+from stepscope.analyze.sampled.load import MIN_FULL_RANKS, load_run
 from stepscope.analyze.sampled.outlined_rank import OutlinedRank
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
@@ -150,3 +150,17 @@ def test_many_late_ranks_beyond_those_in_full_are_named(tmp_path: Path) -> None:
     assert {s.rank for s in some.stragglers} == in_full & set(late)
     [said] = [line for line in some.warnings if line.startswith("late by their own times too")]
     assert all(str(rank) in said for rank in set(late) - in_full)
+
+
+def test_all_ranks_asked_for_are_all_in_full(tmp_path: Path) -> None:
+    folder = job(tmp_path / "job", ranks=10)
+    run = load_run(folder, full_ranks=4, wanted=range(10), cache=False)
+    assert len(run.ranks) == 10 and run.everyone is None
+    assert [r.rank for r in load_run(folder, full_ranks=4, wanted=[6, 99], cache=False).ranks].count(6) == 1
+
+
+def test_large_traces_leave_room_for_fewer_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.analyze.sampled.load.MAX_FULL_RANKS", 20)
+    monkeypatch.setattr("stepscope.analyze.sampled.load.MAX_FULL_EVENTS", 1)
+    run = load_run(job(tmp_path / "job"), cache=False)
+    assert len(run.ranks) == MIN_FULL_RANKS and run.sampling.startswith(f"{MIN_FULL_RANKS} of {RANKS} ranks")

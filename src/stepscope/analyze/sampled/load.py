@@ -63,22 +63,14 @@ def load_run(
     most = MAX_FULL_RANKS if full_ranks is None else max(full_ranks, 2)
     jobs = min(jobs or cpu_count() or 1, MAX_JOBS)
     everyone: list[OutlinedRank] = []
-    sampling = ""
-    if len(sources.files) > most:
-        total = sum(map(size_on_disk, sources.files))
-        refuse_too_many(len(sources.files), Budget(total))
-        root = None if sources.folder is None else str(sources.folder)
-        folder = None if cache_folder is None else str(cache_folder.absolute())
-        arguments = [(str(source.path), root, folder, cache, total) for source in sources.files]
-        read = outline_files or (lambda each: _outlined_here(each, sources.files, jobs=jobs, progress=progress))
-        outlines = [] if any(map(_is_nsight, sources.files)) else read(arguments)
-        return_freed(total)
+    if len(sources.files) > most and not any(map(_is_nsight, sources.files)):
+        outlines = _outlines(sources, jobs, cache, cache_folder, progress, outline_files)
         found = sorted(with_shared_groups([one for one in outlines if one is not None]), key=lambda one: one.rank)
+        also = [rank.rank for rank in found if rank.rank in wanted]
+        most = max(most if full_ranks is not None else min(most, _few_enough(found)), len(also) + 1)
         if len(found) > most and _told_one_by_one(found):
-            most = most if full_ranks is not None else min(most, _few_enough(found))
-            most = max(most, len(wanted) + 1)
-            everyone, sampling = found, _said(len(found), most)
-            sources = _with_chosen(sources, outlines, everyone, most, wanted)
+            everyone = found
+            sources = _with_chosen(sources, outlines, everyone, most, also)
     return load_sources(
         sources,
         name=name,
@@ -87,8 +79,27 @@ def load_run(
         cache_folder=cache_folder,
         progress=progress,
         everyone=everyone,
-        sampling=sampling,
+        sampling=_said(len(everyone), most) if everyone else "",
     )
+
+
+def _outlines(
+    sources: Sources,
+    jobs: int,
+    cache: bool,
+    cache_folder: Path | None,
+    progress: Progress | None,
+    outline_files: OutlineFiles | None,
+) -> list[OutlinedRank | None]:
+    """Return what is kept of the rank in each file, None where a file cannot be read."""
+    total = sum(map(size_on_disk, sources.files))
+    refuse_too_many(len(sources.files), Budget(total))
+    root = None if sources.folder is None else str(sources.folder)
+    folder = None if cache_folder is None else str(cache_folder.absolute())
+    each = [(str(source.path), root, folder, cache, total) for source in sources.files]
+    found = outline_files(each) if outline_files else _outlined_here(each, sources.files, jobs=jobs, progress=progress)
+    return_freed(total)
+    return found
 
 
 def _outlined_here(
@@ -122,7 +133,7 @@ def _told_one_by_one(ranks: Sequence[OutlinedRank]) -> bool:
 
 def _few_enough(ranks: Sequence[OutlinedRank]) -> int:
     """Return how many ranks of this size are kept in full."""
-    events = sum(rank.num_events for rank in ranks) / len(ranks)
+    events = sum(rank.num_events for rank in ranks) / max(len(ranks), 1)
     return max(MIN_FULL_RANKS, round(MAX_FULL_EVENTS / max(events, 1)))
 
 
