@@ -115,12 +115,20 @@ def device_work(trace: Trace, kinds: Kinds, steps: Steps) -> tuple[DeviceWork, J
 
 def _refuse_too_many_streams(work: DeviceWork, trace: Trace) -> None:
     """Raise where work lies on more streams than any job has: what follows takes each with all others."""
-    count = len(np.unique(np.stack((work.device, work.stream)), axis=1).T) if len(work) else 0
+    count = _num_streams(work)
     if count > MAX_STREAMS:
         raise TraceError(
             f"{trace.path}: work on {count:,} streams, where a rank has a few dozen; at most {MAX_STREAMS:,} are read: "
             "pass the trace of one rank, as the profiler wrote it"
         )
+
+
+def _num_streams(work: DeviceWork) -> int:
+    if len(distinct(work.device)) <= 1:
+        return len(distinct(work.stream))
+    order = np.lexsort((work.stream, work.device))
+    device, stream = work.device[order], work.stream[order]
+    return 1 + int(((device[1:] != device[:-1]) | (stream[1:] != stream[:-1])).sum())
 
 
 def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
