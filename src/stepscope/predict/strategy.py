@@ -96,7 +96,7 @@ def advise(question: Question, *, times: CollectiveTimes, shares: tuple[float, f
     same = [c for c in fitting if c.time.total_ns <= CLOSE * best.time.total_ns]
     bands = [time_band(question, c, shares=shares, times=times) for c in same]
     chosen = min((c for c, (low, _) in zip(same, bands, strict=True) if low <= bands[0][1]), key=_effort)
-    reason = _reason(best, rule, fitting, failing)
+    reason = _reason(best, rule, fitting, failing, chosen=chosen)
     if chosen is not best:
         reason = f"no difference to {best.layout}, whose time overlaps, and simpler; {reason}"
     return Advice(best, close, chosen, rule, tuple(fitting), tuple(failing), reason)
@@ -211,8 +211,10 @@ def _kind(c: Candidate) -> tuple[Sharding, int, int]:
     return c.layout.sharding, c.layout.tensor, c.layout.pipeline
 
 
-def _reason(best: Candidate, rule: Candidate, fitting: Sequence[Candidate], failing: Sequence[Candidate]) -> str:
-    """Return why the fastest is the fastest, in a sentence or two."""
+def _reason(
+    best: Candidate, rule: Candidate, fitting: Sequence[Candidate], failing: Sequence[Candidate], *, chosen: Candidate
+) -> str:
+    """Return why the fastest is the fastest, in a sentence or two; what is chosen is not held against it."""
     ddp = [c for c in failing if c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1]
     plain = any(c.layout.sharding is Sharding.DDP and c.layout.tensor * c.layout.pipeline == 1 for c in fitting)
     parts = []
@@ -224,7 +226,7 @@ def _reason(best: Candidate, rule: Candidate, fitting: Sequence[Candidate], fail
     hidden = 1 - best.time.exposed_comm_ns / best.time.comm_ns if best.time.comm_ns else 1.0
     parts.append(f"{best.layout} hides {100 * hidden:.0f} % of its communication")
     slower = 100 * (rule.time.total_ns / best.time.total_ns - 1)
-    if slower >= 0.5:
+    if slower >= 0.5 and _kind(rule) != _kind(chosen):
         parts.append(f"the simple rule's choice ({rule.layout}) takes {slower:.0f} % longer")
     return "; ".join(parts)
 
