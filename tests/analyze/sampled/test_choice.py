@@ -10,8 +10,8 @@ from tests.analyze.simulate import SYNC, WAIT, Op, backward, collective, kernel,
 
 from stepscope.analyze.ranks.collectives import waited_for_ns
 from stepscope.analyze.ranks.lateness import late_ranks, own_times
+from stepscope.analyze.ranks.outlined_rank import outlined
 from stepscope.analyze.sampled.choice import chosen_indices
-from stepscope.analyze.sampled.outlined_rank import outlined
 from stepscope.run.aligned import AlignedRun, aligned, chosen_ranks
 
 RANKS, MOST = 16, 8

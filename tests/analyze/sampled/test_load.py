@@ -10,8 +10,8 @@ import pytest
 from tests.analyze.simulate import SYNC, WAIT, Op, Simulated, backward, collective, kernel, simulate
 
 from stepscope.analyze.account import Account, account_of
+from stepscope.analyze.ranks.outlined_rank import OutlinedRank
 from stepscope.analyze.sampled.load import MIN_FULL_RANKS, load_run
-from stepscope.analyze.sampled.outlined_rank import OutlinedRank
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.report import report_json
 from stepscope.run.load import incomplete

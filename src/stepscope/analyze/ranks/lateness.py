@@ -13,8 +13,8 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.ranks.outlined_rank import own_time_of
 from stepscope.analyze.ranks.own_time import own_ns
-from stepscope.analyze.sampled.outlined_rank import own_time_of
 from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.aligned import UNMATCHED, AlignedRun

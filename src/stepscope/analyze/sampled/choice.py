@@ -21,7 +21,7 @@ import numpy as np
 
 from stepscope.analyze.ranks.collectives import waited_for_ns
 from stepscope.analyze.ranks.lateness import late_ranks
-from stepscope.analyze.sampled.outlined_rank import window_of
+from stepscope.analyze.ranks.outlined_rank import window_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 

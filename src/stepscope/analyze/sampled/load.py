@@ -14,9 +14,9 @@ from dataclasses import replace
 from os import cpu_count
 from pathlib import Path
 
+from stepscope.analyze.ranks.outlined_rank import OutlinedRank
 from stepscope.analyze.sampled.choice import RULE, chosen_indices
 from stepscope.analyze.sampled.outline_file import BY_ORDER, outline_file, with_shared_groups
-from stepscope.analyze.sampled.outlined_rank import OutlinedRank
 from stepscope.run.aligned import aligned
 from stepscope.run.load import (
     MAX_FULL_RANKS,

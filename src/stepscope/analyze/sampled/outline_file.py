@@ -6,7 +6,7 @@ It runs here on a few threads, or on the workers of a cluster, and gives the sam
 from dataclasses import replace
 from pathlib import Path
 
-from stepscope.analyze.sampled.outlined_rank import OutlinedRank, outlined
+from stepscope.analyze.ranks.outlined_rank import OutlinedRank, outlined
 from stepscope.contract.run_folder import rank_file
 from stepscope.errors import StepscopeError
 from stepscope.run.collectives.flight import FLIGHT_RECORDER

@@ -7,7 +7,7 @@ import numpy as np
 from stepscope.analyze.rank_view import RankWindow
 from stepscope.analyze.ranks.collectives import rank_wait
 from stepscope.analyze.ranks.lateness import common_steps, late_ranks
-from stepscope.analyze.sampled.outlined_rank import window_of
+from stepscope.analyze.ranks.outlined_rank import window_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.table import Int64s

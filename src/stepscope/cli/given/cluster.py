@@ -10,8 +10,8 @@ from stepscope.cli.messages import warn
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
+    from stepscope.analyze.ranks.outlined_rank import OutlinedRank
     from stepscope.analyze.sampled.load import Arguments, OutlineFiles
-    from stepscope.analyze.sampled.outlined_rank import OutlinedRank
 
 _MAX_NAMED = 3
 
