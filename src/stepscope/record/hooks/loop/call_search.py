@@ -13,7 +13,11 @@ from typing import Any
 import torch
 
 _MODULE_CALL = torch.nn.Module._wrapped_call_impl.__code__
-_MAX_CALLS_AT_ONCE = 20_000
+_FIRST_CALLS_AT_ONCE = 20_000
+_MORE = 4
+"""times as many calls after a search that gave up: a loop that sorts by a key calls as much in every step"""
+_MAX_CALLS = 4_000_000
+"""in all searches that gave up: about a second"""
 _MAX_PERIODS = 2_000
 
 
@@ -24,13 +28,13 @@ class CallSearch:
         self.wanted = True
         self._found = found
         self._see: Any = self._look  # one object, so that we recognise it
-        self._calls_left = 0
-        self._periods_left = _MAX_PERIODS
+        self._at_once, self._calls_left = _FIRST_CALLS_AT_ONCE, 0
+        self._calls_to_lose, self._periods_left = _MAX_CALLS, _MAX_PERIODS
 
     def resume(self) -> None:
         """Watch calls from now on, if still wanted and nobody else does."""
-        if self.wanted and self._periods_left > 0 and sys.getprofile() is None:
-            self._calls_left = _MAX_CALLS_AT_ONCE
+        if self.wanted and self._periods_left > 0 and self._calls_to_lose > 0 and sys.getprofile() is None:
+            self._calls_left = self._at_once
             self._periods_left -= 1
             sys.setprofile(self._see)
 
@@ -48,8 +52,12 @@ class CallSearch:
             self.pause()
             if torch._C._get_tracing_state() is None:  # a model that is being traced must see nothing of us
                 self._found(frame.f_locals["self"])
-        elif self._calls_left <= 0:  # somebody imports or compiles a lot; better luck next time
+        elif (
+            self._calls_left <= 0
+        ):  # somebody imports, compiles or sorts a lot; better luck next time, with more patience
             self.pause()
+            self._calls_to_lose -= self._at_once
+            self._at_once *= _MORE
 
 
 def step_aside() -> None:
