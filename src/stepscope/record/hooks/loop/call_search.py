@@ -54,7 +54,7 @@ class CallSearch:
                 self._found(frame.f_locals["self"])
         elif (
             self._calls_left <= 0
-        ):  # somebody imports, compiles or sorts a lot; better luck next time, with more patience
+        ):  # somebody imports, compiles or sorts a lot: more patience next time
             self.pause()
             self._calls_to_lose -= self._at_once
             self._at_once *= _MORE
