@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.job_environment import python_path
 from tests.limits import HANG_S
 
 from stepscope.contract.run_folder import owners_file
@@ -37,7 +36,7 @@ def run_job(mode: str, folder: Path, *options: str, ranks: int = 1, steps: int =
 
 
 def losses(command: list[str]) -> list[str]:
-    env = {**os.environ, "PYTHONPATH": python_path(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     return sorted(line for line in done.stdout.splitlines() if "0x" in line)
