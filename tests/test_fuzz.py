@@ -97,6 +97,7 @@ def test_what_one_input_asks_for_in_particular_is_looked_at():
     assert complaints(asked, Outcome(2, stderr="found two traces")) == []
 
 
+@pytest.mark.slow
 def test_a_hang_a_crash_and_a_dead_process_are_outcomes_and_the_rest_goes_on(tmp_path, monkeypatch):
     def played(case, scratch, *, in_process, begun):
         begun()

@@ -15,6 +15,7 @@ from stepscope.cli.main import main
 SNAPSHOT = Path(__file__).parents[1] / "data" / "memory_snapshot" / "snapshot.pickle.gz"
 
 
+@pytest.mark.slow
 def test_snapshot_as_text_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", str(SNAPSHOT)]) == 0
     out = capsys.readouterr().out
@@ -45,6 +46,7 @@ def test_changes_of_a_snapshot(capsys: pytest.CaptureFixture[str]) -> None:
     assert split["peak_high_bytes"] is None and checkpointed["extra_high_ms"] is None
 
 
+@pytest.mark.slow
 def test_run_folder_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Job(ranks=2, steps=3).run(tmp_path)
     steps: list[dict[str, Any]] = [{"schema": 1, "rank": 0}]

@@ -61,6 +61,7 @@ def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:
         recorder.close()
 
 
+@pytest.mark.slow
 def test_live_export_and_alarms_are_no_call_more_on_the_training_thread(tmp_path: Path) -> None:
     exports: dict[str, Any] = {"metrics": "0", "otlp": "http://127.0.0.1:9", "otlp_period_s": 0.1, "on_alarm": 5}
     counts = []

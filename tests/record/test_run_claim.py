@@ -90,6 +90,7 @@ def test_second_run_of_a_process_does_not_take_the_first_ones_folder(tmp_path: P
     assert agree(config, 1, channel, number=1)["folder"] == second != first
 
 
+@pytest.mark.slow
 def test_answer_from_before_an_elastic_restart_is_not_taken(tmp_path: Path) -> None:
     config = RecordConfig(out=str(tmp_path / "run"), other_ranks_wait_s=0.2)
     channel = SideChannel(MemoryStore())

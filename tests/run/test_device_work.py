@@ -166,6 +166,7 @@ def test_lookup_finds_the_last_occurrence_whether_ids_are_dense_or_not(
 SPANS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 2)), max_size=12)
 
 
+@pytest.mark.slow
 @given(SPANS, st.lists(st.tuples(st.integers(0, 20), st.integers(1, 2)), min_size=1, max_size=6))
 def test_enclosing_is_the_shortest_span_around(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int, int]], points: list[tuple[int, int]]

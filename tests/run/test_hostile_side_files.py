@@ -143,6 +143,7 @@ def test_repeated_step_lines_count_once(folder: Path) -> None:
     assert "rank 0: 40 lines of the step log repeat a step; its first line counts" in run.warnings
 
 
+@pytest.mark.slow
 def test_one_name_per_step_takes_memory_in_proportion_to_the_log(tmp_path: Path) -> None:
     path = tmp_path / steps_file(0)
     path.write_text("\n".join(line(i, regions={"forward": {"ns": 5}, f"r{i}": {"ns": 1}}) for i in range(20_000)))
@@ -188,6 +189,7 @@ def test_input_dims_that_are_none_leave_the_rest(folder: Path, dims: str) -> Non
     reported(folder)
 
 
+@pytest.mark.slow
 def test_files_too_many_for_their_size_are_refused(tmp_path: Path) -> None:
     for i in range(4200):
         (tmp_path / f"worker{i}.json").write_text('{"traceEvents":[]}')

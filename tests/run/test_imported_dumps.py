@@ -50,6 +50,7 @@ def test_formats_are_told_by_content(tmp_path: Path) -> None:
     assert format_of(DATA / "gloo-mesh" / "rank00000.flight_recorder.jsonl").id == "flight"  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_imported_files_are_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     run.mkdir()
@@ -131,6 +132,7 @@ def test_damaged_files_leave_the_run_as_it_was(
     assert capsys.readouterr().err.count("\n") == 1 and not run.exists()
 
 
+@pytest.mark.slow
 def test_files_of_any_name_in_a_run_folder_are_picked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Job(ranks=2, steps=3).run(tmp_path)
     shutil.copy(LOGS / "nccl_vm_1060.log", tmp_path / "stderr_of_node7.txt")

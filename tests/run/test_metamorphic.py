@@ -175,6 +175,7 @@ def test_any_one_shifted_clock_changes_no_conclusion(source: Path, shift_ns: int
         assert after == {name: before[name] for name in after}
 
 
+@pytest.mark.slow
 def test_missing_rank_changes_nothing_for_the_others(source: Path, tmp_path: Path) -> None:
     """Another rank's file is lost, the first one's too; who is late stays."""
     before, late = conclusions(source), the_late_one(source)

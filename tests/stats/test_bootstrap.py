@@ -52,6 +52,7 @@ def test_three_percent_are_found_and_chance_is_not(kind: str) -> None:
     assert alarms <= 11
 
 
+@pytest.mark.slow
 def test_resampled_steps_of_one_run_do_not_differ() -> None:
     rng = np.random.default_rng(5)
     run = noisy(rng, "correlated", 400) + 30 * (rng.random(400) < 0.03)
@@ -62,6 +63,7 @@ def test_resampled_steps_of_one_run_do_not_differ() -> None:
     assert alarms <= 11
 
 
+@pytest.mark.slow
 def test_interval_holds_the_true_difference() -> None:
     rng = np.random.default_rng(7)
     found = [difference([noisy(rng, "skewed")], [noisy(rng, "skewed") + 4]) for _ in range(TRIALS)]
@@ -156,6 +158,7 @@ def test_error_of_a_mean_grows_with_autocorrelation() -> None:
     assert errors[1] > 1.5 * errors[0]
 
 
+@pytest.mark.slow
 def test_busy_stretches_are_no_difference() -> None:
     """A machine that is slower for 25 steps now and then: lag-1 alone would cry wolf in a quarter of all cases."""
     rng = np.random.default_rng(19)

@@ -93,6 +93,7 @@ def test_centre_is_near_and_its_error_is_what_it_varies_by(draw: str) -> None:
     assert np.median([c.error for c in found]) == pytest.approx(values.std(), rel=0.15)
 
 
+@pytest.mark.slow
 def test_centre_of_many_values_is_that_of_their_quantiles() -> None:
     x = np.random.default_rng(4).exponential(size=5000)
     i, j = np.triu_indices(len(x))

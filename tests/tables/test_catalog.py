@@ -61,6 +61,7 @@ def test_every_table_has_the_columns_and_types_of_the_schema(run: Run, name: str
         assert column.null or arrow[column.name].null_count == 0
 
 
+@pytest.mark.slow
 def test_tables_agree_with_the_account(run: Run) -> None:
     account = account_of(run)
     budget = RunTables(run).table("budget")
@@ -112,6 +113,7 @@ def test_csv_cells_never_begin_a_formula(hostile: Run) -> None:
     assert {row[1] for row in rows[1:]} == {"-1"}  # a number stays one
 
 
+@pytest.mark.slow
 def test_every_column_can_be_asked_for_without_quotes(run: Run) -> None:
     tables = RunTables(run)
     for name, schema in TABLES.items():

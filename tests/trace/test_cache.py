@@ -72,6 +72,7 @@ def test_other_parser_or_schema_reads_again(trace_file: Path, monkeypatch: pytes
     assert not read_cached(trace_file).from_cache
 
 
+@pytest.mark.slow
 def test_cut_or_damaged_cache_is_no_cache(trace_file: Path) -> None:
     read_cached(trace_file)
     path = cache_file(trace_file)

@@ -26,6 +26,7 @@ def enclosing(rows: Rows, i: int) -> int:
     return -1
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=25))
 def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:

@@ -145,6 +145,7 @@ def test_damaged_gzip_gives_a_table_or_our_error(sound: Sound, file: Path, edits
     outcome(file, 1)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=200))
 def test_any_bytes_give_a_table_or_our_error(file: Path, data: bytes) -> None:

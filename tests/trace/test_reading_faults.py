@@ -357,6 +357,7 @@ def test_damage_made_to_be_slow_is_read_in_linear_time(tmp_path: Path, unit: str
 # memory
 
 
+@pytest.mark.slow
 def test_reading_needs_less_memory_than_the_file_has_bytes(tmp_path: Path) -> None:
     raw = gzip.decompress(SAMPLE.read_bytes()).decode()
     start, end = raw.index("[", raw.index("traceEvents")) + 1, raw.rindex("\n  ]")

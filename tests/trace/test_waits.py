@@ -3,6 +3,7 @@
 import pickle
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,6 +33,7 @@ def wait_graph(waits: list[list[tuple[int, float]]]) -> WaitGraph:
     return WaitGraph(first, source, np.array([lag for _, lag in edges], float))
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_each_node_starts_as_soon_as_it_can(
     made: Made,
@@ -46,6 +48,7 @@ def test_each_node_starts_as_soon_as_it_can(
     assert all(place[s] < place[node] for node, waited in enumerate(waits) for s, _ in waited)
 
 
+@pytest.mark.slow
 @given(graphs())
 def test_each_node_may_end_as_late_as_what_waits_for_it_allows(
     made: Made,

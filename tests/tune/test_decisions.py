@@ -50,6 +50,7 @@ def on_a_busy_machine(rng: random.Random, count: int) -> float:
     return rng.lognormvariate(0, 0.15) * (2.0 if rng.random() < 0.1 else 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [steady, with_hiccups, drifting, on_a_busy_machine])
 def test_jobs_in_which_nothing_helps_keep_nothing(noise: Callable[[random.Random, int], float]) -> None:
     kept = [experiment(SETTINGS, simulated(noise, {}, seed), rounds=5).keep for seed in range(JOBS)]

@@ -87,7 +87,7 @@ def growing_lines(path: str, *, force: bool) -> Iterator[Callable[[Any], None]]:
         return
     if _is_address(path):
         raise UsageError(f"cannot write {path}: a file that grows has to be on this machine; give a path")
-    refuse_existing(Path(path), force=force)
+    check_outputs(path, force=force)
     try:
         file = opened_to_grow(path)
     except OSError as error:

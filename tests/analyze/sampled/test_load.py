@@ -48,6 +48,7 @@ def document(found: Account) -> dict[str, Any]:
     return json.loads(json.dumps(report_json(found, diagnose(found))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0, 13, RANKS - 1])
 def test_late_rank_is_named_with_its_cost_wherever_it_is(tmp_path: Path, late: int) -> None:
     folder = job(tmp_path / "job", late=[late])
@@ -67,6 +68,7 @@ def test_late_rank_is_named_with_its_cost_wherever_it_is(tmp_path: Path, late: i
     assert [f.alone_ns for f in (finding, true)] == pytest.approx([saved_us * 1000] * 2, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_is_of_all_ranks_is_the_same_to_the_byte(tmp_path: Path) -> None:
     folder = job(tmp_path / "job", late=[13])
     some, whole = document(account(folder, IN_FULL)), document(account(folder, RANKS))
@@ -77,6 +79,7 @@ def test_what_is_of_all_ranks_is_the_same_to_the_byte(tmp_path: Path) -> None:
     assert some["step"]["late_rank"] == whole["step"]["late_rank"] == 13
 
 
+@pytest.mark.slow
 def test_what_is_of_the_ranks_in_full_is_the_same_as_in_the_whole(tmp_path: Path) -> None:
     folder = job(tmp_path / "job", late=[13])
     some, whole = account(folder, IN_FULL), account(folder, RANKS)
@@ -88,6 +91,7 @@ def test_what_is_of_the_ranks_in_full_is_the_same_as_in_the_whole(tmp_path: Path
         assert view.wait == same.wait
 
 
+@pytest.mark.slow
 def test_the_step_of_the_job_is_within_what_the_sample_says(tmp_path: Path) -> None:
     folder = job(tmp_path / "job", late=[13])
     some, whole = account(folder, IN_FULL), account(folder, RANKS)
@@ -101,6 +105,7 @@ def test_the_step_of_the_job_is_within_what_the_sample_says(tmp_path: Path) -> N
     assert "waiting -" in said and "compute +" in said
 
 
+@pytest.mark.slow
 def test_it_is_said_everywhere(tmp_path: Path) -> None:
     some = account(job(tmp_path / "job"), IN_FULL)
     assert some.warnings[0].startswith(f"{IN_FULL} of {RANKS} ranks analysed in full (the first, late")

@@ -68,6 +68,7 @@ def test_left_out_sizes_are_predicted_better_than_by_a_line(two_ranks):
     assert inside.mean() >= 0.85
 
 
+@pytest.mark.slow
 def test_interval_holds_most_left_out_sizes_of_four_ranks(four_ranks):
     kept, error, main = [], [], []
     for size in sorted({p.size_bytes for p in four_ranks})[1:-1:2]:

@@ -79,6 +79,7 @@ def test_T8_helper_that_is_killed_costs_nothing_but_the_rest(tmp_path: Path) -> 
     assert not (folder / "run.json").exists()
 
 
+@pytest.mark.slow
 def test_T6_stopped_helper_never_blocks_and_memory_stays_bounded(tmp_path: Path) -> None:
     box, folder = open_box(tmp_path)
     os.kill(box.helper_pid, signal.SIGSTOP)

@@ -90,6 +90,7 @@ def test_any_width_is_readable(late: Run, width: int) -> None:
     assert "straggler" in said
 
 
+@pytest.mark.slow
 def test_terminal_gets_a_bar_and_a_pipe_does_not(late: Run) -> None:
     assert "█" in summary(late, out=Console(file=io.StringIO(), width=100, force_terminal=True))
     assert "█" not in summary(late)

@@ -4,6 +4,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ def columns_of(calls: list[Call], by_member: dict[int, list[int]]) -> list[tuple
     return [tuple(c) for c in columns if len(c) > 1]
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(CALLS)
 def test_columns_are_those_of_the_plain_way(calls: list[Call]) -> None:
@@ -57,6 +59,7 @@ def test_columns_are_those_of_the_plain_way(calls: list[Call]) -> None:
     assert len(entries) == len(one_by_one(calls))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(-1000, 1000), max_size=9), max_size=12))
 def test_medians_of_segments_are_those_of_each(segments: list[list[int]]) -> None:

@@ -66,6 +66,7 @@ def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tu
     assert peak_of(lambda: overview(large)) < 1.2 * peak_of(lambda: overview(small)) + 20 * KB
 
 
+@pytest.mark.slow
 def test_tables_take_little_more_than_their_columns_while_they_are_built(exports: tuple[Path, Path]) -> None:
     small, large = (peak_of(lambda path=path: read_nsys(path)) for path in exports)  # type: ignore[misc]
     more_rows = (2 + RANGES_PER_KERNEL) * 1600

@@ -101,6 +101,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_field_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text('"ID","Kernel Name","a"\n"0","' + "y\n" * 3_000_000)

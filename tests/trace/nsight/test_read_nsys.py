@@ -279,6 +279,7 @@ def test_cut_exports_are_refused_in_one_line(real: Path, tmp_path: Path, sixteen
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_changed_bytes_of_an_export_give_traces_or_our_error(real: Path, tmp_path: Path) -> None:
     data, path, chance = real.read_bytes(), tmp_path / "changed.sqlite", random.Random(11)
     outcomes: set[int] = set()

@@ -13,7 +13,7 @@ from rich.live import Live as Screen
 from stepscope.analyze.live.picture import GivenNumbers
 from stepscope.cli.given.attempts import newest_attempt
 from stepscope.cli.messages import print_line
-from stepscope.cli.output import check_outputs, growing_lines
+from stepscope.cli.output import growing_lines
 from stepscope.cli.watch.watched import WatchedJob
 from stepscope.document.live import live_json
 from stepscope.report.live.screen import plain_line, screen
@@ -52,7 +52,6 @@ def _pause(seconds: float) -> None:
 @contextmanager
 def _shown(watched: WatchedJob, *, once: bool, json: str | None, force: bool) -> Iterator[Callable[[], None]]:
     """Give what shows the newest look: as a line of JSON where that is asked for, and to whoever reads the terminal."""
-    check_outputs(json, force=force)
     if json is None:
         with _read(watched, once=once) as read:
             yield read

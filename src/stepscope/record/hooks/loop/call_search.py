@@ -52,9 +52,7 @@ class CallSearch:
             self.pause()
             if torch._C._get_tracing_state() is None:  # a model that is being traced must see nothing of us
                 self._found(frame.f_locals["self"])
-        elif (
-            self._calls_left <= 0
-        ):  # somebody imports, compiles or sorts a lot: more patience next time
+        elif self._calls_left <= 0:  # somebody imports, compiles or sorts a lot: more patience next time
             self.pause()
             self._calls_to_lose -= self._at_once
             self._at_once *= _MORE
