@@ -12,37 +12,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"  # ranks that share one device pass for ranks on different hosts
-os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
-os.environ.setdefault("NCCL_IB_DISABLE", "1")
-
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
+from gpt_job import Block  # which has ranks on one device pass for ranks on different hosts
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 STEPS = 16
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the block's output."""
-        b, s, w = x.shape
-        q, k, v = (t.view(b, s, self.heads, -1).transpose(1, 2) for t in self.qkv(self.norm1(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).reshape(b, s, w))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
 
 
 class GPT(nn.Module):

@@ -26,13 +26,12 @@ import numpy.typing as npt
 
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.analyze.owners.sums import host_waits
-from stepscope.analyze.step.regions import marks_of
+from stepscope.analyze.step.regions import loop_in, marks_of
 from stepscope.contract.owners import HOOK
 from stepscope.contract.regions import Region
-from stepscope.intervals import Intervals, covered_ns, union, union_of
+from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.owners import Frame
-from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
@@ -124,7 +123,7 @@ class _StackTimes:
         start, end = host.start_ns[mine], host.end_ns[mine]
         self._stack, self._start = host.owner.stack[mine], start
         own = (end - start - covered_ns(host_waits(rank), start, end)).astype(float)
-        free = np.maximum(own - covered_ns(_passes(rank), start, end), 0.0)
+        free = np.maximum(own - covered_ns(loop_in(rank, *_PASSES), start, end), 0.0)
         cell, shape = self._stack.astype(np.int64) * num_steps + step[mine], (len(owned.stacks), num_steps)
 
         def summed(ns: Floats) -> Floats:
@@ -230,18 +229,6 @@ def _base(name: str) -> str:
     """
     plain = name.removeprefix("aten::").removeprefix("_foreach_")
     return plain[:-1] if plain.endswith("_") else ""
-
-
-@once_per_record
-def _passes(rank: Rank) -> Intervals:
-    """Return when ranges of the host name the optimizer, backward or the loader."""
-    marks, trace = marks_of(rank), rank.trace
-    found = []
-    for region in _PASSES:
-        rows = marks.rows_of(region)
-        rows = rows[trace["tid"][rows] == marks.main_thread]
-        found.append(union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows]))
-    return union_of(*found)
 
 
 def loops(lines: Sequence[LoopLine], passes: Sequence[Line]) -> list[tuple[LoopLine, ...]]:

@@ -12,11 +12,10 @@ import numpy as np
 from stepscope.analyze.host.time import data_loading, stalling
 from stepscope.analyze.owners.line_work import Line, RankLines
 from stepscope.analyze.owners.sums import host_waits
-from stepscope.analyze.step.regions import marks_of
+from stepscope.analyze.step.regions import loop_in
 from stepscope.contract.regions import Region
-from stepscope.intervals import Intervals, covered_ns, subtract, union, union_of
+from stepscope.intervals import covered_ns, subtract, union_of
 from stepscope.records import once_per_record
-from stepscope.run.rank import Rank
 
 _PASSES = (Region.FORWARD, Region.BACKWARD, Region.OPTIMIZER)
 
@@ -31,7 +30,7 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
     host = owned.host
     step = rank.steps.of(host.start_ns)
     anywhere = covered_ns(stalls, host.start_ns, host.end_ns) * host.runs
-    outside = covered_ns(subtract(stalls, _passes(rank)), host.start_ns, host.end_ns) * host.runs
+    outside = covered_ns(subtract(stalls, loop_in(rank, *_PASSES)), host.start_ns, host.end_ns) * host.runs
     by_line: dict[Line, np.ndarray] = defaultdict(lambda: np.zeros(len(rank.steps)))
     for row in np.flatnonzero((anywhere > 0) & (step >= 0) & (host.owner.stack >= 0)).tolist():
         users = [owned.frames[f] for f in owned.stacks[host.owner.stack[row]] if owned.frames[f].is_user]
@@ -41,11 +40,3 @@ def steady_stalls(known: RankLines) -> dict[Line, float]:
             by_line[line][step[row]] += (outside if trains else anywhere)[row]
     typical = {line: float(np.median(ns)) for line, ns in by_line.items()}
     return {line: ns for line, ns in typical.items() if ns > 0}
-
-
-def _passes(rank: Rank) -> Intervals:
-    """Return when the training thread was in ranges that name a pass."""
-    marks, trace = marks_of(rank), rank.trace
-    rows = np.concatenate([marks.rows_of(region) for region in _PASSES])
-    rows = rows[trace["tid"][rows] == marks.main_thread]
-    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.regions import EVALUATE, OLD_NODE, Region, named_region
+from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows, enclosing
 from stepscope.run.rank import Rank
@@ -105,6 +106,14 @@ def marks_of(rank: Rank) -> Marks:
         main_thread=main,
         autograd_threads=threads[threads != main],
     )
+
+
+def loop_in(rank: Rank, *chosen: Region) -> Intervals:
+    """Return when the thread of the training loop was in ranges that name one of these regions."""
+    marks, trace = marks_of(rank), rank.trace
+    rows = np.concatenate([marks.rows_of(region) for region in chosen])
+    rows = rows[trace["tid"][rows] == marks.main_thread]
+    return union(trace["ts_ns"][rows], trace["ts_ns"][rows] + trace["dur_ns"][rows])
 
 
 def _with_old_nodes(rank: Rank, rows: Rows, code: Codes) -> tuple[Rows, Codes]:

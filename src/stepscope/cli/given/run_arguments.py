@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
-from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load
+from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load_sources, run_name
 from stepscope.run.sources import find_sources
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     on_cluster = getattr(args, "engine", "local") != "local"
     full_ranks = getattr(args, "full_ranks", None)
     how = {"jobs": args.jobs, "cache": not args.no_cache, "cache_folder": args.cache_folder}
-    if len(find_sources(given).files) > (full_ranks or MAX_FULL_RANKS):
+    sources = find_sources(given)
+    if len(sources.files) > (full_ranks or MAX_FULL_RANKS):
         from stepscope.analyze.sampled.load import load_run
 
         outline_files = None
@@ -53,7 +54,7 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
 
             read_ahead(args, given)
         with reading_progress() as progress:
-            found = load(given, progress=progress, **how)
+            found = load_sources(sources, name=run_name(given, sources.folder), progress=progress, **how)
     if getattr(args, "copies", None) is None:
         return found
     from stepscope.cli.given.addresses import as_given
