@@ -85,7 +85,7 @@ def storages_of(
 def bucket_sizes(modules: Iterable[torch.nn.Module], *, device: str) -> list[int]:
     """Return the bytes of the buckets in which DDP reduces gradients on a device.
 
-    None where gradients are views of the buckets: then they are counted as gradients.
+    Nothing where gradients are views of the buckets: they are counted as gradients then.
     """
     sizes: list[int] = []
     for module in modules:
