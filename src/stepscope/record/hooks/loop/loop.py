@@ -47,7 +47,6 @@ from stepscope.record.hooks.loop.event_tokens import (
 from stepscope.record.hooks.loop.optimizer_steps import OptimizerSteps
 from stepscope.record.hooks.loop.parts import BACKWARD, DATA, FORWARD, LOADER, OPTIMIZER, QUIET, SAVING, WORK
 from stepscope.record.hooks.loop.pattern import Event
-from stepscope.record.hooks.loop.rows import MAX_IN_A_ROW, MAX_IN_A_STEP
 from stepscope.record.hooks.loop.state import training_first
 from stepscope.record.hooks.loop.step_unit import StepUnit
 
@@ -154,7 +153,7 @@ class Loop(OptimizerSteps):
             if self.routine.on:
                 return True
         self.forwards += 1
-        if self._begins_row(FORWARD if grad else QUIET, most=MAX_IN_A_ROW if self.forwards <= MAX_IN_A_STEP else 0):
+        if self._begins_row(FORWARD if grad else QUIET, most=self._forwards_before_row()):
             self._forward_row_begins(grad, at_ns)
             return False
         return self._begin(FORWARD, token, at_ns)

@@ -2,9 +2,10 @@
 
 After `MAX_IN_A_ROW` forwards, or optimizer steps, with nothing else between, the following ones are a *row*: one
 region from the next call on to whatever comes after the last, during which their hooks are off. So a loop that calls a
-cell for every token, or an optimizer for every parameter, pays for some calls per step and no more. Of many
-micro-batches that go alike, most are in a *stretch* (see `stretch`), in which neither loads, forwards nor backwards are
-told of.
+cell for every token, or an optimizer for every parameter, pays for some calls per step and no more. Where the first
+steps, in which every call is seen, had `LONG_ROW` forwards in a row, later rows begin with their second call: the others
+would be a small part of it, and cost most of what a timed step does. Of many micro-batches that go alike, most are in a
+*stretch* (see `stretch`), in which neither loads, forwards nor backwards are told of.
 """
 
 import threading
@@ -26,6 +27,7 @@ from stepscope.record.hooks.loop.state import LoopState, training_first
 from stepscope.record.hooks.loop.stretch import MAX_STRETCHES, StretchPlan, StretchTimes
 
 MAX_IN_A_ROW = 4
+LONG_ROW = 32
 MAX_IN_A_STEP = 64
 """forwards that are timed by themselves: beyond it, every forward begins a row"""
 MAX_QUIET_CALLS = 64
@@ -39,6 +41,7 @@ class Rows(LoopState):
         super().__init__()
         self.rest_optimizers: Callable[[bool], None] | None = None  # turns the optimizers' hooks off and on
         self._quiet_calls = 0  # in the row that lasts
+        self._most_forwards_in_a_row = 0  # with gradients, that were told of
         self._wake: list[Callable[[], None]] = []
         self._plan: StretchPlan | None = None
         self._stretches = StretchTimes()
@@ -73,10 +76,18 @@ class Rows(LoopState):
         """Call `act` when the row is over."""
         self._wake.append(act)
 
+    def _forwards_before_row(self) -> int:
+        """Return how many forwards with nothing else between are timed by themselves before a row begins."""
+        if self.forwards > MAX_IN_A_STEP:
+            return 0
+        return MAX_IN_A_ROW if self._most_forwards_in_a_row < LONG_ROW else 1
+
     def _begins_row(self, kind: int, *, most: int) -> bool:
         """Return whether this call, of which others came right before, begins a row."""
         self._in_a_row = self._in_a_row + 1 if self._row_of == kind else 1
         self._row_of = kind
+        if kind == FORWARD:
+            self._most_forwards_in_a_row = max(self._most_forwards_in_a_row, self._in_a_row)
         return self._in_a_row > most and self.watcher is None and self.recorder is not None
 
     def _forward_row_begins(self, grad: bool, at_ns: int | None = None) -> None:
