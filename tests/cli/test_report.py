@@ -17,9 +17,12 @@ from tests.run.traces import event
 
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import steps_file, trace_file
+from stepscope.document.light import light_json
+from stepscope.report.html.sheets.steps import steps_sheet
 from stepscope.report.text.steps import print_steps
 from stepscope.report.text.terminal import PlainConsole
-from stepscope.run.step_log import readable_step_logs
+from stepscope.run.light import load_light
+from stepscope.run.measured_kernels import measured_launches
 
 DATA = Path(__file__).parent.parent / "data"
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -297,7 +300,29 @@ def test_light_run_fits_eighty_columns(tmp_path: Path) -> None:
         ]
         path.write_text("\n".join([head, *map(json.dumps, steps)]) + "\n")
     file = io.StringIO()
-    print_steps(folder, readable_step_logs(folder)[0], PlainConsole(file=file, width=80, highlight=False))
+    print_steps(load_light(folder), PlainConsole(file=file, width=80, highlight=False))
     said = file.getvalue()
     assert max(map(len, said.splitlines())) <= 80 and "…" not in said
     assert ["0", "20", "30.00", *["12.35"] * 5] in [line.split() for line in said.splitlines()]
+
+
+def test_light_run_shows_what_nsight_compute_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = steps_only(tmp_path)
+    (folder / "rank00000.ncu.csv").write_bytes((DATA / "ncu-h200" / "wide.csv").read_bytes())
+    assert (
+        main(["report", str(folder), "--json", str(tmp_path / "report.json"), "--html", str(tmp_path / "x.html")]) == 0
+    )
+    said = capsys.readouterr().out
+    assert "Kernels as Nsight Compute measured them, each alone: 8 launches" in said and "without --ncu" in said
+    kernels = {k["name"]: k for k in json.loads((tmp_path / "report.json").read_text())["kernels"]}
+    product = next(k for name, k in kernels.items() if name.startswith("nvjet"))
+    launches = measured_launches(folder)[0][0].launches
+    of_product = [one for one in launches if one.name == product["name"]]
+    assert product["count"] == len(of_product) == 2 and product["bound"] == "compute-bound"
+    assert product["total_ms"] == pytest.approx(sum(one.duration_ns or 0 for one in of_product) / 1e6, rel=1e-3)
+    assert sum(k["share"] for k in kernels.values()) == pytest.approx(1)
+    page = steps_sheet(light_json(load_light(folder)), None)
+    assert [section.title for section in page.sections][-1] == "Measured kernels"
+    file = io.StringIO()
+    print_steps(load_light(folder), PlainConsole(file=file, width=80, highlight=False))
+    assert max(map(len, file.getvalue().splitlines())) <= 80

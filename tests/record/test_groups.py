@@ -1,4 +1,4 @@
-"""Before a job leaves its group, gloo's threads have Python's lock for a moment: else its end may wait for them forever."""
+"""Before a job leaves its group, gloo's threads have Python's lock for a moment: else its end may wait forever."""
 
 import sys
 import threading

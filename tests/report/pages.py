@@ -66,7 +66,9 @@ def light_sheet() -> Sheet:
 
 def light_run() -> LightRun:
     """Return two ranks of 40 steps; rank 1 works 20 ms longer, rank 0 waits for it."""
-    return LightRun("light", Path("light"), (log(0, wait_ms=22.0), log(1, wait_ms=2.0)), {"tokens_per_step": 4096}, ())
+    return LightRun(
+        "light", Path("light"), (log(0, wait_ms=22.0), log(1, wait_ms=2.0)), {"tokens_per_step": 4096}, (), ()
+    )
 
 
 def log(rank: int, *, wait_ms: float) -> StepLog:

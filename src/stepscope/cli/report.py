@@ -146,7 +146,7 @@ def _report_steps(args: argparse.Namespace) -> int:
         from stepscope.report.text.steps import print_steps
         from stepscope.report.text.terminal import console
 
-        print_steps(run.folder, run.logs, console(sys.stdout), warnings=run.warnings)
+        print_steps(run, console(sys.stdout))
     return 0
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analyze.kernels.measured_alone import measured_kernels
 from stepscope.analyze.ranks.log_stragglers import LateRank, late_ranks
 from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
 from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.document.plain_values import ms_or_none
-from stepscope.document.report import steadiness_json
+from stepscope.document.report import kernel_json, steadiness_json
 from stepscope.json_text import finite_document
 from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step
@@ -40,9 +41,8 @@ def light_json(run: LightRun) -> dict[str, Any]:
         "efficiency": dict.fromkeys(
             ("mfu", "hfu", "flops_per_step", "flops_source", "peak_tflops", "peak_source", "precision")
         ),
-        **{
-            name: [] for name in ("waterfall", "collectives", "operators", "kernels", "idle", "critical_path", "checks")
-        },
+        **{name: [] for name in ("waterfall", "collectives", "operators", "idle", "critical_path", "checks")},
+        "kernels": [kernel_json(kernel) for kernel in measured_kernels(run.measured)],
         "stragglers": [_straggler(one) for one in late],
         "memory": None,
         "steadiness": steadiness_json(steady),

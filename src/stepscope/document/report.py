@@ -43,7 +43,7 @@ def report_json(account: Account, diagnosis: Diagnosis) -> dict[str, Any]:
         "collectives": [_collective(row, account.run.beside) for row in account.collectives],
         **beside_json(account),
         "operators": [_operator(o) for o in account.operators.top(_MAX_ROWS)],
-        "kernels": [_kernel(k) for k in account.kernels.kernels[:_MAX_ROWS]],
+        "kernels": [kernel_json(k) for k in account.kernels.kernels[:_MAX_ROWS]],
         "idle": [{"cause": cause, "ms_per_step": ms(ns)} for cause, ns in account.step.idle_ns.items()]
         if account.step
         else [],
@@ -176,7 +176,8 @@ def _operator(o: Operator) -> dict[str, Any]:
     )
 
 
-def _kernel(k: Kernel) -> dict[str, Any]:
+def kernel_json(k: Kernel) -> dict[str, Any]:
+    """Return one kernel of the table."""
     return plain(
         {
             "name": k.name,

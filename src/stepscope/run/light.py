@@ -7,6 +7,7 @@ from typing import Any
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.load import run_description
+from stepscope.run.measured_kernels import MeasuredLaunches, measured_launches
 from stepscope.run.sources import is_unreadable_report
 from stepscope.run.step_log import StepLog, readable_step_logs
 
@@ -22,6 +23,8 @@ class LightRun(ArrayRecord):
     logs: tuple[StepLog, ...]
     description: dict[str, Any]
     """`run.json`, empty where there is none"""
+    measured: tuple[MeasuredLaunches, ...]
+    """kernels that Nsight Compute measured in this run"""
     warnings: tuple[str, ...]
 
 
@@ -35,4 +38,5 @@ def load_light(folder: str | Path) -> LightRun:
     if not logs:
         raise InputError(f"none of the step logs in {path} could be read; {'; '.join(warnings)}")
     description, damaged = run_description(path)
-    return LightRun(path.absolute().name, path, logs, description, (*warnings, *damaged))
+    measured, faults = measured_launches(path)
+    return LightRun(path.absolute().name, path, logs, description, measured, (*warnings, *damaged, *faults))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.limits import HANG_S
 
+import stepscope
 from stepscope.cli.main import main
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.outside_tool import exported, is_one_process, under_tool
@@ -141,3 +142,18 @@ def test_ncu_leaves_collectives_alone_unless_told_otherwise() -> None:
 )
 def test_who_starts_ranks(command: str, environ: dict[str, str], expected: bool) -> None:
     assert is_one_process(command.split(), environ) is expected
+
+
+def test_python_inside_another_program_is_no_job(tmp_path: Path) -> None:
+    """Nsight Compute has a Python of its own that lacks parts of the library, and reads PYTHONPATH."""
+    hides = "import sys; sys.modules['_posixsubprocess'] = None; import runpy; runpy.run_path(sys.argv[1])"
+    inject = Path(stepscope.__file__).parent / "record" / "launch" / "inject" / "sitecustomize.py"
+    config = RecordConfig(out=str(tmp_path / "run"), outside_tool="ncu", outside_folder=str(tmp_path), tool="cuda")
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", hides, str(inject)],
+        env={**config.to_env(), "RANK": "0", "WORLD_SIZE": "1", "PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -69,6 +69,15 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredRo
     return KernelBounds(bound.astype(np.uint8), known & ~metered, metered)
 
 
+def measured_bound(compute_pct: float | None, memory_pct: float | None) -> Bound:
+    """Return what holds one kernel back by what it used of the multiprocessors and of the memory; NONE if unknown."""
+    if compute_pct is None or memory_pct is None:
+        return Bound.NONE
+    if max(compute_pct, memory_pct) < MIN_BUSY_PCT:
+        return Bound.LATENCY
+    return Bound.COMPUTE if compute_pct >= memory_pct else Bound.MEMORY
+
+
 def _measured_bounds(measured: MeasuredRows | None, rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
     """Return the bounds that were measured, and where."""
     if measured is None:

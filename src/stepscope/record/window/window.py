@@ -172,7 +172,8 @@ class Window:
         self._thread = threading.get_ident()
         self._profiler.start()
         self.state = RECORDING
-        self._budget = Budget(self._config, usual=self.usual, group_timeout_s=group_timeout_s())
+        if self._config.tool != "cuda":  # another tool holds its own events, and its own limit: launches, or seconds
+            self._budget = Budget(self._config, usual=self.usual, group_timeout_s=group_timeout_s())
         self._on_open()
         self._mark_step(step)
 

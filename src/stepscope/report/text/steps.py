@@ -1,28 +1,30 @@
-"""A run without traces on one screen: what its step logs say of each rank, and which rank is late."""
+"""A run without traces on one screen: what its step logs say of each rank, which is late, and measured kernels."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
+from stepscope.analyze.kernels.measured_alone import measured_kernels
+from stepscope.analyze.kernels.measured_names import function_of
 from stepscope.analyze.ranks.log_stragglers import Floats, LateRank, late_ranks
 from stepscope.analyze.ranks.logged_regions import is_rare, median_ns, region_names, region_ns
 from stepscope.report.fit import print_fitting
-from stepscope.report.text.terminal import name_text, plain_table
+from stepscope.report.text.terminal import name_text, plain_table, row_name
+from stepscope.run.light import LightRun
 from stepscope.run.step_log import StepLog, unprofiled_step
-from stepscope.units import NS_PER_MS, ms
+from stepscope.units import NS_PER_MS, NS_PER_US, ms
 
 _MAX_RANKS = 32
+_MAX_KERNELS = 20
 
 
-def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings: Sequence[str] = ()) -> None:
-    """Print step and region times by rank, late ranks first, and how to see more."""
+def print_steps(run: LightRun, out: Console) -> None:
+    """Print step and region times by rank, late ranks first, what was measured of kernels, and how to see more."""
+    logs = run.logs
     step = unprofiled_step(logs)
     ranks = "1 rank" if len(logs) == 1 else f"{len(logs)} ranks"
-    out.print(
-        name_text(folder.absolute().name, style="bold").append(f"  {ranks}, {max(map(len, logs))} steps, no trace")
-    )
+    out.print(name_text(run.name, style="bold").append(f"  {ranks}, {max(map(len, logs))} steps, no trace"))
     if step is not None:
         out.print(f"step {ms(step.median_ns):.2f} ms, median of {step.num_steps} steps without the profiler")
     if step is not None and step.uneven:
@@ -37,10 +39,36 @@ def print_steps(folder: Path, logs: Sequence[StepLog], out: Console, *, warnings
     out.print("medians in ms, of steps without the profiler; ?: not seen on that rank")
     for name in (name for name in region_names(logs) if is_rare(logs, name)):
         out.print(name_text(_rare_line(logs, name), width=120))
-    for line in warnings:
+    for line in run.warnings:
         out.print(name_text(f"warning: {line}"))
     out.print()
-    out.print("What happens inside the steps is in a trace: record without --light, with --steps that the job reaches")
+    if run.measured:
+        _measured(run, out)
+    instead_of = "--ncu" if run.measured else "--light"
+    out.print(
+        f"What happens inside the steps is in a trace: record without {instead_of}, with --steps that the job reaches"
+    )
+
+
+def _measured(run: LightRun, out: Console) -> None:
+    kernels = measured_kernels(run.measured)
+    out.print(f"Kernels as Nsight Compute measured them, each alone: {sum(k.count for k in kernels):.0f} launches")
+    table = plain_table(
+        out, "kernel", "launches", "us", "occupancy %", "SM %", "DRAM %", "tensor %", "bound", "waits for"
+    )
+    for k in kernels[:_MAX_KERNELS]:
+        percents = [_whole(pct) for pct in (k.occupancy_pct, k.sm_pct, k.dram_pct, k.tensor_pct)]
+        row = [f"{k.count:.0f}", f"{k.mean_ns / NS_PER_US:.1f}", *percents, k.bound or "?", k.stall or "?"]
+        table.add_row(row_name(function_of(k.name), width=26), *row)
+    least = ("launches", "waits for", "occupancy %", "tensor %")
+    print_fitting(table, out, least_needed=least)
+    if len(kernels) > _MAX_KERNELS:
+        out.print(f"and {len(kernels) - _MAX_KERNELS} more kernels, in --json")
+    out.print()
+
+
+def _whole(percent: float | None) -> str:
+    return "?" if percent is None else f"{percent:.0f}"
 
 
 def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> None:

@@ -3,9 +3,9 @@
 After `MAX_IN_A_ROW` forwards, or optimizer steps, with nothing else between, the following ones are a *row*: one
 region from the next call on to whatever comes after the last, during which their hooks are off. So a loop that calls a
 cell for every token, or an optimizer for every parameter, pays for some calls per step and no more. Where the first
-steps, in which every call is seen, had `LONG_ROW` forwards in a row, later rows begin with their second call: the others
-would be a small part of it, and cost most of what a timed step does. Of many micro-batches that go alike, most are in a
-*stretch* (see `stretch`), in which neither loads, forwards nor backwards are told of.
+steps, in which every call is seen, had `LONG_ROW` forwards in a row, later rows begin with their second call: the next
+three are a small part of it, and cost most of what a timed step does. Of many micro-batches that go alike, most are in
+a *stretch* (see `stretch`), in which neither loads, forwards nor backwards are told of.
 """
 
 import threading

@@ -16,6 +16,8 @@ _MIN_PYTHON = (3, 11)
 
 
 def _record() -> None:
+    if _is_part_of_a_program():
+        return
     if sys.version_info < _MIN_PYTHON:
         needed, found = (".".join(map(str, version[:2])) for version in (_MIN_PYTHON, sys.version_info))
         _say(f"recording needs Python {needed} or newer, found {found}; this process runs unrecorded")
@@ -31,6 +33,13 @@ def _record() -> None:
     from stepscope.record.hooks.after_import import after_import
 
     after_import("torch", _torch_is_there)
+
+
+def _is_part_of_a_program() -> bool:
+    """Return whether this Python is built into a program that cannot start others (Nsight Compute has one): no job."""
+    import importlib.util
+
+    return os.name == "posix" and importlib.util.find_spec("_posixsubprocess") is None
 
 
 def _torch_is_there() -> None:

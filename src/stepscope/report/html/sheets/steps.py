@@ -24,6 +24,7 @@ from stepscope.units import NS_PER_MS
 _MAX_RANKS = 32
 _MAX_DRAWN = 6
 _REST = "other"
+_PERCENTS = ("occupancy", "sm", "dram", "tensor")
 
 
 def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
@@ -34,7 +35,7 @@ def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
         title=run["name"],
         facts=(*facts, *(str(run[k]) for k in ("device", "backend", "torch") if run[k])),
         cards=_cards(document),
-        sections=(*_over_the_run(document, series), _by_rank(ranks)),
+        sections=(*_over_the_run(document, series), _by_rank(ranks), *_measured(document)),
         notes=tuple(document["warnings"]),
     )
 
@@ -122,6 +123,20 @@ def _by_rank(ranks: Sequence[dict[str, Any]]) -> Section:
     ]
     said = "Medians of the steps without the profiler; late ranks first. Other is what no region covers."
     return Section("ranks", "Regions of the step by rank", (said,), chart, table_of(titles, rows))
+
+
+def _measured(document: dict[str, Any]) -> list[Section]:
+    """Return the kernels that Nsight Compute measured, where it did."""
+    if not document["kernels"]:
+        return []
+    titles = [("kernel", "text"), ("launches", "count"), ("mean", "ms"), *((f"{k} %", "number") for k in _PERCENTS)]
+    titles += [("bound", "text"), ("waits for", "text")]
+    rows = [
+        (k["name"], k["count"], k["mean_ms"], *(k[f"{name}_pct"] for name in _PERCENTS), k["bound"], k["stall"])
+        for k in document["kernels"]
+    ]
+    said = "As Nsight Compute measured them, each launch alone and with fixed clocks: not the times of training."
+    return [Section("kernels", "Measured kernels", (said,), None, table_of(titles, rows))]
 
 
 def _parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
