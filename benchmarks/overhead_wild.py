@@ -1,6 +1,7 @@
 """What recording adds to a step of a real job, on and off in turn within one process; and what a window leaves behind.
 
     PYTHONPATH=src python benchmarks/overhead_wild.py WILD.py lstm:cell_loop,small:none --out results.json
+    PYTHONPATH=src python benchmarks/overhead_wild.py WILD.py lstm:cell_loop,small:none --metered
     python benchmarks/overhead_wild.py --read results.json
 
 Two processes of the same job differ by more than what is asked (their memory lies elsewhere, their cores are others),
@@ -16,6 +17,10 @@ CPU time of the training thread and by wall time:
 
     light, before, after    on against off, in light mode, before the window, after it
     left behind             off blocks after the window against off blocks before it, less the same of plain processes
+
+Where the host is busy its own noise is several per cent of a step and hides all of that. `--metered` adds up the calls
+of ours inside the steps instead, by the clock, which shows microseconds: `light`, and `record` before its window.
+What it leaves out is what our calls do to the processor's caches after they returned.
 """
 
 import argparse
@@ -29,6 +34,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -39,6 +45,7 @@ SETTLING = 11  # steps of a block in which the hooks learn the loop again
 STEPS_IN_BLOCK = 16
 WARMUP, ACTIVE, AFTER_WINDOW = 3, 5, 50
 DRAWS = 2000
+METERED_STEPS = 200
 
 
 def main() -> int:
@@ -51,10 +58,14 @@ def main() -> int:
     parser.add_argument("--deadline-s", type=float, default=500.0, help="no round begins that would end after it")
     parser.add_argument("--out")
     parser.add_argument("--read", metavar="RESULTS")
+    parser.add_argument("--metered", action="store_true", help="call by call, instead of on and off in turn")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.way:
-        print(json.dumps(one_process(args)))
+        print(json.dumps(metered_process(args) if args.metered else one_process(args)))
+        return 0
+    if args.metered:
+        print(metered_table(args))
         return 0
     results = json.loads(Path(args.read).read_text()) if args.read else all_jobs(args)
     print(markdown(results))
@@ -90,7 +101,7 @@ def one_round(job: str, args: argparse.Namespace) -> list[dict]:
 
 def start(job: str, way: str, cores: list[int], args: argparse.Namespace) -> subprocess.Popen:
     command = ["taskset", "-c", ",".join(map(str, cores)), sys.executable, "-W", "ignore", __file__]
-    command += [args.wild, job, "--way", way, "--pairs", str(args.pairs)]
+    command += [args.wild, job, "--way", way, "--pairs", str(args.pairs), *(["--metered"] if args.metered else [])]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "KINETO_LOG_LEVEL": "5"}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -131,6 +142,75 @@ def one_process(args: argparse.Namespace) -> dict[str, Any]:
         light.recorder.close()
         measured["traces"] = len(list(Path(folder, "run").glob("*.pt.trace.json.gz")))
     return measured
+
+
+def metered_process(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the time of our calls in each step, by whether it was only timed or followed, and the step without us."""
+    import torch
+    from overhead_meter import Meter, metered
+    from overhead_rank import Light
+
+    torch.set_num_threads(1)
+    step, meter = built(args.wild, *args.jobs.split(":")), Meter()
+    with tempfile.TemporaryDirectory() as folder:
+        light = Light(folder, wait=None if args.way == "light" else 10 * METERED_STEPS)
+        with metered(meter, light, SimpleNamespace(model=None)):
+            for i in range(2 * SETTLING):
+                step(i)
+            meter.start()
+            for i in range(METERED_STEPS):
+                step(i)
+                meter.step_over(only_timed=light.hooks.loop.routine.on)
+        off = [block(light, step, on=False) for _ in range(4)]
+        light.recorder.on = True
+        light.recorder.close()
+    ours_us = {
+        ("timed" if only_timed else "followed"): [sum(one.values()) / 1000 for one in steps]
+        for only_timed, steps in meter.steps.items()
+    }
+    return {"ours_us": ours_us, **{clock: statistics.median(one[clock] for one in off) for clock in ("cpu", "wall")}}
+
+
+def metered_table(args: argparse.Namespace) -> str:
+    """Return a row for each job and way: our calls per step, with an interval over processes and their steps."""
+    lines = [
+        "| job | way | step, ms (CPU) | ours, us | 95 % | share, % | steps followed | processes |",
+        "|" + "---|" * 8,
+    ]
+    cores = sorted(os.sched_getaffinity(0))
+    for job in args.jobs.split(","):
+        found: list[dict] = []
+        for _ in range(args.rounds):
+            for way in ("light", "record"):
+                found += waited(job, [(way, start(job, way, cores, args))])
+        for way in ("light", "record"):
+            mine = [one for one in found if one["way"] == way]
+            if not mine:
+                continue
+            value, low, high = interval([one["ours_us"] for one in mine], ours_per_step, redrawn)
+            step_ms = statistics.median(one["cpu"] for one in mine)
+            followed = sum(len(one["ours_us"]["followed"]) for one in mine)
+            shares = f"{value / step_ms / 10:.2f} [{low / step_ms / 10:.2f}, {high / step_ms / 10:.2f}]"
+            lines.append(
+                f"| {job} | {way} | {step_ms:.2f} | {value:.0f} | {low:.0f} to {high:.0f} | {shares} | "
+                f"{followed} of {len(mine) * METERED_STEPS} | {len(mine)} |"
+            )
+    return "\n".join(lines)
+
+
+def ours_per_step(processes: list[dict]) -> float:
+    """Return the mean over processes of our time in a step: the median of either kind of step, by how many there are.
+
+    A step in which the system took the processor away does not count.
+    """
+    return statistics.fmean(
+        sum(statistics.median(steps) * len(steps) for steps in one.values() if steps) / sum(map(len, one.values()))
+        for one in processes
+    )
+
+
+def redrawn(one: dict, draw: random.Random) -> dict:
+    return {kind: draw.choices(steps, k=len(steps)) if steps else [] for kind, steps in one.items()}
 
 
 def built(path: str, workload: str, fault: str) -> Any:
