@@ -392,3 +392,10 @@ def test_limited_address_space_is_enough() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert int(done.stdout) == read(SAMPLE).num_events
+
+
+def test_profile_of_xla_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "vm.xplane.pb"
+    path.write_bytes(b"\x0a\x1a\x12\x09/host:CPU" + bytes(range(256)))
+    with pytest.raises(TraceError, match="XPlane, the profile of XLA, is not read; give a trace of torch's profiler"):
+        read(path)

@@ -22,6 +22,7 @@ from stepscope.trace.table import Quality, Trace
 
 CHUNK_BYTES = 1 << 18
 _MAGIC_BYTES = 512
+_XPLANE = ".xplane.pb"
 _MAX_BASE_NS = 1 << 62
 
 
@@ -86,6 +87,8 @@ def _head(stream: Stream, chunks: Iterator[bytes]) -> tuple[Head, bytes]:
         head = read_head(bytes(data), complete=complete)
         if head:
             return head, bytes(data)
+    if stream.path.name.endswith(_XPLANE):
+        raise TraceError(f"{stream.path}: XPlane, the profile of XLA, is not read; give a trace of torch's profiler")
     kind = "this JSON" if data.lstrip()[:1] == b"{" else "this file, which is not JSON,"
     raise TraceError(f"{stream.path}: {kind} has no traceEvents array; is it a profiler trace?")
 

@@ -93,13 +93,15 @@ def _out_of_time(limit_s: float) -> str:
 
 
 def interleaved(variants: Sequence[Variant], *, runs: int) -> list[tuple[Variant, int]]:
-    """Return variants and run numbers in the order of measuring: round by round, each round starting one later.
+    """Return variants and run numbers in the order of measuring: round by round, the last of one begins the next.
 
-    >>> [(v.name, run) for v, run in interleaved([Variant("a"), Variant("b")], runs=2)]
-    [('a', 0), ('b', 0), ('b', 1), ('a', 1)]
+    So the first variant, with which all are compared, comes early in every round, also in one that is cut short.
+
+    >>> [(v.name, run) for v, run in interleaved([Variant("a"), Variant("b"), Variant("c")], runs=2)]
+    [('a', 0), ('b', 0), ('c', 0), ('c', 1), ('a', 1), ('b', 1)]
     """
     count = len(variants)
-    return [(variants[(i + run) % count], run) for run in range(runs) for i in range(count)]
+    return [(variants[(i - run) % count], run) for run in range(runs) for i in range(count)]
 
 
 def fitting_sizes(

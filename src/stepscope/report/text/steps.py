@@ -59,7 +59,7 @@ def _measured(run: LightRun, out: Console) -> None:
     for k in kernels[:_MAX_KERNELS]:
         percents = [_whole(pct) for pct in (k.occupancy_pct, k.sm_pct, k.dram_pct, k.tensor_pct)]
         row = [f"{k.count:.0f}", f"{k.mean_ns / NS_PER_US:.1f}", *percents, k.bound or "?", k.stall or "?"]
-        table.add_row(row_name(function_of(k.name), width=26), *row)
+        table.add_row(row_name(function_of(k.name), width=80 if out.soft_wrap else 26), *row)
     least = ("launches", "waits for", "occupancy %", "tensor %")
     print_fitting(table, out, least_needed=least)
     if len(kernels) > _MAX_KERNELS:
