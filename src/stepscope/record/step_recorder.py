@@ -30,6 +30,7 @@ from stepscope.record.rank import place_of_process
 from stepscope.record.samplers.samplers import Samplers
 from stepscope.record.steps.device_timer import device_timer
 from stepscope.record.steps.log import PastStep, StepLog
+from stepscope.record.steps.nvtx import nvtx_functions
 from stepscope.record.steps.regions import Regions
 from stepscope.record.steps.statistics import FIRST_STEPS
 from stepscope.record.steps.step_times import StepTimes
@@ -206,7 +207,7 @@ class StepRecorder:
         run = OpenRun(self.config, place_of_process(), on_asked=self._watched.asked_for, where=self._where)
         self._run = run
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.regions.nvtx = torch.cuda.nvtx if self.config.nvtx and cuda else None
+        self.regions.nvtx = nvtx_functions() if self.config.nvtx and cuda else None
         self._log = StepLog(run.outbox.put_step, device_timer())
         self._watched.open(run)
         introduce(run, created_ns=self._created_ns)

@@ -1,11 +1,14 @@
 """Regions: exclusive time, nesting, lost ends, threads."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import stepscope.record.steps.regions as regions_module
+from stepscope.record.steps.nvtx import nvtx_functions
 from stepscope.record.steps.regions import Regions
 
 
@@ -117,3 +120,15 @@ def test_nvtx_ranges_pair_up_even_when_switched_on_in_between(clock: Any) -> Non
     regions.nvtx = nvtx = Nvtx()
     play(regions, clock, "+a@1 -a@2 -epoch@3")
     assert nvtx.depth == 0
+
+
+def test_nvtx_functions_are_torchs_own_without_the_call_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    inner = SimpleNamespace(rangePushA=lambda name: seen.append(f"+{name}"), rangePop=lambda: seen.append("-"))
+    monkeypatch.setattr("torch.cuda.nvtx._nvtx", inner)
+    found = nvtx_functions()
+    found.range_push("forward_pass")
+    found.range_pop()
+    assert seen == ["+forward_pass", "-"] and found.range_pop is inner.rangePop
+    monkeypatch.setattr("torch.cuda.nvtx._nvtx", None)
+    assert nvtx_functions() is torch.cuda.nvtx

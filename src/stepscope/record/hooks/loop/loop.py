@@ -133,7 +133,7 @@ class Loop(OptimizerSteps):
         routine = self.routine
         if routine.on:
             row = ROW_BEGINS if grad else QUIET_ROW_BEGINS
-            if routine.expects(row):
+            if routine.expected == row:
                 routine.takes(row)
                 self.row = FORWARD if grad else QUIET
                 return False

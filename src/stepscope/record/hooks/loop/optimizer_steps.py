@@ -29,7 +29,7 @@ class OptimizerSteps(StepEnds):
                 return
             self._end_row()
         token = id(optimizer) + id(by)
-        if self.routine.on and self.routine.expects(token + STEPS_ROW):
+        if self.routine.on and self.routine.expected == token + STEPS_ROW:
             self.routine.takes(token + STEPS_ROW)
             self.row = OPTIMIZER
             self._rest_optimizers(True)

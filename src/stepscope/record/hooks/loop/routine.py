@@ -43,6 +43,7 @@ class Routine:
         open_step: Callable[[Sequence[Event], list[int]], None],
     ) -> None:
         self.on = False
+        self.expected: int | None = None  # the event that comes next, None where the step ends; read without a call
         self._whole_steps = whole_steps
         self._open_step = open_step
         self._pattern = Pattern(())
@@ -64,15 +65,12 @@ class Routine:
         self._inside = (0, *[sum({PART.get(name, 0) for name in names}) for names in pattern.open_after])
         self._thread = get_ident()
         self._times, self._ends, self._at = [now_ns], [], 1
+        self.expected = self._tokens[1]
         self._mark, self._until_ns, self._steps_left = mark, now_ns + PERIOD_NS, steps - 1
         self._ranges = pattern.ranges(nvtx) if nvtx is not None else ()
         self.on = True
         if self._ranges:
             self._ranges[0]()
-
-    def expects(self, token: int) -> bool:
-        """Return whether this is the expected event, without taking it."""
-        return self._tokens[self._at] == token
 
     def takes(self, token: int, hidden_inside: int = 0) -> bool:
         """Return whether this is the expected event: its time is noted then, and nothing else is to be done.
@@ -86,12 +84,13 @@ class Routine:
         thread = get_ident()
         if thread != self._thread and not (self._inside[at] & BACKWARD and is_of_autograd(thread)):
             return False
-        if self._tokens[at] != token:
+        if self.expected != token:
             if self._inside[at] & hidden_inside:
                 return False
-            return self._step_ends(token) if self._tokens[at] is None else self._not_expected()
+            return self._step_ends(token) if self.expected is None else self._not_expected()
         self._times.append(perf_counter_ns())
         self._at = at + 1
+        self.expected = self._tokens[at + 1]
         if self._ranges:
             self._ranges[at]()
         return True
@@ -136,6 +135,7 @@ class Routine:
         self._times.append(now_ns)
         self._ends.append(self._mark())
         self._at = 1
+        self.expected = self._tokens[1]
         if now_ns < self._until_ns and self._steps_left > 0:
             self._steps_left -= 1
             if self._ranges:

@@ -145,7 +145,7 @@ class Rows(LoopState):
         """A backward ended: leave the coming ones alone if the plan says so."""
         if self.routine.on:
             token = STRETCH_BEGINS + plan.units
-            if not self.routine.expects(token) or not self.routine.takes(token):
+            if self.routine.expected != token or not self.routine.takes(token):
                 return
         elif not self._stretches_wanted or self._inside or self.backwards not in plan.begins_after or not self._on:
             return
