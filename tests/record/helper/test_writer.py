@@ -7,6 +7,7 @@ import json
 import os
 import queue
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -156,3 +157,19 @@ def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_com
 @pytest.mark.parametrize("phase", ["before", "window", "after"])
 def test_statistics_of_nothing_are_unknown(phase: str) -> None:
     assert StepStatistics().summary()[phase] is None
+
+
+def test_a_helper_that_cannot_start_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", write_program(tmp_path / "python", "#!/bin/sh\nexit 7\n"))
+    replies: queue.Queue[dict[str, Any]] = queue.Queue()
+    box = Outbox(on_reply=replies.put, settings=settings(tmp_path / "scratch"))
+    said = replies.get(timeout=HANG_S)
+    assert said == {"error": f"the process that writes the run ended with code 7 ({tmp_path / 'python'})"}
+    box.put({"do": "facts"})
+    assert box.finish(own_wait_s=HANG_S, grace_s=HANG_S)
+
+
+def write_program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)

@@ -22,6 +22,7 @@ MESSAGE = b"m"
 _PIPE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 20
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
+_LEAVES_S = 5.0  # for a process whose answers ended to be gone
 # What starts other tools or us inside the helper; it has to be a plain interpreter.
 _NOT_FOR_HELPER = ("STEPSCOPE_RECORD", "LD_PRELOAD", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 
@@ -121,6 +122,16 @@ class Outbox:
                 else:
                     on_reply(reply)
         self._own_files_done.set()  # the helper is gone
+        code = self._exit_code()
+        if code:
+            on_reply({"error": f"the process that writes the run ended with code {code} ({sys.executable})"})
+
+    def _exit_code(self) -> int | None:
+        """Return what the helper ended with, None where it closed its answers and goes on."""
+        try:
+            return self._helper.wait(timeout=_LEAVES_S)
+        except subprocess.TimeoutExpired:
+            return None
 
 
 def _start_helper(settings: dict[str, Any]) -> "subprocess.Popen[bytes]":
