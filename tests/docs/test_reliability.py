@@ -18,7 +18,8 @@ IDS = {
 
 
 def test_every_fault_has_a_row() -> None:
-    assert {one for fault in FAULTS for one in numbers(fault["id"])} - {"soak", "live export", "alarm"} == IDS
+    without_number = {"soak", "live export", "alarm", "end of gloo", "no helper"}
+    assert {one for fault in FAULTS for one in numbers(fault["id"])} - without_number == IDS
 
 
 def test_every_row_names_tests_that_exist_or_says_why_not() -> None:
