@@ -19,12 +19,13 @@ from stepscope.report.html.sheets.sheet import (
     table_of,
     thinned,
 )
-from stepscope.units import NS_PER_MS
+from stepscope.units import NS_PER_MS, printable
 
 _MAX_RANKS = 32
 _MAX_DRAWN = 6
 _REST = "other"
-_PERCENTS = ("occupancy", "sm", "dram", "tensor")
+_NAME_WIDTH = 44
+_PERCENTS = {"occupancy_pct": "occupancy", "sm_pct": "SM", "dram_pct": "DRAM", "tensor_pct": "tensor"}
 
 
 def steps_sheet(document: dict[str, Any], series: Series | None) -> Sheet:
@@ -129,14 +130,17 @@ def _measured(document: dict[str, Any]) -> list[Section]:
     """Return the kernels that Nsight Compute measured, where it did."""
     if not document["kernels"]:
         return []
-    titles = [("kernel", "text"), ("launches", "count"), ("mean", "ms"), *((f"{k} %", "number") for k in _PERCENTS)]
-    titles += [("bound", "text"), ("waits for", "text")]
-    rows = [
-        (k["name"], k["count"], k["mean_ms"], *(k[f"{name}_pct"] for name in _PERCENTS), k["bound"], k["stall"])
-        for k in document["kernels"]
-    ]
+    titles = [("kernel", "text"), ("launches", "count"), ("mean", "ms")]
+    titles += [*((f"{title} %", "number") for title in _PERCENTS.values()), ("bound", "text"), ("waits for", "text")]
+    rows = [_kernel(kernel) for kernel in document["kernels"]]
     said = "As Nsight Compute measured them, each launch alone and with fixed clocks: not the times of training."
     return [Section("kernels", "Measured kernels", (said,), None, table_of(titles, rows))]
+
+
+def _kernel(kernel: dict[str, Any]) -> tuple[Value, ...]:
+    name = printable(kernel["name"].removeprefix("void "), width=_NAME_WIDTH)
+    percents = [None if kernel[key] is None else round(kernel[key], 1) for key in _PERCENTS]
+    return name, kernel["count"], kernel["mean_ms"], *percents, kernel["bound"], kernel["stall"]
 
 
 def _parts(rank: dict[str, Any]) -> tuple[tuple[str, float], ...]:
