@@ -295,11 +295,15 @@ class Writer:
             for rank in range(self.world_size):
                 name = facts_file(rank)
                 facts = json_object_in(self.folder / name) if rank not in done and name in there else {}
-                if facts and (last_look or not over or facts["ended"] != "running"):
+                if facts and (last_look or facts["ended"] != "running" or (not over and self._is_as_far(facts))):
                     done[rank] = facts
             if last_look or len(done) == self.world_size:
                 return [done[rank] for rank in sorted(done)]
             time.sleep(_NAP_S + (self.world_size - len(done)) * _NAP_PER_RANK_S)
+
+    def _is_as_far(self, facts: dict[str, Any]) -> bool:
+        """Return whether a rank that runs on has written down as many windows as this one, or takes no part in them."""
+        return not facts.get("windows") or len(facts["windows"]) >= len(self.facts.get("windows") or ())
 
 
 def _reply(message: dict[str, Any]) -> None:
