@@ -126,6 +126,15 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     assert only(tmp_path, r).occupancy_pct == pytest.approx(70)
 
 
+@pytest.mark.parametrize(("shared", "expected"), [(213_188, None), (48 << 10, 0.0)])
+def test_occupancy_of_0_with_much_shared_memory_is_unknown(tmp_path: Path, shared: int, expected: float | None) -> None:
+    r = RankTrace()
+    said = {"est. achieved occupancy %": 0, "shared memory": shared}
+    r.kernel("nvjet_sm90_tst_128x256", at=10, start=100, end=130, **said)  # type: ignore[arg-type]
+    found = only(tmp_path, r)
+    assert (found.occupancy_pct, found.occupancy_from) == (expected, None if expected is None else "estimated")
+
+
 def test_occupancy_that_was_not_recorded_is_unknown(tmp_path: Path) -> None:
     r = RankTrace()
     r.kernel("a", at=10, start=100, end=130)

@@ -18,6 +18,8 @@ from stepscope.trace.classify import EventKind, of_kinds
 COMMUNICATION = "communication"
 """Family of kernels that only communicate."""
 
+_DEFAULT_SHARED_BYTES = 48 << 10
+"""of a block on any CUDA device; more has to be asked for"""
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
 
 
@@ -260,11 +262,18 @@ def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -
 
 
 def _occupancy(costs: KernelCosts, kernels: Rows) -> tuple[Floats, Floats]:
-    """Return the recorded occupancy in percent, and 1 where there is one."""
+    """Return the recorded occupancy in percent, and 1 where there is one.
+
+    CUPTI's estimate does not know that a kernel may ask for more shared memory than the default, finds that no block
+    fits, and says 0: most matrix products of Hopper. With less of it 0 is a very small grid.
+    """
     missing = -1  # as float64 bits that is a NaN, which no trace holds
-    bits = costs.rank.trace.arg("occupancy_pct").at(costs.rank.work.row[kernels], missing=missing)
+    trace, rows = costs.rank.trace, costs.rank.work.row[kernels]
+    bits = trace.arg("occupancy_pct").at(rows, missing=missing)
     has = bits != missing
-    return np.where(has, bits.view(np.float64), 0.0), has.astype(np.float64)
+    percent = np.where(has, bits.view(np.float64), 0.0)
+    has &= (percent != 0.0) | (trace.arg("shared_bytes").at(rows, missing=0) <= _DEFAULT_SHARED_BYTES)
+    return percent, has.astype(np.float64)
 
 
 def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]:
