@@ -326,3 +326,13 @@ def test_light_run_shows_what_nsight_compute_measured(tmp_path: Path, capsys: py
     file = io.StringIO()
     print_steps(load_light(folder), PlainConsole(file=file, width=80, highlight=False))
     assert max(map(len, file.getvalue().splitlines())) <= 80
+
+
+def test_measured_kernels_without_durations_have_no_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = steps_only(tmp_path)
+    table = (DATA / "ncu-h200" / "wide.csv").read_text().replace("gpu__time_duration", "gpu__other")
+    (folder / "rank00000.ncu.csv").write_text(table)
+    assert main(["report", str(folder), "--json", str(tmp_path / "report.json")]) == 0
+    kernels = json.loads((tmp_path / "report.json").read_text())["kernels"]
+    assert all(k["total_ms"] is k["mean_ms"] is k["max_ms"] is k["share"] is None for k in kernels)
+    assert any(k["sm_pct"] for k in kernels) and "nan" not in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 
 from stepscope.record.config import RecordConfig
 from stepscope.record.hooks.install import install
+from stepscope.record.hooks.loop.event_tokens import FORWARD_BEGINS, ROW_BEGINS
 from stepscope.record.session import Recorder
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -43,6 +44,25 @@ def test_steps_before_the_window_call_what_those_of_light_mode_call(shape: str, 
     light = RecordConfig(out=str(tmp_path / "light"), light=True, telemetry=False)
     waiting = RecordConfig(out=str(tmp_path / "record"), wait=10_000, telemetry=False)
     assert min(counted(shape, waiting, steps=8)) == min(counted(shape, light, steps=8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "timed_alone"), [("cells", 1), ("micro8", 8)])
+def test_of_a_long_row_only_the_first_forward_is_timed_by_itself(shape: str, timed_alone: int, tmp_path: Path) -> None:
+    recorder = Recorder.start(RecordConfig(out=str(tmp_path / "run"), light=True, telemetry=False))
+    hooks = install(lambda: recorder)
+    hooks.loop.start()
+    try:
+        step = SHAPES[shape]()
+        for _ in range(12):
+            step()
+        pattern = hooks.loop._repeats.pattern
+    finally:
+        hooks.remove()
+        recorder.close()
+    assert pattern is not None
+    assert sum(FORWARD_BEGINS <= token < FORWARD_BEGINS + 4 for token in pattern.tokens) == timed_alone
+    assert (ROW_BEGINS in pattern.tokens) is (shape == "cells")
 
 
 def counted(shape: str, config: RecordConfig, *, steps: int) -> list[int]:

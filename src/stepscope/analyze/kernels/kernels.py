@@ -32,7 +32,7 @@ class Kernel:
     count: float
     total_ns: float
     mean_ns: float
-    max_ns: int
+    max_ns: float
     share: float
     """of the time of all kernels"""
     tensor_core: bool | None

@@ -1,9 +1,12 @@
 """What did Nsight Compute measure, where no trace says what else ran? Its launches by name, the longest first."""
 
+import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from stepscope.analyze.kernels.kernels import Kernel
-from stepscope.analyze.kernels.roofline import Bound, measured_bound
+from stepscope.analyze.kernels.roofline import Bound, bounds_of_use
 from stepscope.cost.operators.kernel_names import kernel_class
 from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.trace.nsight.ncu_metrics import KernelMetrics
@@ -12,7 +15,8 @@ from stepscope.trace.nsight.ncu_metrics import KernelMetrics
 def measured_kernels(measured: Sequence[MeasuredLaunches]) -> tuple[Kernel, ...]:
     """Return the measured launches of each name as one kernel: counts and sums over them, means weighted by time.
 
-    A launch is measured alone, with the clocks held, so its time is not that of training.
+    A launch is measured alone, with the clocks held, so its time is not that of training. Times are NaN where durations
+    were not among the metrics; every launch then counts alike.
     """
     by_name: dict[str, list[KernelMetrics]] = {}
     for one in measured:
@@ -20,12 +24,14 @@ def measured_kernels(measured: Sequence[MeasuredLaunches]) -> tuple[Kernel, ...]
             by_name.setdefault(launch.name, []).append(launch)
     all_ns = sum(launch.duration_ns or 0.0 for launches in by_name.values() for launch in launches)
     kernels = [_kernel(name, launches, all_ns) for name, launches in by_name.items()]
-    return tuple(sorted(kernels, key=lambda k: (-k.total_ns, k.name)))
+    return tuple(sorted(kernels, key=lambda k: (0.0 if math.isnan(k.total_ns) else -k.total_ns, k.name)))
 
 
 def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kernel:
-    took_ns = [launch.duration_ns or 0.0 for launch in launches]
-    total_ns = sum(took_ns)
+    took_ns = [launch.duration_ns for launch in launches if launch.duration_ns is not None]
+    timed = len(took_ns) == len(launches)
+    took_ns = took_ns if timed else [1.0] * len(launches)
+    total_ns = sum(took_ns) if timed else math.nan
     kind = kernel_class(name)
 
     def mean(metric: str) -> float | None:
@@ -33,9 +39,10 @@ def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kern
         return _weighted((value, ns) for value, ns in values if value is not None)
 
     sm_pct, memory_pct, dram_pct = mean("sm_pct"), mean("memory_pct"), mean("dram_pct")
-    bound = measured_bound(sm_pct, memory_pct if memory_pct is not None else dram_pct)
+    used = [math.nan if pct is None else pct for pct in (sm_pct, dram_pct if memory_pct is None else memory_pct)]
+    bound = Bound(int(bounds_of_use(np.array(used[:1]), np.array(used[1:]))[0]))
     stall, share = _longest_stall(launches, took_ns)
-    moved = [(launch.dram_bytes, ns) for launch, ns in zip(launches, took_ns, strict=True) if launch.dram_bytes and ns]
+    moved = [(launch.dram_bytes, launch.duration_ns) for launch in launches if launch.dram_bytes and launch.duration_ns]
     occupancy_pct = mean("occupancy_pct")
     return Kernel(
         name=name,
@@ -43,8 +50,8 @@ def _kernel(name: str, launches: Sequence[KernelMetrics], all_ns: float) -> Kern
         count=float(len(launches)),
         total_ns=total_ns,
         mean_ns=total_ns / len(launches),
-        max_ns=round(max(took_ns)),
-        share=total_ns / all_ns if all_ns else 0.0,
+        max_ns=max(took_ns) if timed else math.nan,
+        share=total_ns / all_ns if all_ns else math.nan,
         tensor_core=kind.tensor_core,
         precision=kind.dtype,
         tflops=None,

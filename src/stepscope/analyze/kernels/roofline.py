@@ -69,13 +69,12 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredRo
     return KernelBounds(bound.astype(np.uint8), known & ~metered, metered)
 
 
-def measured_bound(compute_pct: float | None, memory_pct: float | None) -> Bound:
-    """Return what holds one kernel back by what it used of the multiprocessors and of the memory; NONE if unknown."""
-    if compute_pct is None or memory_pct is None:
-        return Bound.NONE
-    if max(compute_pct, memory_pct) < MIN_BUSY_PCT:
-        return Bound.LATENCY
-    return Bound.COMPUTE if compute_pct >= memory_pct else Bound.MEMORY
+def bounds_of_use(compute_pct: Floats, memory_pct: Floats) -> npt.NDArray[np.int64]:
+    """Return the `Bound` of kernels by what they used of the multiprocessors and of the memory; NONE where unknown."""
+    bound = np.where(compute_pct >= memory_pct, Bound.COMPUTE, Bound.MEMORY)
+    bound[np.fmax(compute_pct, memory_pct) < MIN_BUSY_PCT] = Bound.LATENCY
+    bound[np.isnan(compute_pct + memory_pct)] = Bound.NONE
+    return bound.astype(np.int64)
 
 
 def _measured_bounds(measured: MeasuredRows | None, rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
@@ -84,10 +83,8 @@ def _measured_bounds(measured: MeasuredRows | None, rows: int) -> tuple[npt.NDAr
         return np.zeros(rows, np.int64), np.zeros(rows, bool)
     compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
     memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
-    known = ~np.isnan(compute + memory)
-    busy = np.fmax(compute, memory)
-    bound = np.where(busy < MIN_BUSY_PCT, Bound.LATENCY, np.where(compute >= memory, Bound.COMPUTE, Bound.MEMORY))
-    return bound, known
+    bound = bounds_of_use(compute, memory)
+    return bound, bound != Bound.NONE
 
 
 def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:

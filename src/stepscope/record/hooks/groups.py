@@ -58,8 +58,8 @@ def install(loop: Loop, patches: Patches, before_destroy: Callable[[], None]) ->
 def let_gloo_finish() -> None:
     """Give gloo's threads Python's lock for a moment, or a job that ends right after its last backward may hang.
 
-    A reduction that backward began holds backward's context (torch 2.12 and newer), and a thread of gloo drops it some
-    time later, for which it needs Python's lock. Where the DDP model outlives `destroy_process_group`, as in a script
+    A reduction that backward began holds backward's context (in torch 2.13), and a thread of gloo drops it some time
+    later, for which it needs Python's lock. Where the DDP model outlives `destroy_process_group`, as in a script
     that is one function, that thread is joined by the model's end, with the lock held: neither ever goes on. It happens
     to unrecorded jobs too, one in ten of those that end within milliseconds of their last step.
     """

@@ -57,8 +57,8 @@ def _measured(run: LightRun, out: Console) -> None:
         out, "kernel", "launches", "us", "occupancy %", "SM %", "DRAM %", "tensor %", "bound", "waits for"
     )
     for k in kernels[:_MAX_KERNELS]:
-        percents = [_whole(pct) for pct in (k.occupancy_pct, k.sm_pct, k.dram_pct, k.tensor_pct)]
-        row = [f"{k.count:.0f}", f"{k.mean_ns / NS_PER_US:.1f}", *percents, k.bound or "?", k.stall or "?"]
+        percents = [_number(pct) for pct in (k.occupancy_pct, k.sm_pct, k.dram_pct, k.tensor_pct)]
+        row = [f"{k.count:.0f}", _number(k.mean_ns / NS_PER_US, 1), *percents, k.bound or "?", k.stall or "?"]
         table.add_row(row_name(function_of(k.name), width=80 if out.soft_wrap else 26), *row)
     least = ("launches", "waits for", "occupancy %", "tensor %")
     print_fitting(table, out, least_needed=least)
@@ -67,8 +67,8 @@ def _measured(run: LightRun, out: Console) -> None:
     out.print()
 
 
-def _whole(percent: float | None) -> str:
-    return "?" if percent is None else f"{percent:.0f}"
+def _number(value: float | None, digits: int = 0) -> str:
+    return "?" if value is None or np.isnan(value) else f"{value:.{digits}f}"
 
 
 def _table(logs: Sequence[StepLog], late: Sequence[LateRank], out: Console) -> None:

@@ -28,6 +28,7 @@ from stepscope.record.hooks.loop.stretch import MAX_STRETCHES, StretchPlan, Stre
 
 MAX_IN_A_ROW = 4
 LONG_ROW = 32
+"""forwards in a row, in a step in which every call is seen, from which on only the first of a row is timed by itself"""
 MAX_IN_A_STEP = 64
 """forwards that are timed by themselves: beyond it, every forward begins a row"""
 MAX_QUIET_CALLS = 64
