@@ -44,7 +44,7 @@ browser:
 # Tests of real jobs judge measured times, and two cores run three tests at once: what fails is tried once more, alone.
 all-tests: $(VENV)/.dev browser
 	$(BIN)/python -m compileall -q src
-	$(BIN)/python -m pytest -n 3 --dist worksteal || { \
+	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 --durations-min=5 || { \
 	  echo "make: some tests failed beside others; each of them once more, alone" && \
 	  $(BIN)/python -m pytest -p no:xdist --last-failed --last-failed-no-failures none -v; }
 

@@ -1,6 +1,7 @@
 """The meter of `overhead_rank.py`: how long each call of ours takes inside real steps."""
 
 import contextlib
+import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,15 @@ from typing import Any
 class Meter:
     """Time spent in our code, call by call, inside real steps: what torch calls of ours minus what that calls of torch.
 
-    Most steps are only timed and every few one is followed closely: the median of either kind, weighed by how many
-    there are. A step in which the system took the processor away does not count.
+    Some steps cost several times what most do (those that are followed, and those in which lines leave), so it is the
+    mean that counts. A step in which the system took the processor away from the thread does not.
     """
 
     def __init__(self) -> None:
-        self.steps: dict[bool, list[dict[str, int]]] = {False: [], True: []}
+        self.steps: list[dict[str, int]] = []
+        self.disturbed = 0
         self._now: dict[str, int] = {}
+        self._switches = _switches()
 
     def around(self, name: str, call: Callable[..., object], *, sign: int = 1) -> object:
         """Return `call` with its time added to `name`, or taken off it."""
@@ -30,30 +33,29 @@ class Meter:
 
         return timed
 
-    def step_over(self, *, only_timed: bool) -> None:
+    def step_over(self) -> None:
         """Begin the next step's account."""
-        self.steps[only_timed].append(self._now)
-        self._now = {}
+        switches = _switches()
+        if switches == self._switches:
+            self.steps.append(self._now)
+        else:
+            self.disturbed += 1
+        self._now, self._switches = {}, switches
 
     def start(self) -> None:
         """Forget what was measured so far."""
-        self.steps, self._now = {False: [], True: []}, {}
+        self.steps, self.disturbed, self._now, self._switches = [], 0, {}, _switches()
 
-    def typical_us(self) -> dict[str, float]:
+    def mean_us(self) -> dict[str, float]:
         """Return what every name takes in a step on average, and their sum."""
-        all_steps = sum(len(steps) for steps in self.steps.values())
-        names = sorted({name for steps in self.steps.values() for step in steps for name in step})
-        found = {
-            name: sum(
-                statistics.median(step.get(name, 0) for step in steps) * len(steps)
-                for steps in self.steps.values()
-                if steps
-            )
-            / all_steps
-            / 1000
-            for name in names
-        }
+        names = sorted({name for step in self.steps for name in step})
+        found = {name: statistics.fmean(step.get(name, 0) for step in self.steps) / 1000 for name in names}
         return {**found, "all": sum(found.values())}
+
+
+def _switches() -> int:
+    """Return how often the system took the processor away from this thread."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
 
 
 @contextlib.contextmanager

@@ -253,7 +253,7 @@ def fast_round(times: list[float]) -> float:
 def calls_of_ours(job: Job, steps: int) -> list[int]:
     """How many functions each step calls from stepscope's files, ours and built-in ones.
 
-    Four times a second, by the clock, a step is followed instead of only timed: a slow machine has more of those. The
+    Now and then, by the clock, a step is followed instead of only timed: a slow machine has more of those. The
     files are told by the package's folder: a checkout may be named stepscope too, and have torch inside it.
     """
     import stepscope
@@ -280,7 +280,7 @@ def cost_of_calls(arguments: argparse.Namespace) -> dict:
     with metered_alone(own, job):
         for _ in range(100):
             job.step()
-            own.step_over(only_timed=True)
+            own.step_over()
     light, meter = Light(arguments.folder), Meter()
     with metered(meter, light, job):
         for _ in range(SETTLING):
@@ -289,12 +289,12 @@ def cost_of_calls(arguments: argparse.Namespace) -> dict:
         helper_s, steps = light.helper_cpu_s(), 200
         for _ in range(steps):
             job.step()
-            meter.step_over(only_timed=light.hooks.loop.routine.on)
+            meter.step_over()
         helper_us = (light.helper_cpu_s() - helper_s) / steps * 1e6
     light.recorder.on = True
     light.recorder.close()
-    own_us = own.typical_us()
-    calls_us = {name: us - own_us.get(name, 0.0) for name, us in meter.typical_us().items()}
+    own_us = own.mean_us()
+    calls_us = {name: us - own_us.get(name, 0.0) for name, us in meter.mean_us().items()}
     return {"calls_us": calls_us, "meter_us": own_us["all"], "helper_us": helper_us, "step_ms": job.time_ms(20)}
 
 

@@ -45,7 +45,8 @@ SETTLING = 11  # steps of a block in which the hooks learn the loop again
 STEPS_IN_BLOCK = 16
 WARMUP, ACTIVE, AFTER_WINDOW = 3, 5, 50
 DRAWS = 2000
-METERED_STEPS = 200
+METERED_STEPS = 300
+PARTS = ("data loader", "forward", "backward", "optimizer")
 
 
 def main() -> int:
@@ -145,7 +146,7 @@ def one_process(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def metered_process(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the time of our calls in each step, by whether it was only timed or followed, and the step without us."""
+    """Return the time of our calls in each step, the mean of each part, and the step without us."""
     import torch
     from overhead_meter import Meter, metered
     from overhead_rank import Light
@@ -160,22 +161,25 @@ def metered_process(args: argparse.Namespace) -> dict[str, Any]:
             meter.start()
             for i in range(METERED_STEPS):
                 step(i)
-                meter.step_over(only_timed=light.hooks.loop.routine.on)
+                meter.step_over()
         off = [block(light, step, on=False) for _ in range(4)]
         light.recorder.on = True
         light.recorder.close()
-    ours_us = {
-        ("timed" if only_timed else "followed"): [sum(one.values()) / 1000 for one in steps]
-        for only_timed, steps in meter.steps.items()
+    ours_us = [sum(one.values()) / 1000 for one in meter.steps]
+    parts_us = meter.mean_us()
+    return {
+        "ours_us": ours_us,
+        "parts_us": parts_us,
+        "disturbed": meter.disturbed,
+        **{clock: statistics.median(one[clock] for one in off) for clock in ("cpu", "wall")},
     }
-    return {"ours_us": ours_us, **{clock: statistics.median(one[clock] for one in off) for clock in ("cpu", "wall")}}
 
 
 def metered_table(args: argparse.Namespace) -> str:
     """Return a row for each job and way: our calls per step, with an interval over processes and their steps."""
     lines = [
-        "| job | way | step, ms | its CPU, ms | ours, us | 95 % | share, % | steps followed | processes |",
-        "|" + "---|" * 9,
+        "| job | way | step, ms | its CPU, ms | ours, us | 95 % | share, % | median step, us | parts, us | processes |",
+        "|" + "---|" * 10,
     ]
     cores = sorted(os.sched_getaffinity(0))
     for job in args.jobs.split(","):
@@ -188,29 +192,24 @@ def metered_table(args: argparse.Namespace) -> str:
             if not mine:
                 continue
             value, low, high = interval([one["ours_us"] for one in mine], ours_per_step, redrawn)
+            usual = statistics.median(us for one in mine for us in one["ours_us"])
+            parts = {name: statistics.fmean(one["parts_us"].get(name, 0.0) for one in mine) for name in PARTS}
             step_ms, cpu_ms = (statistics.median(one[clock] for one in mine) for clock in ("wall", "cpu"))
-            followed = sum(len(one["ours_us"]["followed"]) for one in mine)
             shares = f"{value / step_ms / 10:.2f} [{low / step_ms / 10:.2f}, {high / step_ms / 10:.2f}]"
             lines.append(
                 f"| {job} | {way} | {step_ms:.2f} | {cpu_ms:.2f} | {value:.0f} | {low:.0f} to {high:.0f} | {shares} | "
-                f"{followed} of {len(mine) * METERED_STEPS} | {len(mine)} |"
+                f"{usual:.0f} | {', '.join(f'{name} {us:.0f}' for name, us in parts.items())} | {len(mine)} |"
             )
     return "\n".join(lines)
 
 
-def ours_per_step(processes: list[dict]) -> float:
-    """Return the mean over processes of our time in a step: the median of either kind of step, by how many there are.
-
-    A step in which the system took the processor away does not count.
-    """
-    return statistics.fmean(
-        sum(statistics.median(steps) * len(steps) for steps in one.values() if steps) / sum(map(len, one.values()))
-        for one in processes
-    )
+def ours_per_step(processes: list[list[float]]) -> float:
+    """Return the mean over processes of our time in a step."""
+    return statistics.fmean(statistics.fmean(steps) for steps in processes)
 
 
-def redrawn(one: dict, draw: random.Random) -> dict:
-    return {kind: draw.choices(steps, k=len(steps)) if steps else [] for kind, steps in one.items()}
+def redrawn(steps: list[float], draw: random.Random) -> list[float]:
+    return draw.choices(steps, k=len(steps))
 
 
 def built(path: str, workload: str, fault: str) -> Any:

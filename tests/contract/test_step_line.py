@@ -26,6 +26,13 @@ def test_every_line_has_what_the_contract_says() -> None:
     assert [set(line) for line in written()] == [set(StepLine.__required_keys__)] * 2
 
 
+def test_a_line_written_by_hand_is_the_json_of_what_it_says() -> None:
+    assert written()[1] | {"start_ns": 0, "end_ns": 200} == {
+        "step": 1, "start_ns": 0, "end_ns": 200, "dur_ns": 200, "profiled": False, "phase": BEFORE, "regions": REGIONS,
+        "device_ns": None,
+    }  # fmt: skip
+
+
 def test_desk_reads_them() -> None:
     log = step_log_of(written(), rank=0)
     assert log.dur_ns.tolist() == [100, 200]

@@ -8,7 +8,7 @@ import pytest
 
 import stepscope.record.hooks.loop.routine as routine_module
 from stepscope.record.hooks.loop.pattern import Event, Pattern
-from stepscope.record.hooks.loop.routine import PERIOD_NS, Repeats, Routine
+from stepscope.record.hooks.loop.routine import PERIOD_NS, PERIOD_WITH_WAITS_NS, PERIODS, Repeats, Routine
 
 LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 
@@ -16,7 +16,9 @@ LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 class Heard:
     """A routine of load and optimizer step, on a clock that is set by hand."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: int = 1000, nvtx: Any = None) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, steps: int = 1000, nvtx: Any = None, waits: bool = True
+    ) -> None:
         self.now_ns = 0
         self.whole: list[tuple[int, dict[str, dict[str, int]]]] = []
         self.ends: list[Any] = []
@@ -32,7 +34,7 @@ class Heard:
         events = [Event(t, e, self._follow(t)) for t, e in zip(tokens, edges, strict=True)]
         self.pattern = Pattern(events)
         self.routine = Routine(whole_steps=self._whole, open_step=self._open)
-        self.routine.begin(self.pattern, steps=steps, mark=lambda: f"end at {self.now_ns}", nvtx=nvtx)
+        self.routine.begin(self.pattern, steps=steps, mark=lambda: f"end at {self.now_ns}", nvtx=nvtx, waits=waits)
 
     def _follow(self, token: Any) -> Callable[[int], None]:
         return lambda at_ns: self.followed.append((token, at_ns))
@@ -57,14 +59,31 @@ class Heard:
 def test_whole_steps_have_their_regions_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = Heard(monkeypatch)
     assert all(heard.takes((3, LOADED), (5, STEP), (9, STEPPED), (10, LOAD), (14, LOADED), (15, STEP), (16, STEPPED)))
-    assert heard.takes((PERIOD_NS, LOAD)) == [False]  # a tenth of a second is over: this step is followed
+    assert heard.takes((PERIOD_WITH_WAITS_NS, LOAD)) == [False]  # a quarter of a second is over: this step is followed
     assert heard.whole == [
         (10, {"data_loading": {"ns": 3, "n": 1}, "optimizer_step": {"ns": 4, "n": 1}}),
-        (PERIOD_NS, {"data_loading": {"ns": 4, "n": 1}, "optimizer_step": {"ns": 1, "n": 1}}),
+        (PERIOD_WITH_WAITS_NS, {"data_loading": {"ns": 4, "n": 1}, "optimizer_step": {"ns": 1, "n": 1}}),
     ]
-    assert heard.ends == ["end at 10", f"end at {PERIOD_NS}"]
+    assert heard.ends == ["end at 10", f"end at {PERIOD_WITH_WAITS_NS}"]
     assert heard.followed == []
     assert not heard.routine.on
+
+
+def test_a_thread_that_waits_for_nobody_lets_go_of_what_it_noted_before_it_follows_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = Heard(monkeypatch, waits=False)
+    rest = (LOADED, STEP, STEPPED)
+    for period in range(1, PERIODS + 1):
+        assert all(heard.takes(*[(period * PERIOD_NS - 5, token) for token in rest]))
+        assert len(heard.whole) == len(heard.ends) == period - 1
+        assert heard.takes((period * PERIOD_NS, LOAD)) == [period < PERIODS]
+    assert [end_ns for end_ns, _ in heard.whole] == [n * PERIOD_NS for n in range(1, PERIODS + 1)]
+    assert heard.whole[1][1] == {
+        "data_loading": {"ns": PERIOD_NS - 5, "n": 1},
+        "optimizer_step": {"ns": 0, "n": 1},
+    }
+    assert heard.followed == [] and not heard.routine.on
 
 
 def test_an_unexpected_event_has_the_open_step_followed_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:

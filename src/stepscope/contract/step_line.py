@@ -5,7 +5,8 @@
      "regions": {"forward_pass": {"ns", "n"}}, ...what samplers add}            one per step
 
 `start_ns` and `end_ns` are epoch times, `dur_ns` is by a clock that never jumps; `device_ns` is the time between the
-device's ends of two steps, None where it was not measured. A region's time is its own, without regions inside it.
+device's ends of two steps, of short ones the mean of a few, None where it was not measured. A region's time is its own,
+without regions inside it.
 """
 
 from typing import Any, NotRequired, TypedDict

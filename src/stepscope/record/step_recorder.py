@@ -45,6 +45,7 @@ class StepRecorder:
         self.config = config = replace(config, out=str(Path(config.out).absolute()))  # training may change folder
         self.on = True
         self.step = 0
+        self.waits_on_host = False  # whether the training thread itself waits for other ranks
         self.regions = Regions(on_first=self.begin)
         self.samplers = Samplers()
         self.on_own_region: Callable[[], None] | None = None  # told before a region that the script marks itself
@@ -141,10 +142,11 @@ class StepRecorder:
             return 0
         return watched.busy_step - self.step - 1
 
-    def mark_step_end(self) -> dict[str, Any]:
-        """Return the line of a step that ends now, to be given to `steps_passed`."""
+    @property
+    def mark_step_end(self) -> Callable[[], dict[str, Any]]:
+        """What returns the line of a step that ends now, to be given to `steps_passed`."""
         assert self._log is not None
-        return self._log.mark_end()
+        return self._log.mark_end
 
     def steps_passed(self, steps: list[PastStep]) -> None:
         """Say that steps ended: when by `perf_counter_ns`, their regions, and what `mark_step_end` returned then."""
@@ -204,11 +206,13 @@ class StepRecorder:
                 self._open_run_now()
 
     def _open_run_now(self) -> None:
-        run = OpenRun(self.config, place_of_process(), on_asked=self._watched.asked_for, where=self._where)
+        place = place_of_process()
+        run = OpenRun(self.config, place, on_asked=self._watched.asked_for, where=self._where)
         self._run = run
         cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.waits_on_host = place.world_size > 1 and not cuda
         self.regions.nvtx = nvtx_functions() if self.config.nvtx and cuda else None
-        self._log = StepLog(run.outbox.put_step, device_timer())
+        self._log = StepLog(run.outbox.put_step, device_timer(shared=self.config.trial_steps is None))
         self._watched.open(run)
         introduce(run, created_ns=self._created_ns)
 

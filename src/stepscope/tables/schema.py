@@ -156,7 +156,12 @@ _TABLES = (
             _int("step", "number", "number of the step"),
             _int("start_ns", "ns", "start on the rank's own clock, since 1970"),
             _DUR,
-            _int("device_ns", "ns", "from the device's end of the step before to its own", null=True),
+            _int(
+                "device_ns",
+                "ns",
+                "from the device's end of the step before to its own; of short steps the mean of a few",
+                null=True,
+            ),
             _bool("profiled", "whether the profiler ran"),
             _text("phase", "what the recorder was doing"),
         ),

@@ -34,6 +34,7 @@ class Told:
         self.late = self.gaps = 0
         self.passed = 0  # steps that were only timed
         self.regions = SimpleNamespace(nvtx=None)
+        self.waits_on_host = True
         self.facts: dict[str, Any] = {}
         self._open: list[str] = []
         self._regions: Counter[str] = Counter()

@@ -124,11 +124,24 @@ def test_nvtx_ranges_pair_up_even_when_switched_on_in_between(clock: Any) -> Non
 
 def test_nvtx_functions_are_torchs_own_without_the_call_around_them(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    inner = SimpleNamespace(rangePushA=lambda name: seen.append(f"+{name}"), rangePop=lambda: seen.append("-"))
+
+    def push(name: str) -> int:
+        seen.append(f"+{name}")
+        return 0
+
+    inner = SimpleNamespace(rangePushA=push, rangePop=lambda: seen.append("-"))
     monkeypatch.setattr("torch.cuda.nvtx._nvtx", inner)
     found = nvtx_functions()
     found.range_push("forward_pass")
     found.range_pop()
-    assert seen == ["+forward_pass", "-"] and found.range_pop is inner.rangePop
+    assert seen == ["+stepscope", "-", "+forward_pass", "-"] and found.range_pop is inner.rangePop
     monkeypatch.setattr("torch.cuda.nvtx._nvtx", None)
+    monkeypatch.setattr("torch.cuda.nvtx.range_push", push)
+    monkeypatch.setattr("torch.cuda.nvtx.range_pop", lambda: None)
     assert nvtx_functions() is torch.cuda.nvtx
+
+
+def test_no_ranges_where_no_tool_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = SimpleNamespace(rangePushA=lambda name: -2, rangePop=lambda: -2)
+    monkeypatch.setattr("torch.cuda.nvtx._nvtx", nobody)
+    assert nvtx_functions() is None

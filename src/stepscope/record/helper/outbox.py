@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 STEP = b"s"
+_STEP = STEP.decode()
 MESSAGE = b"m"
 _PIPE_BYTES = 1 << 20
 _HELD_BYTES = 1 << 20
@@ -54,7 +55,7 @@ class Outbox:
 
     def put_step(self, *lines: str) -> None:
         """Send lines of the step log."""
-        self._put(b"".join([STEP + line.encode() + b"\n" for line in lines]))
+        self._put("".join([f"{_STEP}{line}\n" for line in lines]).encode())
 
     def put(self, message: dict[str, Any]) -> None:
         """Send a message: `run`, `trace`, `file`, `facts`, `where` or `close`."""

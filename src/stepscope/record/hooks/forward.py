@@ -13,6 +13,7 @@ import torch
 
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks.loop.call_search import CallSearch
+from stepscope.record.hooks.loop.event_tokens import FORWARD_ENDS
 from stepscope.record.hooks.loop.loop import Loop
 from stepscope.record.hooks.loop.parts import OPTIMIZER
 from stepscope.record.hooks.patches import Patches
@@ -80,7 +81,9 @@ class Root:
     def ends(self, output: Any) -> None:
         """The call returns, or raised (then without output)."""
         if self._counts:
-            self._loop.forward_ends()
+            routine = self._loop.routine
+            if not (routine.expected == FORWARD_ENDS and routine.takes(FORWARD_ENDS)):
+                self._loop.forward_ends()
         else:
             self._counts = isinstance(output, torch.Tensor) and output.requires_grad
             self._watcher.search.resume()

@@ -49,10 +49,14 @@ class OptimizerHooks:
         _global_optimizer_post_hooks[_KEY] = after
 
     def _begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._loop.optimizer_begins(optimizer, by=optimizer)
+        token, routine = 2 * id(optimizer), self._loop.routine
+        if not (routine.expected == token and routine.takes(token)):
+            self._loop.optimizer_begins(optimizer, by=optimizer)
 
     def _ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._loop.optimizer_ends(by=optimizer)
+        token, routine = -id(optimizer), self._loop.routine
+        if not (routine.expected == token and routine.takes(token)):
+            self._loop.optimizer_ends(by=optimizer)
 
 
 def _nothing(optimizer: Any, args: Any, kwargs: Any) -> None:

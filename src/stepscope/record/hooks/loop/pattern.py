@@ -44,6 +44,8 @@ class Pattern:
         self.stretches = [(at, at + 1) for at, event in enumerate(events) if event.stretch_units]
         self._samples = [(a[1], b[0]) for a, b in pairwise(self.stretches)]
         self._sampled = {name: self._in_samples(name) for name in self.regions} if self._samples else {}
+        self._once = [(name, *spans[0]) for name, (number, spans) in self.regions.items() if number == len(spans) == 1]
+        self._all_once = len(self._once) == len(self.regions) and not self._samples
 
     @cached_property
     def plan(self) -> StretchPlan | None:
@@ -90,6 +92,8 @@ class Pattern:
 
         `interrupted_ns` says how long the thread was interrupted after an event, which is no time of a region.
         """
+        if self._all_once and not interrupted_ns:  # as most steps are: the same as below, in a third of the time
+            return {name: {"ns": times[first + end] - times[first + begin], "n": 1} for name, begin, end in self._once}
         found = {
             name: {"ns": _sum_ns(times, first, spans, interrupted_ns), "n": number}
             for name, (number, spans) in self.regions.items()

@@ -8,9 +8,11 @@ timed, and what happened is worked out for many of them at once:
     noted              0 3 | 5 20 | 20 60 | 61 70     0 3 | ...           times in one list, nothing else
     worked out         data_loading 3 - 0, forward_pass 20 - 5, ...; a step's end is the next one's first event
 
-Four times a second a step is followed as ever: it has the look at memory and collectives, and the lines of the log
-leave. An event that was not expected (evaluation, a batch that did not come, a region of the script's own) ends the
-routine at once: the events of the open step are then followed after all, with the times they had.
+Twice a second what was noted is worked out and leaves; once a second a step is followed as ever, and has the look at
+memory and collectives. Where the training thread waits for other ranks, whose wait is timed in such a step alone, both
+are done four times a second. An event that was not expected (evaluation, a batch that did not come, a region of the
+script's own) ends the routine at once: the events of the open step are then followed after all, with the times they
+had.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,9 @@ from stepscope.record.hooks.loop.parts import BACKWARD, PART
 from stepscope.record.hooks.loop.pattern import Event, Pattern
 from stepscope.record.hooks.loop.threads import is_of_autograd
 
-PERIOD_NS = 250_000_000
+PERIOD_NS = 500_000_000
+PERIODS = 2  # until a step is followed
+PERIOD_WITH_WAITS_NS = 250_000_000
 SHORT_STEP_NS = 100_000_000
 """longer ones are all followed: what that takes is nothing to them"""
 _MAX_EVENTS = 4096  # of a step
@@ -30,6 +34,9 @@ _MAX_EVENTS = 4096  # of a step
 
 class Routine:
     """Takes the expected events. All is done on the training thread.
+
+    The loop's methods ask it first. Hooks that know their token ask it themselves where it is `expected`: each function
+    of Python that is called on the way costs one to two microseconds in a step of a real job.
 
     `whole_steps(pattern, times, ends)` hears of steps that were only timed: `times` of all their events and of the
     last one's end, `ends` what `mark()` returned at the end of each. `open_step(events, times)` hears of one in which
@@ -55,18 +62,26 @@ class Routine:
         self._ends: list[Any] = []
         self._mark: Callable[[], Any] = _nothing
         self._ranges: tuple[Callable[[], None], ...] = ()
-        self._until_ns = 0
+        self._until_ns = self._period_ns = 0
+        self._periods_left = 0
         self._steps_left = 0
 
-    def begin(self, pattern: Pattern, *, steps: int, mark: Callable[[], Any], nvtx: Any = None) -> None:
-        """Begin with the first event of a step, which happens now, for so many steps at most."""
+    def begin(
+        self, pattern: Pattern, *, steps: int, mark: Callable[[], Any], nvtx: Any = None, waits: bool = False
+    ) -> None:
+        """Begin with the first event of a step, which happens now, for so many steps at most.
+
+        `waits`: this thread waits for other ranks, and a step is to be followed at the end of every period.
+        """
         now_ns = perf_counter_ns()
         self._pattern, self._tokens = pattern, (*pattern.tokens, None)
         self._inside = (0, *[sum({PART.get(name, 0) for name in names}) for names in pattern.open_after])
         self._thread = get_ident()
         self._times, self._ends, self._at = [now_ns], [], 1
         self.expected = self._tokens[1]
-        self._mark, self._until_ns, self._steps_left = mark, now_ns + PERIOD_NS, steps - 1
+        self._mark, self._steps_left = mark, steps - 1
+        self._period_ns, self._periods_left = (PERIOD_WITH_WAITS_NS, 0) if waits else (PERIOD_NS, PERIODS - 1)
+        self._until_ns = now_ns + self._period_ns
         self._ranges = pattern.ranges(nvtx) if nvtx is not None else ()
         self.on = True
         if self._ranges:
@@ -136,14 +151,19 @@ class Routine:
         self._ends.append(self._mark())
         self._at = 1
         self.expected = self._tokens[1]
-        if now_ns < self._until_ns and self._steps_left > 0:
+        is_due = now_ns >= self._until_ns
+        goes_on = self._steps_left > 0 and (not is_due or self._periods_left > 0)
+        if is_due or not goes_on:
+            self.on = goes_on
+            times, self._times = self._times, [now_ns]
+            ends, self._ends = self._ends, []
+            self._until_ns, self._periods_left = now_ns + self._period_ns, self._periods_left - 1
+            self._whole_steps(self._pattern, times, ends)
+        if goes_on:
             self._steps_left -= 1
             if self._ranges:
                 self._ranges[0]()
-            return True
-        self.on = False
-        self._whole_steps(self._pattern, self._times, self._ends)
-        return False
+        return goes_on
 
     def _not_expected(self) -> bool:
         """Return False, with the routine ended."""

@@ -118,8 +118,13 @@ class StepEnds(Rows):
         if self.watcher is None and not self._inside and self.optimizer_seen and self.recorder is not None and pattern:
             steps = self.recorder.steps_to_time(SHORT_STEP_NS) if pattern.tokens[0] == self._happening else 0
             if steps > 0:
+                recorder = self.recorder
                 self.routine.begin(
-                    pattern, steps=steps, mark=self.recorder.mark_step_end, nvtx=self.recorder.regions.nvtx
+                    pattern,
+                    steps=steps,
+                    mark=recorder.mark_step_end,
+                    nvtx=recorder.regions.nvtx,
+                    waits=recorder.waits_on_host,
                 )
 
     @training_first
