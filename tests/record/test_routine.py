@@ -20,6 +20,7 @@ class Heard:
         self, monkeypatch: pytest.MonkeyPatch, *, steps: int = 1000, nvtx: Any = None, waits: bool = True
     ) -> None:
         self.now_ns = 0
+        self.more = 1000  # steps that may only be timed after those that passed
         self.whole: list[tuple[int, dict[str, dict[str, int]]]] = []
         self.ends: list[Any] = []
         self.followed: list[tuple[int, int]] = []
@@ -39,10 +40,11 @@ class Heard:
     def _follow(self, token: Any) -> Callable[[int], None]:
         return lambda at_ns: self.followed.append((token, at_ns))
 
-    def _whole(self, pattern: Pattern, times: list[int], ends: list[Any]) -> None:
+    def _whole(self, pattern: Pattern, times: list[int], ends: list[Any]) -> int:
         count = len(pattern.tokens)
         self.ends += ends
         self.whole += [(times[i + count], pattern.region_times(times, i)) for i in range(0, len(times) - 1, count)]
+        return self.more
 
     def _open(self, events: Any, times: list[int]) -> None:
         for event, at_ns in zip(events, times, strict=True):
@@ -84,6 +86,16 @@ def test_a_thread_that_waits_for_nobody_lets_go_of_what_it_noted_before_it_follo
         "optimizer_step": {"ns": 0, "n": 1},
     }
     assert heard.followed == [] and not heard.routine.on
+
+
+def test_steps_that_nobody_may_only_time_are_followed_from_the_next_time_that_lines_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    heard = Heard(monkeypatch, waits=False)
+    assert all(heard.takes(*[(5, token) for token in (LOADED, STEP, STEPPED)]))
+    heard.more = 0  # somebody asked for a window
+    assert heard.takes((PERIOD_NS, LOAD)) == [False]
+    assert not heard.routine.on and len(heard.whole) == 1
 
 
 def test_an_unexpected_event_has_the_open_step_followed_with_its_times(monkeypatch: pytest.MonkeyPatch) -> None:

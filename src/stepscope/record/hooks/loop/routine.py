@@ -39,14 +39,14 @@ class Routine:
     of Python that is called on the way costs one to two microseconds in a step of a real job.
 
     `whole_steps(pattern, times, ends)` hears of steps that were only timed: `times` of all their events and of the
-    last one's end, `ends` what `mark()` returned at the end of each. `open_step(events, times)` hears of one in which
-    the next event is not what was expected.
+    last one's end, `ends` what `mark()` returned at the end of each; it returns how many more may be.
+    `open_step(events, times)` hears of one in which the next event is not what was expected.
     """
 
     def __init__(
         self,
         *,
-        whole_steps: Callable[[Pattern, list[int], list[Any]], None],
+        whole_steps: Callable[[Pattern, list[int], list[Any]], int],
         open_step: Callable[[Sequence[Event], list[int]], None],
     ) -> None:
         self.on = False
@@ -158,7 +158,8 @@ class Routine:
             times, self._times = self._times, [now_ns]
             ends, self._ends = self._ends, []
             self._until_ns, self._periods_left = now_ns + self._period_ns, self._periods_left - 1
-            self._whole_steps(self._pattern, times, ends)
+            self._steps_left = min(self._steps_left, self._whole_steps(self._pattern, times, ends))
+            self.on = goes_on = goes_on and self._steps_left > 0
         if goes_on:
             self._steps_left -= 1
             if self._ranges:

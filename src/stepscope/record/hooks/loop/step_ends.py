@@ -128,13 +128,14 @@ class StepEnds(Rows):
                 )
 
     @training_first
-    def _steps_passed(self, pattern: Pattern, times: list[int], ends: list[Any]) -> None:
-        """Tell the recorder of steps that went like the last one."""
+    def _steps_passed(self, pattern: Pattern, times: list[int], ends: list[Any]) -> int:
+        """Tell the recorder of steps that went like the last one; return how many more need only be timed."""
         count = len(pattern.tokens)
         self.steps += len(ends)
         interruptions = [i for i in self.interruptions.taken(before_ns=times[-1]) if i.begin_ns >= times[0]]
         steps = zip(times[count::count], pattern.steps(times, interruptions), ends, strict=True)
         self.recorder.steps_passed(list(steps))
+        return int(self.recorder.steps_to_time(_ANY_LENGTH_NS))
 
     @training_first
     def _follow_open_step(self, events: Sequence[Event], times: list[int]) -> None:
