@@ -96,6 +96,24 @@ def operators(*names: str, stack: tuple[str, ...] = ("train.py:13",), module: st
     return plant
 
 
+def in_backward(*names: str, stacks: tuple[tuple[str, ...], ...] = (("watch.py:9:look",),)) -> Plant:
+    """Return a node of autograd that calls operators of the user's in turn, with Python between them."""
+
+    def plant(r: PlantedRank, at: float, _: int) -> float:
+        each = PLANTED / len(names)
+        node = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
+        with (
+            r.line("train.py:12", "lib:torch/autograd/__init__.py:395:backward"),
+            r.op(node, at, at + PLANTED, thread=MAIN),
+        ):
+            for k, name in enumerate(names):
+                with r.line("train.py:12", *stacks[k % len(stacks)], module=None):
+                    r.ran(name, at + k * each, at + (k + 0.6) * each)
+        return at + PLANTED
+
+    return plant
+
+
 def beside(found: Account) -> list[Finding]:
     return [f for f in diagnose(found).findings if f.id == "host-stall"]
 
@@ -174,7 +192,30 @@ def test_a_hook_of_a_module_is_named(tmp_path: Path) -> None:
     assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
 
 
+def test_a_hook_of_gradients_is_named_with_its_python(tmp_path: Path) -> None:
+    found = account(tmp_path, {"backward": in_backward(*["aten::norm", "aten::item"] * 20)})
+    (one,) = beside(found)
+    assert one.title == "watch.py:9 runs on gradients inside every backward"
+    assert one.where[0].text == "watch.py:9" and "returns another gradient" in one.remedy
+    assert one.alone_ns == pytest.approx(PLANTED * 1000, rel=0.05)
+    prediction = what_if(found, [], without=["watch.py:9"]).prediction
+    assert prediction.baseline_ns - prediction.step_ns == pytest.approx(one.alone_ns, rel=0.01)
+
+
 SPARED: dict[str, dict[str, Plant]] = {
+    "the backward of a Function of the user's": {
+        "backward": in_backward(*["aten::mul"] * 8, stacks=(("ops.py:20:backward",),))
+    },
+    "gradients clipped in place by a hook": {"backward": in_backward(*["aten::clamp_"] * 8)},
+    "an optimizer that backward steps": {
+        "backward": in_backward(
+            *["aten::norm"] * 8,
+            stacks=(("own.py:8:hook",), ("own.py:9:hook", "lib:site-packages/torch/optim/adam.py:248")),
+        )
+    },
+    "forward run again by backward": {
+        "backward": in_backward(*["aten::dropout"] * 8, stacks=(("model.py:5",),)),
+    },
     "a job that only trains": {},
     "a mask made in forward": {
         "forward": operators("aten::tril", stack=("train.py:10", "model.py:9"), module="blocks.0")

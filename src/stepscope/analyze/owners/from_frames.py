@@ -44,7 +44,7 @@ class Modules:
 def ownership_by_frames(rank: Rank, owners: RankOwners) -> Ownership:
     """Return who owns what a rank did, by the steps it recorded with Python frames."""
     marks = marks_of(rank)
-    stacks, modules = Stacks(list(owners.stacks)), Modules(list(owners.modules))
+    stacks, modules = Stacks(list(owners.stacks), owners.frames), Modules(list(owners.modules))
     threads = linked_threads(owners, stacks)
     found = matched(rank, marks, owners, threads)
     by_call = _inherited(found.calls, _of_matched(found, threads))

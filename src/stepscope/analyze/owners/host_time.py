@@ -1,5 +1,7 @@
 """Whose is each moment of the host? Operators are their owners'; Python between them goes to the stacks that ran there.
 
+Inside an autograd node Python that runs between two operators of a hook is the hook's.
+
 The training thread waits while the autograd engine's thread works for it: that time is the engine's operators', and
 only what is left of it (`runs`) is the line's that called backward.
 """
@@ -104,7 +106,7 @@ def _owned(
     following, previous = np.where(after < high, after, -1), np.where(after > low, after - 1, -1)
     own = by_call.at(spans.call)
     owner = own.where(~python | ((own.stack >= 0) & (gaps is None)), between(previous, following))
-    owner = OwnedWork(owner.stack, owner.caller, owner.module, owner.backward)
+    owner = owner.where(~_inside_hook(calls, by_call, spans.call, previous, following) | python, by_call.at(previous))
     threads = np.full(len(spans), thread, np.int64)
     whole = HostTime(threads, spans.start_ns, spans.end_ns, owner, python, np.ones(len(spans), bool))
     if gaps is None or not len(gaps.stack):
@@ -113,6 +115,16 @@ def _owned(
     if asked is not None and len(asked.when_ns):
         whole, gap, gaps = _around_backward(whole, gap, gaps, asked)
     return _cut(whole, gaps, gap)
+
+
+def _inside_hook(calls: HostCalls, by_call: OwnedWork, call: Int64s, previous: Int64s, following: Int64s) -> Mask:
+    """Return which spans of an autograd node's own time lie between two operators of a line that ran inside it."""
+    if not len(calls):
+        return np.zeros(len(call), bool)
+    stack = by_call.stack
+    same = (stack[previous] == stack[following]) & (stack[previous] >= 0) & (stack[previous] != stack[call])
+    within = (call >= 0) & (previous > call) & (following > call) & (calls.start_ns[following] < calls.end_ns[call])
+    return same & within & by_call.backward[call]
 
 
 def _around_backward(

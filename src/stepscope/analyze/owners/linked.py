@@ -6,11 +6,13 @@
     AccumulateGrad                               those of the node before it; what it sends has no forward line: a
                                                  bucket is of many parameters
     forward work run again inside a node         its own stack: the line that runs twice, not the one that asked for it
-    Python inside a node (a Function's backward) the forward operator's stack, and below it the frames of backward
+    Python inside a node (a Function's backward, the forward operator's stack, and below it the frames of backward
+    a hook of gradients)
 
 Where an operator was called (`caller`) is kept beside it: the line of `loss.backward()` for all of backward.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +21,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.busy_operators import CALLS
 from stepscope.contract.regions import EVALUATE
 from stepscope.records import ArrayRecord
-from stepscope.run.owners import OwnedThread, RankOwners
+from stepscope.run.owners import Frame, OwnedThread, RankOwners
 from stepscope.trace.table import Int64s
 
 NOBODY = -1
@@ -35,6 +37,7 @@ class Stacks:
     """Stacks by number; more can be added."""
 
     known: list[Stack]
+    frames: Sequence[Frame] = ()
     _ids: dict[Stack, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,6 +56,15 @@ class Stacks:
     def at(self, number: int) -> Stack:
         """Return the frames of a stack, none of NOBODY."""
         return self.known[number] if number >= 0 else ()
+
+    def users(self, number: int) -> Stack:
+        """Return the frames of a stack without the library's, which is the last where there is one."""
+        stack = self.at(number)
+        return stack[:-1] if stack and not self.is_user(stack[-1]) else stack
+
+    def is_user(self, frame: int) -> bool:
+        """Return whether a frame is the user's."""
+        return not self.frames or self.frames[frame].is_user
 
     def common(self, one: int, other: int) -> int:
         """Return the frames that two stacks begin with."""
@@ -185,8 +197,9 @@ def _forward_operators(trees: list[_Tree]) -> dict[int, tuple[int, int]]:
 
 
 def _below(stacks: Stacks, owner: int, node: int, raw: int) -> int:
-    """Return the owner of a node with the frames that ran inside it below."""
-    outer, inner = stacks.at(node), stacks.at(raw)
-    if len(inner) <= len(outer) or inner[: len(outer)] != outer:
+    """Return the owner of a node with the user's frames that ran inside it below."""
+    outer, inner = stacks.users(node), stacks.at(raw)
+    below = inner[len(outer) :]
+    if not below or inner[: len(outer)] != outer or not stacks.is_user(below[0]):
         return owner
-    return stacks.id_of(stacks.at(owner) + inner[len(outer) :])
+    return stacks.id_of(stacks.users(owner) + below)

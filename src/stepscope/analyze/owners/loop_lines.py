@@ -15,6 +15,10 @@ A line is beside training where
                                        lines without an operator (an update by hand looks like any other work)
 
 Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not judged.
+
+A hook of gradients is judged too: a line that ran only inside autograd's nodes, below the line that called backward, in
+a function that is no `backward` of a Function's, neither communicates nor steps an optimizer, and changed nothing in
+place. What it returned may have replaced the gradient: that is not recorded, and is said.
 """
 
 from collections import defaultdict
@@ -28,10 +32,11 @@ from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import loop_in, marks_of
 from stepscope.contract.owners import HOOK
-from stepscope.contract.regions import Region
+from stepscope.contract.regions import EVALUATE, Region
 from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.owners import Frame
+from stepscope.trace.classify import by_string
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
@@ -46,6 +51,8 @@ _TRAINING_FILES = (
     "torch/utils/data/",
 )
 """what is called there is a pass of the step, or prepares one"""
+_OF_A_FUNCTION = ("backward", "vjp")
+"""what the backward of a `torch.autograd.Function` is called"""
 _MOSTLY = 0.5
 _NEVER = np.iinfo(np.int64).max
 _MIN_TURNS = 4
@@ -71,6 +78,8 @@ class LoopLine(ArrayRecord):
     before_forward: bool
     """it stands above the line of its function that runs forward: it may prepare the input"""
     in_place: bool
+    of_gradients: bool
+    """it is in a hook that backward calls"""
     inside: dict[Line, float]
     """the share of its time that each line has which it calls, the outermost first"""
 
@@ -92,24 +101,64 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     if rank.has_device or rank.device_unseen or not len(rank.steps):
         return {}
     times, all_known = _StackTimes(known), _passes_are_known(known)
-    chosen = {
+    hooks = _gradient_hooks(known) if all_known else {}
+    beside = {
         line: work
         for line, work in known.lines.items()
         if (all_known or not work.top_calls) and _is_beside(known, work, times)
     }
+    chosen = beside | hooks
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
     return {
         line: LoopLine(
             line,
             names[line],
-            times.free[chosen[line].stacks].sum(axis=0),
+            (times.whole if line in hooks else times.free)[chosen[line].stacks].sum(axis=0),
             times.began_ns(chosen[line].stacks),
-            before_forward=_stands_before_forward(known, chosen[line]),
+            before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
             in_place=_changes(chosen[line]) > 0,
-            inside=_shares_inside(known, line, times),
+            of_gradients=line in hooks,
+            inside=_shares_inside(known, line, times.whole if line in hooks else times.free),
         )
         for line in known.outermost(chosen)
     }
+
+
+def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
+    """Return the lines that ran only where autograd called a function of the user's that changed nothing in place."""
+    owned = known.owned
+    calls, by, trace = owned.calls, owned.by_call, owned.rank.trace
+    if not by.backward.any():
+        return {}
+    inside = owned.rank.steps.of(calls.start_ns) >= 0
+    is_node = by_string(trace, calls.name, lambda name: name.startswith(EVALUATE)).astype(bool)
+    asks = np.zeros(len(owned.stacks) + 1, bool)  # stacks that called backward
+    asks[by.caller[inside & is_node]] = True
+    changes = by_string(trace, calls.name, lambda name: _base(name) in _CHANGES).astype(bool)
+    found = {}
+    for line, work in known.lines.items():
+        holding = known.holding(line)
+        mine = inside & holding[by.stack]
+        if not mine.any() or not by.backward[mine].all() or not holding[by.caller[mine]].all():
+            continue
+        called = mine & ~np.where(calls.parent >= 0, mine[calls.parent], False)  # by the line itself
+        if (holding & asks).any() or (changes & called).any() or work.collectives or work.optimizes:
+            continue
+        found[line] = work
+    trains = {_function_of(known, line) for line, work in known.lines.items() if work.collectives or work.optimizes}
+    return {
+        line: work
+        for line, work in found.items()
+        if (function := _function_of(known, line))[1] not in _OF_A_FUNCTION
+        and function not in trains
+        and not _trains(known, work.stacks)
+    }
+
+
+def _function_of(known: RankLines, line: Line) -> tuple[str, str]:
+    """Return file and name of the function that a line is in; of one without a name the line."""
+    frame = next(f for f in known.owned.frames if (f.file, f.line) == line)
+    return frame.file, f"{frame.function} {frame.line}" if frame.function.startswith("<") else frame.function
 
 
 class _StackTimes:
@@ -139,10 +188,10 @@ class _StackTimes:
         return self._start[np.isin(self._stack, stacks)]
 
 
-def _shares_inside(known: RankLines, line: Line, times: _StackTimes) -> dict[Line, float]:
+def _shares_inside(known: RankLines, line: Line, took: Floats) -> dict[Line, float]:
     """Return the lines that only this one calls, by the depth at which they stand, with their shares of its time."""
     owned, stacks = known.owned, set(known.lines[line].stacks)
-    whole = float(times.free[known.lines[line].stacks].sum())
+    whole = float(took[known.lines[line].stacks].sum())
     depth: dict[Line, int] = {}
     for stack in stacks:
         users = [owned.frames[f] for f in owned.stacks[stack] if owned.frames[f].is_user]
@@ -151,7 +200,7 @@ def _shares_inside(known: RankLines, line: Line, times: _StackTimes) -> dict[Lin
             if key != line and stacks.issuperset(known.lines[key].stacks) and not frame.function.startswith("<"):
                 depth[key] = max(depth.get(key, 0), level)
     return {
-        key: float(times.free[known.lines[key].stacks].sum()) / max(whole, 1.0)
+        key: float(took[known.lines[key].stacks].sum()) / max(whole, 1.0)
         for key in sorted(depth, key=lambda key: (depth[key], key))
     }
 

@@ -60,14 +60,24 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MIN_MOSTLY * cost_ns else ""
     workers = " or in the loader's workers (it stands before forward and may prepare the input)"
     changes = any(line.in_place for mine in each for line in mine)
+    title, why, remedy = (
+        f"{place} works beside training in every step",
+        "it is no part of forward, backward, optimizer or loader, and no gradient goes through it",
+        f"Do it every N steps, in another thread{workers if first.before_forward else ''}, or delete it: whether "
+        "training needs it the trace cannot tell.",
+    )
+    if first.of_gradients:
+        title, why, remedy = (
+            f"{place} runs on gradients inside every backward",
+            "backward calls it, as a hook; it changed nothing in place",
+            "Where it only looks at gradients, do it every N steps or delete it. Where it returns another gradient, do "
+            "that once after backward for all of them (torch._foreach, clip_grad): the trace cannot tell which it is.",
+        )
     return Candidate(
         id="host-stall",
-        title=f"{place} works beside training in every step",
-        cause=f"{place} takes {ms(cost_ns):.1f} ms per step{below}; it is no part of forward, backward, optimizer or "
-        "loader, and no gradient goes through it",
-        remedy=f"Do it every N steps, in another thread{workers if first.before_forward else ''}, or delete it: whether "
-        "training needs it the trace cannot tell. The saving is of the step without it; every N steps saves all but one "
-        "Nth of that.",
+        title=title,
+        cause=f"{place} takes {ms(cost_ns):.1f} ms per step{below}; {why}",
+        remedy=f"{remedy} The saving is of the step without it; every N steps saves all but one Nth of that.",
         change=without_lines(account, lines),
         limit_ns=max(took),
         claim=place,
@@ -76,7 +86,7 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
             Evidence("host time beside training per step", host_ms(cost_ns), "ms", place),
             *(Evidence("of that in what it calls", host_ms(ns), "ms", name) for name, ns in called),
         ),
-        sureness=0.6 if changes or first.before_forward else 0.7,
+        sureness=0.6 if changes or first.before_forward or first.of_gradients else 0.7,
         where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
         what_if=("--without", place),
     )

@@ -22,8 +22,8 @@ def not_judged(account: Account) -> tuple[str, ...]:
     if applies(account, Scope.HOST):
         return (
             *_stopped_by_others(account),
-            "No rule judges work inside forward or backward that only this job does, what changes weights or gradients "
-            f"in place, or what loader processes run: {_COSTS}.",
+            "No rule judges work inside forward or backward that only this job does (but for hooks of gradients), what "
+            f"changes weights or gradients in place, or what loader processes run: {_COSTS}.",
         )
     return (f"No rule judges a line that only this job has: {_COSTS}.",)
 
