@@ -179,8 +179,8 @@ def test_T4_export_that_failed_silently_is_found_out(results: Results, work: Pat
 
 
 def test_T6_hanging_writer_is_left_behind_and_finishes_later(results: Results, work: Path) -> None:
+    assert description(work / "T6")["ranks"]["0"]["steps"]["count"] == STEPS  # it was waited for
     assert len(step_lines(work / "T6", 1)) == STEPS
-    assert description(work / "T6")["ranks"]["0"]["steps"]["count"] == STEPS
 
 
 def test_T7_sigterm_reaches_the_users_handler(results: Results, work: Path) -> None:

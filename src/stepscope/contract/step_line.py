@@ -28,6 +28,9 @@ EVALUATION = "evaluation"
 GARBAGE_COLLECTION = "garbage_collection"
 COMPILATION = "compilation"
 
+ANOMALY_DETECTION = "anomaly_detection"
+"""in every step of a job that has autograd's anomaly detection on: stacks kept for its messages"""
+
 RegionTimes = dict[str, dict[str, int]]
 """`{name: {"ns": own time, "n": how often}}`"""
 

@@ -5,6 +5,7 @@ what each rule needs before its silence means that all is well, and how much of 
 
 from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules.allocator import allocator
+from stepscope.diagnose.rules.anomaly_detection import anomaly_detection
 from stepscope.diagnose.rules.copying_lines import copying_lines
 from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
@@ -55,6 +56,7 @@ SPECIFIC: tuple[Rule, ...] = (
     Rule(slow_link, ("slow-link",), _RANKS, (Need.ALL_RANKS, Need.SIZES)),
     Rule(data_loading, ("data-loading",), needs=_ON_HOST, limit=not_busy_ns),
     Rule(host_stall_and_saves, ("host-stall",), needs=_ON_HOST, limit=not_busy_or_copying_ns),
+    Rule(anomaly_detection, ("host-stall",), needs=_ON_HOST, training_only=True),
     Rule(allocator, ("allocator",), _DEVICE, _ON_HOST, limit=not_busy_ns),
     Rule(host_to_device_copy, ("host-to-device-copy",), _DEVICE, (Need.DEVICE,)),
     Rule(host_device_sync, ("host-device-sync",), _DEVICE, _LAUNCHED, limit=not_busy_ns),

@@ -14,6 +14,7 @@ import torch
 from stepscope.record.failsafe import explain, say
 from stepscope.record.hooks import (
     amp,
+    anomaly,
     backward,
     compiler,
     data,
@@ -112,6 +113,7 @@ def install(start_recorder: Callable[[], Any], unit: StepUnit | None = None) -> 
     _put_in("checkpoints", lambda: saving.install(loop, patches))
     loop.on_first_steps += [batch_size.step_ended, learned.step_ended]
     after_import(pipeline.MODULE, lambda: _put_in("pipelines", lambda: _pipelines(loop, patches)))
+    after_import(anomaly.MODULE, lambda: _put_in("anomaly detection", lambda: anomaly.install(loop, patches)))
     after_import(compiler.MODULE, lambda: _put_in("torch.compile", hooks.compiler.install))
     after_import(recurring.COMPILER, lambda: _put_in("compilations", hooks.recurring.watch_compiler))
     for module in saving.LATER:
