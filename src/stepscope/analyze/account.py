@@ -38,6 +38,7 @@ from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
 from stepscope.analyze.replay.owner_part import owned_replay
 from stepscope.analyze.replay.owner_savings import owner_savings, worth_replaying
 from stepscope.analyze.replay.replay import Replay, replay_of
+from stepscope.analyze.step.debug_variables import debug_warnings
 from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
@@ -263,6 +264,7 @@ def account_of(
             *_sample_lines(shared, replay),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *measured_warnings(run),
+            *debug_warnings(run.description),
             *([chip.note] if chip.note else []),
         ),
     )
