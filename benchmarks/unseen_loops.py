@@ -30,7 +30,7 @@ HELD_OUT = (
     "augment", "schedule", "gradient_norms", "weights_csv", "packed_batch", "spread", "cosine", "folder", "replay_cat",
     "entropy", "tensor_hook",
 )  # fmt: skip
-"""written when the rule was done; the last two lie inside forward and backward, which it does not judge"""
+"""written when the rule was done; the last two lie inside forward, which it does not judge, and in a hook"""
 TOGETHER = ("spectrum", "auc", "confusion", "gradient_histogram", "metrics_json")
 HELD_OUT_TOGETHER = ("gradient_norms", "packed_batch", "cosine")
 SETS = (
