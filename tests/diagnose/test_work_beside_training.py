@@ -206,6 +206,9 @@ SPARED: dict[str, dict[str, Plant]] = {
     "the backward of a Function of the user's": {
         "backward": in_backward(*["aten::mul"] * 8, stacks=(("ops.py:20:backward",),))
     },
+    "what the backward of a Function calls": {
+        "backward": in_backward(*["aten::mul"] * 8, stacks=(("ops.py:20:backward", "ops.py:40:scaled"),))
+    },
     "gradients clipped in place by a hook": {"backward": in_backward(*["aten::clamp_"] * 8)},
     "an optimizer that backward steps": {
         "backward": in_backward(

@@ -149,10 +149,15 @@ def _gradient_hooks(known: RankLines) -> dict[Line, LineWork]:
     return {
         line: work
         for line, work in found.items()
-        if (function := _function_of(known, line))[1] not in _OF_A_FUNCTION
-        and function not in trains
+        if _function_of(known, line) not in trains
+        and not _of_a_function(known, work.stacks)
         and not _trains(known, work.stacks)
     }
+
+
+def _of_a_function(known: RankLines, stacks: Sequence[int]) -> bool:
+    """Return whether any of some stacks is in the backward of a Function, or in what that calls."""
+    return any(known.owned.frames[f].function in _OF_A_FUNCTION for stack in stacks for f in known.owned.stacks[stack])
 
 
 def _function_of(known: RankLines, line: Line) -> tuple[str, str]:
