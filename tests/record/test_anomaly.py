@@ -22,14 +22,14 @@ def in_place(*, trains: bool = True) -> tuple[Any, Patches]:
 @pytest.mark.parametrize("trains", [True, False])
 def test_stacks_are_timed_on_the_training_thread_and_hold_nothing_of_ours(trains: bool) -> None:
     noted, patches = in_place(trains=trains)
-    original = torch.fx.traceback.format_stack.__wrapped__  # type: ignore[attr-defined]
+    original = torch.fx.traceback.format_stack.__wrapped__
     try:
         x = torch.ones(2, requires_grad=True)
         with torch.autograd.detect_anomaly(check_nan=False):
             y = x * 2
     finally:
         patches.undo()
-    stack = y.grad_fn.metadata["traceback_"]  # type: ignore[union-attr]
+    stack = y.grad_fn.metadata["traceback_"]
     assert __file__ in stack[-1] and not any(anomaly.__file__ in line for line in stack)
     taken = noted.taken(before_ns=1 << 62)
     assert [one.name for one in taken] == [ANOMALY_DETECTION] * trains
