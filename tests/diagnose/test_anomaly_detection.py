@@ -1,5 +1,6 @@
 """Anomaly detection that was left on is named by the step log and by looks for NaN in the nodes of backward."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ FORWARD_US, NODE_US, LOOK_US, OPTIMIZER_US = 4000.0, 300.0, 100.0, 1000.0
 STEP_US = FORWARD_US + NODES * NODE_US + OPTIMIZER_US
 
 
-def a_step(r: RankTrace, n: int, looked: int) -> None:
+def a_step(r: RankTrace, n: int, looked: int, inside: str | None) -> None:
     at = n * STEP_US
     r.step(n, at, at + STEP_US)
     r.annotation("forward_pass", at, at + FORWARD_US)
@@ -29,20 +30,21 @@ def a_step(r: RankTrace, n: int, looked: int) -> None:
         args = {"Sequence number": NODES * n + NODES - 1 - k, "Fwd thread id": 1}
         with r.op("autograd::engine::evaluate_function: AddmmBackward0", at, at + NODE_US, thread=MAIN, **args):
             r.ran("aten::mm", at, at + NODE_US - LOOK_US)
-            if k < looked:
-                half = at + NODE_US - LOOK_US / 2
-                r.ran("aten::isnan", at + NODE_US - LOOK_US, half)
-                r.ran("aten::_is_any_true", half, at + NODE_US)
+            with r.op(inside, at + NODE_US - LOOK_US, at + NODE_US, thread=MAIN) if inside else nullcontext():
+                if k < looked:
+                    half = at + NODE_US - LOOK_US / 2
+                    r.ran("aten::isnan", at + NODE_US - LOOK_US, half)
+                    r.ran("aten::_is_any_true", half, at + NODE_US)
         at += NODE_US
     r.annotation("Optimizer.step#AdamW.step", at, at + OPTIMIZER_US)
     r.ran("aten::_fused_adamw_", at, at + OPTIMIZER_US)
 
 
-def found(folder: Path, *, looked: int, stacks_us: float = 0.0) -> list[Finding]:
+def found(folder: Path, *, looked: int, stacks_us: float = 0.0, inside: str | None = None) -> list[Finding]:
     folder.mkdir(exist_ok=True)
     r = RankTrace(0)
     for n in range(STEPS):
-        a_step(r, n, looked)
+        a_step(r, n, looked, inside)
     run = built_run(folder, [r])
     regions = {FORWARD: {"ns": int((FORWARD_US - stacks_us) * 1000), "n": 1}}
     if stacks_us:
@@ -73,3 +75,4 @@ def test_stacks_are_taken_from_the_step_log(tmp_path: Path) -> None:
 def test_a_job_that_looks_at_some_gradients_itself_is_not_accused(tmp_path: Path) -> None:
     assert found(tmp_path, looked=NODES // 3) == []
     assert found(tmp_path / "none", looked=0) == []
+    assert found(tmp_path / "own", looked=NODES, inside="SafeDivBackward") == []  # a Function that looks itself

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.host.calls import call_stacks
+from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.replay.owner_removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.step.regions import loop_in
@@ -117,17 +117,16 @@ def _kept_ns(log: StepLog) -> float:
 def _looks(rank: Rank) -> Looks:
     """Return the operators by which most nodes are looked through, none where only some are."""
     trace = rank.trace
-    nodes = rank.rows_named(lambda name: name.startswith(EVALUATE), EventKind.HOST_OP)
-    checks = rank.rows_named(lambda name: name in _CHECK, EventKind.HOST_OP)
-    if not len(nodes) or not len(checks):
+    if not len(rank.rows_named(lambda name: name == _LOOKS, EventKind.HOST_OP)):  # as in most jobs
         return Looks(EMPTY, 0.0, 0.0)
-    calls = call_stacks(trace, np.concatenate((nodes, checks)))
-    is_node = by_string(trace, calls.name, lambda name: name.startswith(EVALUATE)).astype(bool)
+    calls = host_calls(rank)
     is_look = by_string(trace, calls.name, lambda name: name == _LOOKS).astype(bool)
-    direct = ~is_node & (calls.parent >= 0) & is_node[calls.parent]
+    is_node = by_string(trace, calls.name, lambda name: name.startswith(EVALUATE)).astype(bool)
+    is_check = by_string(trace, calls.name, lambda name: name in _CHECK).astype(bool)
+    direct = is_check & (calls.parent >= 0) & is_node[calls.parent]
     looked = np.zeros(len(calls), bool)
     looked[calls.parent[direct & is_look]] = True
-    if looked.sum() < _MIN_CHECKED * is_node.sum():
+    if not looked.any() or looked.sum() < _MIN_CHECKED * is_node.sum():
         return Looks(EMPTY, 0.0, 0.0)
     chosen = direct & looked[calls.parent]
     inside = chosen & (rank.steps.of(calls.start_ns) >= 0)

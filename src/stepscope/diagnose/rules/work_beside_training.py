@@ -71,7 +71,7 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
             f"{place} runs on gradients inside every backward",
             "backward calls it, as a hook; it changed nothing in place",
             "Where it only looks at gradients, do it every N steps or delete it. Where it returns another gradient, do "
-            "that once after backward for all of them (torch._foreach, clip_grad): the trace cannot tell which it is.",
+            "that once after backward for all of them (torch.nn.utils.clip_grad_norm_): the trace cannot tell which it is.",
         )
     return Candidate(
         id="host-stall",
