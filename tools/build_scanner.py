@@ -13,7 +13,7 @@ from pathlib import Path
 
 SCANNER = Path(__file__).resolve().parent.parent / "src" / "stepscope" / "trace" / "scanner"
 FLAGS = [
-    "-target", "wasm32-freestanding", "-std=c11", "-O3", "-msimd128", "-mbulk-memory", "-nostdlib",
+    "-target", "wasm32-freestanding", "-std=c11", "-Os", "-msimd128", "-mbulk-memory", "-nostdlib",
     "-fno-ident", "-Wall", "-Wextra", "-Werror", "-Wl,--no-entry", "-s",
 ]  # fmt: skip
 

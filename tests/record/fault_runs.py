@@ -116,6 +116,16 @@ def step_lines(folder: Path, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[1:]]
 
 
+def late_step_lines(folder: Path, rank: int, count: int, *, within_s: float = HANG_S) -> list[dict[str, Any]]:
+    """Return a rank's step log once it has so many lines: a helper that its job left behind may still be writing."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if (folder / f"rank{rank:05d}.steps.jsonl").exists() and len(step_lines(folder, rank)) >= count:
+            break
+        time.sleep(0.1)
+    return step_lines(folder, rank)
+
+
 def trace(folder: Path, rank: int) -> dict[str, Any]:
     """Return a rank's trace."""
     with gzip.open(folder / f"rank{rank:05d}.pt.trace.json.gz") as f:

@@ -15,6 +15,7 @@ from tests.made_once import made_once
 from tests.record.fault_runs import (
     SHARED,
     description,
+    late_step_lines,
     leftovers,
     profiler_steps,
     results_of,
@@ -180,7 +181,7 @@ def test_T4_export_that_failed_silently_is_found_out(results: Results, work: Pat
 
 def test_T6_hanging_writer_is_left_behind_and_finishes_later(results: Results, work: Path) -> None:
     assert description(work / "T6")["ranks"]["0"]["steps"]["count"] == STEPS  # it was waited for
-    assert len(step_lines(work / "T6", 1)) == STEPS
+    assert len(late_step_lines(work / "T6", 1, STEPS)) == STEPS
 
 
 def test_T7_sigterm_reaches_the_users_handler(results: Results, work: Path) -> None:

@@ -109,6 +109,13 @@ def test_bomb_is_refused_in_bounded_memory(tmp_path: Path, content: str, packing
     assert grown < 50 << 20
 
 
+def test_what_is_wrong_with_a_file_is_said_by_the_thread_that_unpacks_it(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [') + gzip.compress(BOMBS["events"] * 200))
+    with pytest.raises(TraceError, match="bomb"):
+        read(path, threads=2)
+
+
 def test_bomb_that_is_long_text_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * (30 << 20)))

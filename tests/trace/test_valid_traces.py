@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace import oracle
-from tests.trace.layouts import Layout, Pairs, events, headers, layouts, written
+from tests.trace.layouts import Layout, Pairs, Raw, events, headers, layouts, written
 
 from stepscope.trace import blocks
 from stepscope.trace import read as reading
@@ -85,6 +85,68 @@ def test_blocks_and_threads_make_no_difference(
         patched.setattr(blocks, "BLOCK_BYTES", block)
         patched.setattr(reading, "CHUNK_BYTES", chunk)
         check(file, data.decode(), threads=threads)
+
+
+USUAL = ("7", "12345678", "123456789012345", "1234567890123456", "0.5", "1.125")
+ODD = (
+    "0",
+    "-1",
+    "12345678901234567",
+    "9000000000000001",
+    "9" * 20,
+    "1.1251",
+    "7.0",
+    "1e3",
+    "-0.25",
+    "null",
+    '"7"',
+    "[1]",
+)
+_numbers = st.sampled_from(3 * USUAL + ODD).map(Raw)
+
+
+@st.composite
+def alike(draw: st.DrawFn) -> Pairs:
+    """Return an event that differs from the next one in its numbers, and now and then in a key that comes twice."""
+    args = [
+        ("External id", draw(_numbers)),
+        ("Odd", draw(_numbers)),
+        ("Input Dims", [[1], []]),
+        ("stream", draw(_numbers)),
+    ]
+    if draw(st.integers(0, 7)) == 0:
+        args.append(("stream", draw(_numbers)))
+    members: list[tuple[str, Any]] = [
+        ("ph", "X"),
+        ("name", "alike"),
+        ("id", draw(_numbers)),
+        ("ts", draw(_numbers)),
+        ("dur", draw(_numbers)),
+    ]
+    members.append(("args", Pairs(tuple(args))))
+    if draw(st.integers(0, 7)) == 0:
+        members.append(draw(st.sampled_from([("args", None), ("ts", 5), ("args", Pairs(())), ("name", "other")])))
+    return Pairs(tuple(members))
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(events(), max_size=2),
+    st.lists(alike(), min_size=3, max_size=30),
+    headers,
+    layouts,
+    st.sampled_from([100, 1000, 1 << 20]),
+)
+def test_events_that_differ_in_their_numbers_alone(
+    file: Path, some: list[Pairs], similar: list[Pairs], header: dict[str, Any], layout: Layout, block: int
+) -> None:
+    """Most of an event is compared with one before it: any number in it may be spelled otherwise than there."""
+    data = written([*some, *similar, *some, *similar, SOUND], header | {"baseTimeNanoseconds": 0}, layout)
+    file.write_bytes(data)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(blocks, "BLOCK_BYTES", block)
+        check(file, data.decode())
 
 
 @pytest.mark.slow

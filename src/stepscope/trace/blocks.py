@@ -1,8 +1,9 @@
 """A stream of events parsed block by block, on one thread or several, with the same result.
 
-With several threads, blocks are cut where one event ends and the next begins, as far as the bytes tell, and parsed
-ahead of knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut;
-otherwise it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
+With two threads, one unpacks what the other parses. With more, or where nothing is packed, blocks are cut where one
+event ends and the next begins, as far as the bytes tell, and parsed ahead of knowing whether that is right. A block's
+result counts only if the block before it ended exactly at the cut; otherwise it is parsed again behind what the other
+left, so a separator inside a string costs time, not truth.
 """
 
 import re
@@ -10,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from queue import SimpleQueue
 
 from stepscope.records import ArrayRecord
@@ -23,6 +25,8 @@ _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
 _MAX_TRIES = 64
 _AHEAD = 1
 """blocks in flight beyond one per thread"""
+_AT_ONCE = 4
+"""chunks unpacked between two looks at who waits for them"""
 
 
 @dataclass(eq=False, repr=False)
@@ -54,10 +58,15 @@ class Events(ArrayRecord):
     def parse(self, size: int, *, last: bool) -> None:
         """Parse the next block: its `size` bytes were put to the first scanner, behind what the one before left."""
         offset = self.offset - len(self.rest)
-        parsed = self.scanners[0].parse(
-            self.flags(last=last), lambda rows: self.columns.append(rows, scanner=0, offset=offset)
-        )
+        parsed = self.scanners[0].parse(self.flags(last=last), self._append, offset=offset)
         self._take(parsed, offset, size, last=last)
+
+    def finish(self) -> None:
+        """Take over the rows that the first scanner still holds."""
+        self.scanners[0].finish(self._append)
+
+    def _append(self, rows: Rows) -> None:
+        self.columns.append(rows, scanner=0, offset=rows.origin)
 
     def accept(self, parts: list[Rows], parsed: ParsedBlock, *, scanner: int, size: int, last: bool) -> None:
         """Take over the next block as another scanner parsed it."""
@@ -94,9 +103,23 @@ def parse_serially(events: Events, chunks: Iterator[Buffer], *, done: Callable[[
     while not (last or events.ended):
         last = _parse_block(events, chunks)
         done()
+    events.finish()
     for chunk in chunks:
         events.pass_over([chunk])
         done()
+
+
+def unpacked_ahead(chunks: Iterator[Buffer]) -> Iterator[Buffer]:
+    """Yield the chunks, a few of which another thread has ready before they are asked for."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque(pool.submit(_next_few, chunks) for _ in range(2))
+        while few := waiting.popleft().result():
+            waiting.append(pool.submit(_next_few, chunks))
+            yield from few
+
+
+def _next_few(chunks: Iterator[Buffer]) -> list[Buffer]:
+    return list(islice(chunks, _AT_ONCE))
 
 
 def _parse_block(events: Events, chunks: Iterator[Buffer]) -> bool:
@@ -138,6 +161,7 @@ def parse_ahead(events: Events, chunks: Iterator[Buffer], *, threads: int, done:
                 for piece in (events.rest, *block.pieces):
                     events.scanners[0].put(piece)
                 events.parse(block.size, last=block.last)
+                events.finish()
             else:
                 scanner, parts, parsed = guess.result()
                 events.accept(parts, parsed, scanner=scanner, size=block.size, last=block.last)
@@ -163,7 +187,9 @@ def _parsed_ahead(
             for piece in block.pieces:
                 scanner.put(piece)
             flags = (Flags.TOP_ARRAY if events.top_array else Flags.NONE) | (Flags.FINAL if block.last else Flags.NONE)
-            return number, parts, scanner.parse(flags, lambda rows: parts.append(rows.copy()))
+            parsed = scanner.parse(flags, lambda rows: parts.append(rows.copy()))
+            scanner.finish(lambda rows: parts.append(rows.copy()))
+            return number, parts, parsed
         finally:
             idle.put(number)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from stepscope.errors import TraceError
 from stepscope.trace.assemble import Columns, Strings
-from stepscope.trace.blocks import Events, parse_ahead, parse_serially
+from stepscope.trace.blocks import Events, parse_ahead, parse_serially, unpacked_ahead
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.scanner import MemoryLimitError
+from stepscope.trace.scanner import Buffer, MemoryLimitError
 from stepscope.trace.second_trace import SecondTrace, refuse_archive
 from stepscope.trace.streams import Stream
 from stepscope.trace.table import Quality, Trace
@@ -56,7 +56,9 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     columns = Columns(stream.expected_raw_bytes(), share)
     events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
     second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
-    following = second.watched(chain([memoryview(data)[head.events_at :]], chunks))
+    following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
+    in_two = threads == 2 and stream.packed
+    following = second.watched(unpacked_ahead(following) if in_two else following)
     del data
 
     def done() -> None:
@@ -64,7 +66,7 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
         if progress:
             progress(stream.read_bytes)
 
-    if threads == 1:
+    if threads == 1 or in_two:
         parse_serially(events, following, done=done)
     else:
         parse_ahead(events, following, threads=threads, done=done)

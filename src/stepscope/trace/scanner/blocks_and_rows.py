@@ -56,6 +56,8 @@ class Rows(NamedTuple):
 
     columns: list[npt.NDArray[Any]]
     args: dict[int, tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]]
+    origin: int
+    """from where on in the file, or in what was parsed of it, the offsets count"""
 
     @property
     def nbytes(self) -> int:
@@ -68,6 +70,7 @@ class Rows(NamedTuple):
         return Rows(
             [column.copy() for column in self.columns],
             {number: (rows.copy(), values.copy()) for number, (rows, values) in self.args.items()},
+            self.origin,
         )
 
 

@@ -1,11 +1,13 @@
 /* The columns being filled: a value per event in the dense ones, (row, value) in one pair per argument.
  *
- * Every argument has at most one value per event, so each of its arrays needs as many places as there are rows. */
+ * Every argument has at most one value per event, so each of its arrays needs as many places as there are rows, and
+ * some more: arrays that lie a power of two apart, filled in step, would take the same few places of the cache. */
 #pragma once
 #include "decimal.h"
 #include "intern.h"
 
-enum { ROW_CAPACITY = 1 << 15, MAX_COLUMNS = 96, MAX_KEYS = 192, KEY_SLOTS = 1024, MAX_KEY_LENGTH = 47 };
+enum { ROW_CAPACITY = 1 << 15, STRIDE = ROW_CAPACITY + 112, MAX_COLUMNS = 96 };
+enum { MAX_KEYS = 192, KEY_SLOTS = 1024, MAX_KEY_LENGTH = 47 };
 enum arg_kind { ARG_INT, ARG_TEXT, ARG_FLOAT, ARG_IGNORED };
 
 static const i64 NONE_NS = INT64_MIN;
@@ -42,7 +44,7 @@ INLINE u32 key_hash(const u8 *p, u32 length) {
 }
 
 /* Return the configured key with this text, or 0. */
-INLINE struct key *find_key(const u8 *p, u32 length) {
+NOINLINE struct key *find_key(const u8 *p, u32 length) {
     for (u32 at = key_hash(p, length); key_slots[at]; at = (at + 1) & (KEY_SLOTS - 1)) {
         struct key *k = &keys[key_slots[at] - 1];
         if (k->length == length && same_bytes(k->text, p, length)) return k;
@@ -72,30 +74,35 @@ static int add_key(const u8 *p, u32 length, i32 column, enum arg_kind kind) {
 }
 
 static int allocate_columns(void) {
-    col_ph = allocate(ROW_CAPACITY);
-    col_cat = allocate(ROW_CAPACITY * 4);
-    col_name = allocate(ROW_CAPACITY * 4);
-    col_pid = allocate(ROW_CAPACITY * 8);
-    col_tid = allocate(ROW_CAPACITY * 8);
-    col_ts = allocate(ROW_CAPACITY * 8);
-    col_dur = allocate(ROW_CAPACITY * 8);
-    col_offset = allocate(ROW_CAPACITY * 4);
-    arg_rows = allocate((u64)MAX_COLUMNS * ROW_CAPACITY * 4);
-    arg_values = allocate((u64)MAX_COLUMNS * ROW_CAPACITY * 8);
+    col_ph = allocate(STRIDE);
+    col_cat = allocate(STRIDE * 4);
+    col_name = allocate(STRIDE * 4);
+    col_pid = allocate(STRIDE * 8);
+    col_tid = allocate(STRIDE * 8);
+    col_ts = allocate(STRIDE * 8);
+    col_dur = allocate(STRIDE * 8);
+    col_offset = allocate(STRIDE * 4);
+    arg_rows = allocate((u64)MAX_COLUMNS * STRIDE * 4);
+    arg_values = allocate((u64)MAX_COLUMNS * STRIDE * 8);
     return arg_values != 0;
 }
 
 /* Take back the argument's value in the row being filled: a later one counts instead, or the event is dropped. */
 INLINE void forget_arg(i32 column) {
     u32 n = arg_counts[column];
-    if (n && arg_rows[column * ROW_CAPACITY + n - 1] == rows) arg_counts[column] = n - 1;
+    if (n && arg_rows[column * STRIDE + n - 1] == rows) arg_counts[column] = n - 1;
+}
+
+/* Add an argument's value where the row has none yet. */
+INLINE void add_arg(i32 column, i64 value) {
+    u32 at = column * STRIDE + arg_counts[column]++;
+    arg_rows[at] = rows;
+    arg_values[at] = value;
 }
 
 INLINE void put_arg(i32 column, i64 value) {
     forget_arg(column);
-    u32 at = column * ROW_CAPACITY + arg_counts[column]++;
-    arg_rows[at] = rows;
-    arg_values[at] = value;
+    add_arg(column, value);
 }
 
 static void forget_args(void) {

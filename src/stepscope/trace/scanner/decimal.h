@@ -39,7 +39,7 @@ static u64 leading_digits(const u8 *p, const u8 *stop, i64 count, u32 *next, int
 }
 
 /* Read any number at `p` into `out`, whatever its length and exponent; returns the byte after it. */
-static __attribute__((noinline)) const u8 *any_decimal(const u8 *p, int scale, struct number *out) {
+NOINLINE const u8 *any_decimal(const u8 *p, int scale, struct number *out) {
     int negative = *p == '-';
     const u8 *digits = p + negative, *stop;
     i64 whole = 0, exponent = 0;
@@ -99,7 +99,7 @@ INLINE u64 digits_value(u64 word, u32 count) {
 
 static const u32 POWERS[9] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
 
-/* Read up to 15 digits at `p` without a loop; returns the byte after them. */
+/* Read up to 16 digits at `p` without a loop; returns the byte after them. */
 INLINE const u8 *short_digits(const u8 *p, u64 *value) {
     u64 word = load64(p);
     u32 count = digit_run(word);
@@ -111,22 +111,22 @@ INLINE const u8 *short_digits(const u8 *p, u64 *value) {
     return p + 8 + count;
 }
 
-/* Read a number of at most 15 whole digits and `scale` decimals at most; anything else goes the long way. */
-INLINE const u8 *decimal(const u8 *start, u32 scale, struct number *out) {
+static const u64 MAX_SHORT_US = 9000000000000000ull; /* its nanoseconds fit into 63 bits */
+
+/* Read microseconds of at most 16 digits and three decimals at `p` as nanoseconds; returns the byte after them, or 0
+ * where they have to be read the long way. */
+INLINE const u8 *short_time(const u8 *start, i64 *ns) {
     u64 value;
     const u8 *p = short_digits(start, &value);
-    if (UNLIKELY(p == start || p - start > 15)) return any_decimal(start, (int)scale, out);
+    if (UNLIKELY(p == start || value > MAX_SHORT_US)) return 0;
     u32 decimals = 0;
-    if (scale && *p == '.') {
+    if (*p == '.') {
         u64 word = load64(p + 1);
         decimals = digit_run(word);
-        if (UNLIKELY(!decimals || decimals > scale)) return any_decimal(start, (int)scale, out);
+        if (UNLIKELY(!decimals || decimals > 3)) return 0;
         value = value * POWERS[decimals] + digits_value(word, decimals);
         p += 1 + decimals;
     }
-    if (UNLIKELY(is_word(*p))) return any_decimal(start, (int)scale, out);
-    out->value = (i64)(value * POWERS[scale - decimals]);
-    out->kind = IN_RANGE;
-    out->exact = 1;
-    return p;
+    *ns = (i64)(value * POWERS[3 - decimals]);
+    return LIKELY(!is_word(*p)) ? p : 0;
 }

@@ -64,7 +64,7 @@ INLINE enum field field_of(const u8 *p, u32 length) {
 }
 
 /* Go behind the colon that follows a key's closing quote at `p`. */
-INLINE const u8 *after_colon(const u8 *p, const u8 *end) {
+NOINLINE const u8 *after_colon(const u8 *p, const u8 *end) {
     if (LIKELY((load32(p) & 0xffffff) == WORD('"', ':', ' ', 0))) {
         p += 3;
         return LIKELY(*p > ' ') ? p : skip_space(p);
@@ -76,7 +76,7 @@ INLINE const u8 *after_colon(const u8 *p, const u8 *end) {
 
 /* Go to the content of the next key, behind its quote, after a value that ends at `p`. Returns 0 at the end of the
  * object, with `p` behind its brace, or where no key follows, with `p` 0. */
-INLINE const u8 *next_key(const u8 **p, const u8 *end) {
+NOINLINE const u8 *next_key(const u8 **p, const u8 *end) {
     const u8 *q = *p;
     if (LIKELY((load32(q) & 0xffffff) == WORD(',', ' ', '"', 0))) return q + 3;
     q = skip_space(q);
@@ -98,7 +98,7 @@ INLINE const u8 *first_key(const u8 **p, const u8 *end) {
 }
 
 /* Read the key whose content starts at `p`. Returns the byte where the value starts. */
-INLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **text, u32 *length) {
+NOINLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **text, u32 *length) {
     int escaped = 0;
     *text = p;
     p = string_end(p, end, KEY, &escaped);
@@ -112,7 +112,7 @@ INLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **te
 }
 
 /* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
-static __attribute__((noinline)) const u8 *read_new_text(const u8 *p, const u8 *end, i32 *id) {
+NOINLINE const u8 *read_new_text(const u8 *p, const u8 *end, i32 *id) {
     u32 recovered = lenient ? TEXT_LENIENT : 0;
     if (LIKELY(*p == '"')) {
         int escaped = 0;
@@ -130,7 +130,7 @@ static __attribute__((noinline)) const u8 *read_new_text(const u8 *p, const u8 *
 }
 
 /* The same, with a look at what was read lately. */
-INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
+NOINLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
     u32 *set = recent_at(p);
     const u8 *q = LIKELY(!lenient) ? after_recent_text(set, p, end, id) : 0;
     if (LIKELY(q != 0)) return q;
@@ -140,13 +140,19 @@ INLINE const u8 *read_text(const u8 *p, const u8 *end, i32 *id) {
 }
 
 /* Read a process or thread: a number, or anything else as a text; null counts as absent. */
-INLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
+NOINLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
     i32 id;
     *value = NO_ID;
     if (LIKELY(*p != '"')) {
+        u64 digits;
+        const u8 *q = short_digits(p, &digits);
+        if (LIKELY(q > p && !is_word(*q))) {
+            *value = (i64)digits;
+            return q;
+        }
         struct number n;
-        const u8 *q = decimal(p, 0, &n);
-        if (LIKELY(n.kind == IN_RANGE && n.exact && n.value > STRING_ID_BASE / 2 && !is_word(*q))) {
+        q = any_decimal(p, 0, &n);
+        if (n.kind == IN_RANGE && n.exact && n.value > STRING_ID_BASE / 2 && !is_word(*q)) {
             *value = n.value;
             return q;
         }
@@ -159,12 +165,14 @@ INLINE const u8 *read_id(const u8 *p, const u8 *end, i64 *value) {
 }
 
 /* Read a time in microseconds as nanoseconds; null counts as absent. */
-INLINE const u8 *read_time(const u8 *p, const u8 *end, i64 *value, u32 *bad) {
-    struct number n = {0};
-    const u8 *q = decimal(p, 3, &n);
+NOINLINE const u8 *read_time(const u8 *p, const u8 *end, i64 *value, u32 *bad) {
     *bad = 0;
+    const u8 *q = short_time(p, value);
+    if (LIKELY(q != 0)) return q;
+    struct number n = {0};
+    q = any_decimal(p, 3, &n);
     *value = n.value;
-    if (LIKELY(n.kind == IN_RANGE && !is_word(*q))) return q;
+    if (n.kind == IN_RANGE && !is_word(*q)) return q;
     *bad = !(load32(p) == WORD('n', 'u', 'l', 'l') && !is_word(p[4]));
     *value = NONE_NS;
     return value_end(p, end);
@@ -188,7 +196,7 @@ static int integer_in_text(const u8 *p, const u8 *end, i64 *value) {
     return q == end && n.kind == IN_RANGE && n.exact;
 }
 
-static __attribute__((noinline)) const u8 *read_odd_int(const u8 *p, const u8 *end, i32 column, u32 *bad) {
+NOINLINE const u8 *read_odd_int(const u8 *p, const u8 *end, i32 column, u32 *bad) {
     const u8 *q = value_end(p, end);
     if (!q) return 0;
     i64 value;
@@ -212,7 +220,7 @@ INLINE const u8 *read_int_arg(const u8 *p, const u8 *end, i32 column, u32 *bad) 
 static u8 first_arg, after_unknown; /* as `next` of a key: arguments come in the same order again and again */
 
 /* Read the object of arguments at `p`; anything but an object counts as none. */
-INLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
+NOINLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
     u8 scratch[MAX_UNESCAPED + 16];
     const u8 *text;
     u32 length;
@@ -246,7 +254,7 @@ INLINE const u8 *read_args(const u8 *p, const u8 *end, struct event *e) {
     return p;
 }
 
-INLINE const u8 *read_ph(const u8 *p, const u8 *end, struct event *e) {
+NOINLINE const u8 *read_ph(const u8 *p, const u8 *end, struct event *e) {
     e->has_ph = *p == '"';
     e->ph = 0;
     if (LIKELY(*p == '"' && p[2] == '"' && p[1] != '\\')) { e->ph = p[1]; return p + 3; }

@@ -84,7 +84,7 @@ static const u8 *keep_bytes(const u8 *p, u32 length) {
     return copy;
 }
 
-static __attribute__((noinline)) i32 add_text(const u8 *p, u32 length, u32 flags, u32 hash) {
+NOINLINE i32 add_text(const u8 *p, u32 length, u32 flags, u32 hash) {
     const u8 *copy;
     if (num_texts == MAX_STRINGS || (num_texts == max_texts && !grow_table()) || !(copy = keep_bytes(p, length))) {
         exhausted = 1;
@@ -98,7 +98,7 @@ static __attribute__((noinline)) i32 add_text(const u8 *p, u32 length, u32 flags
 }
 
 /* Take back the texts from number `first` on, the latest first: so nothing that was put behind one is lost. */
-static __attribute__((noinline)) void forget_texts(u32 first) {
+NOINLINE void forget_texts(u32 first) {
     while (num_texts > first) {
         const struct text *t = &texts[num_texts - 1];
         u32 at = hash_bytes(t->bytes, t->length, t->flags) & slot_mask;

@@ -7,6 +7,7 @@
 #include <wasm_simd128.h>
 
 typedef uint8_t u8;
+typedef uint16_t u16;
 typedef uint32_t u32;
 typedef uint64_t u64;
 typedef int32_t i32;
@@ -14,6 +15,7 @@ typedef int64_t i64;
 
 #define EXPORT(name) __attribute__((export_name(#name)))
 #define INLINE static inline __attribute__((always_inline))
+#define NOINLINE static __attribute__((noinline)) /* what is compiled once is compiled sooner */
 #define LIKELY(x) __builtin_expect(!!(x), 1)
 #define UNLIKELY(x) __builtin_expect(!!(x), 0)
 
@@ -57,13 +59,12 @@ INLINE u64 first_bytes(u64 word, u32 count) { return count >= 8 ? word : word & 
 
 /* Return whether two texts of equal length are equal; both must be readable 16 bytes past their end. */
 INLINE int same_bytes(const u8 *a, const u8 *b, u32 length) {
-    u32 i = 0;
-    for (; i + 16 <= length; i += 16) {
-        v128_t equal = wasm_i8x16_eq(wasm_v128_load(a + i), wasm_v128_load(b + i));
-        if (!wasm_i8x16_all_true(equal)) return 0;
+    if (length < 8) return !first_bytes(load64(a) ^ load64(b), length);
+    if (length < 16) return !((load64(a) ^ load64(b)) | (load64(a + length - 8) ^ load64(b + length - 8)));
+    u32 last = length - 16;
+    for (u32 i = 0; i < last; i += 16) {
+        v128_t differ = wasm_v128_xor(wasm_v128_load(a + i), wasm_v128_load(b + i));
+        if (wasm_v128_any_true(differ)) return 0;
     }
-    u32 rest = length - i;
-    if (!rest) return 1;
-    u32 equal = wasm_i8x16_bitmask(wasm_i8x16_eq(wasm_v128_load(a + i), wasm_v128_load(b + i)));
-    return (~equal & ((1u << rest) - 1)) == 0;
+    return !wasm_v128_any_true(wasm_v128_xor(wasm_v128_load(a + last), wasm_v128_load(b + last)));
 }

@@ -4,7 +4,7 @@
  * proves to be an event is searched, or the end of the array. All attempts together may read a limited number of times
  * the block; then what they read is skipped, so that damage made to be slow costs linear time. */
 #pragma once
-#include "event.h"
+#include "shape.h"
 
 enum status { NEED_MORE, ROWS_FULL, ARRAY_END, EXHAUSTED };
 enum {
@@ -21,8 +21,11 @@ static int is_final;     /* nothing follows the block */
 static int is_top_array; /* the file is an array of events, not an object that holds one */
 static int cut;          /* an event reaches to the end of the file */
 static u64 waste, max_waste;
+static u32 first_offset; /* of the input */
 
-static __attribute__((noinline)) const u8 *fields_of(const u8 *p, const u8 *end, struct event *e) {
+INLINE u32 offset_of(const u8 *p) { return first_offset + (u32)(p - input); }
+
+NOINLINE const u8 *fields_of(const u8 *p, const u8 *end, struct event *e) {
     return read_fields(p, end, e);
 }
 
@@ -120,7 +123,7 @@ static const u8 *read_event(const u8 *p, int lost) {
     u8 after = *skip_space(next);
     if (UNLIKELY(after != ',' && after != ']') && holds_event(p, next)) return refuse_event(p, next, first_text);
     counts.recovered += recovered;
-    keep_event(&e, (u32)(p - input), first_text);
+    keep_event(&e, offset_of(p), first_text);
     return next;
 }
 

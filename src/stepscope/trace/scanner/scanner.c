@@ -24,7 +24,7 @@ EXPORT(input_buffer) u8 *input_buffer(u32 bytes, u32 kept) {
     return input = enlarge(input, kept, (u64)bytes + PADDING);
 }
 
-EXPORT(setup) int setup(void) { return grow_table() && allocate_columns(); }
+EXPORT(setup) int setup(void) { return grow_table() && allocate_columns() && allocate_shapes(); }
 
 /* Take `count` keys from the input buffer: length, column and kind, a byte each, then the text. */
 EXPORT(configure_keys) int configure_keys(u32 count) {
@@ -48,9 +48,16 @@ static void note_bad(const u8 *p) {
     result.first_bad = (u32)(p - input);
 }
 
-/* Read events from byte `from` of the `length` bytes in the input buffer. Returns a status; the rest is in `result`:
- * rows filled, bytes consumed, whether reading is lost (pass it on as LOST), whether an event was cut off. */
-EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
+/* Forget the rows that the host has copied. */
+EXPORT(clear_rows) void clear_rows(void) {
+    rows = 0;
+    __builtin_memset(arg_counts, 0, sizeof arg_counts);
+}
+
+/* Read events from byte `from` of the `length` bytes in the input buffer, behind the rows that are there; their
+ * offsets count from `base` bytes before the buffer. Returns a status; the rest is in `result`: rows filled, bytes
+ * consumed, whether reading is lost (pass it on as LOST), whether an event was cut off. */
+EXPORT(parse) int parse(u32 length, u32 from, u32 flags, u32 base) {
     const u8 *p = input + from;
     enum status status = NEED_MORE;
     int lost = (flags & LOST) != 0;
@@ -60,8 +67,7 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
     __builtin_memset((u8 *)block_end, '"', PADDING);
     __builtin_memset(&result, 0, sizeof result);
     __builtin_memset(&counts, 0, sizeof counts);
-    __builtin_memset(arg_counts, 0, sizeof arg_counts);
-    rows = 0;
+    first_offset = base;
     cut = 0;
     holds_events = 0;
     waste = 0;
@@ -79,8 +85,15 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags) {
         while (*p == ',') p = skip_space(p + 1);
         if (p >= block_end) { p = block_end; break; }
         if (LIKELY(*p == '{')) {
-            const u8 *next = read_event(p, 0);
+            const u8 *next = read_known(p, block_end, offset_of(p));
             if (LIKELY(next != 0)) { p = next; continue; }
+            const u32 row = rows, bad = counts.bad_args + counts.recovered;
+            next = read_event(p, 0);
+            if (LIKELY(next != 0)) {
+                if (rows > row && counts.bad_args + counts.recovered == bad) learn_event(p, next, block_end);
+                p = next;
+                continue;
+            }
             if (failure == INCOMPLETE && !is_final) break;
             if (failure == INCOMPLETE) cut = 1;
             else counts.malformed++;

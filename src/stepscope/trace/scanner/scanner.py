@@ -7,10 +7,12 @@ from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, Parse
 from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 from stepscope.trace.schema import ARGS, DENSE
 
-_ROW_CAPACITY = 1 << 15
-"""as in columns.h"""
+_STRIDE = (1 << 15) + 112
+"""places in an argument's array, as in columns.h"""
 _INPUT_BYTES = 4 << 20
 """room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
+_MAX_SPAN = 1 << 30
+"""bytes of a file whose rows are handed over together: offsets have 32 bits"""
 _SALVAGED_BYTES = 1 << 16
 """the end of a file whose events do not end properly: there may be fields in it"""
 _DENSE_DTYPES = tuple("uint32" if c.name == "offset" else c.dtype for c in DENSE)
@@ -29,6 +31,7 @@ class Scanner:
     def __init__(self) -> None:
         self._wasm = Instance()
         self._input = self._length = self._capacity = 0
+        self._pending = self._origin = 0  # rows, and where in the file their offsets count from
         self._require(self._wasm.call("setup"))
         self._columns = [self._wasm.call("column_at", i) for i in range(len(DENSE))]
         self._result = self._wasm.call("result_at")
@@ -50,23 +53,31 @@ class Scanner:
         self._wasm.write(self._input + self._length, piece)
         self._length = length
 
-    def parse(self, flags: Flags, sink: Callable[[Rows], None]) -> ParsedBlock:
-        """Parse the block that was put; `sink` is called with its rows, as often as they fill the columns."""
+    def parse(self, flags: Flags, sink: Callable[[Rows], None], *, offset: int = 0) -> ParsedBlock:
+        """Parse the block that was put, which begins at byte `offset` of the file.
+
+        `sink` is called with rows as often as they fill the columns; what does not waits for `finish`.
+        """
         length, self._length = self._length, 0
+        if offset - self._origin > _MAX_SPAN:
+            self.finish(sink)
+        if not self._pending:
+            self._origin = offset
         totals = Counts()
         first_bad = None
         position = another = 0
         status = Status.ROWS_FULL
         while status == Status.ROWS_FULL:
-            status = Status(self._wasm.call("parse", length, position, int(flags)))
+            status = Status(self._wasm.call("parse", length, position, int(flags), offset - self._origin))
             found = self._wasm.view(self._result, "uint32", 14).tolist()
-            rows, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
+            self._pending, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
             another |= holds_events
             totals = totals.plus(counts)
             if has_bad and first_bad is None:
                 first_bad = bad_at
-            if rows:
-                sink(self._rows(rows))
+            if status == Status.ROWS_FULL:
+                self.finish(sink)
+                self._origin = offset
             flags &= ~Flags.LOST
         if status == Status.EXHAUSTED:
             raise MemoryLimitError(_EXHAUSTED)
@@ -75,6 +86,13 @@ class Scanner:
             position = min(position, max(0, length - _SALVAGED_BYTES))
         rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
         return ParsedBlock(rest, ended, bool(lost), bool(cut), totals, first_bad, bool(another))
+
+    def finish(self, sink: Callable[[Rows], None]) -> None:
+        """Hand over the rows that wait."""
+        if self._pending:
+            sink(self._rows(self._pending))
+            self._wasm.run("clear_rows")
+            self._pending = 0
 
     def num_texts(self) -> int:
         """Return the number of distinct texts seen so far."""
@@ -94,10 +112,10 @@ class Scanner:
         for column, n in enumerate(view(self._arg_counts, "uint32", len(ARGS)).tolist()):
             if n:
                 args[column] = (
-                    view(self._arg_rows + column * _ROW_CAPACITY * 4, "uint32", n),
-                    view(self._arg_values + column * _ROW_CAPACITY * 8, "int64", n),
+                    view(self._arg_rows + column * _STRIDE * 4, "uint32", n),
+                    view(self._arg_values + column * _STRIDE * 8, "int64", n),
                 )
-        return Rows(columns, args)
+        return Rows(columns, args, self._origin)
 
     @staticmethod
     def _require(success: int) -> None:

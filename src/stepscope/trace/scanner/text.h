@@ -12,7 +12,7 @@ static enum failure_kind failure;
 static const u8 *failed_at;
 
 /* Note why and where parsing stopped; returns 0 so that a caller can return it in turn. */
-static __attribute__((noinline)) const u8 *fail(const u8 *at, const u8 *end) {
+NOINLINE const u8 *fail(const u8 *at, const u8 *end) {
     failure = at >= end ? INCOMPLETE : SYNTAX;
     failed_at = at;
     return 0;
@@ -37,7 +37,7 @@ static int lenient; /* whether control characters and bare quotes count as conte
 
 /* Return whether a quote with `p` behind it can close a string: a bare quote is content unless a key's colon, a
  * closing bracket or a comma follows; after a member of an object the comma must be followed by the next key. */
-static __attribute__((noinline)) int closes_string(const u8 *p, const u8 *end, enum string_role role) {
+NOINLINE int closes_string(const u8 *p, const u8 *end, enum string_role role) {
     p = skip_space(p);
     if (p >= end) return 0;
     if (role == KEY) return *p == ':';
@@ -52,7 +52,7 @@ static __attribute__((noinline)) int closes_string(const u8 *p, const u8 *end, e
 }
 
 /* Return the closing quote of the string whose content starts at `p`. */
-INLINE const u8 *string_end(const u8 *p, const u8 *end, enum string_role role, int *escaped) {
+NOINLINE const u8 *string_end(const u8 *p, const u8 *end, enum string_role role, int *escaped) {
     for (;;) {
         v128_t v = wasm_v128_load(p);
         v128_t stop = wasm_v128_or(wasm_i8x16_eq(v, wasm_u8x16_splat('"')), wasm_i8x16_eq(v, wasm_u8x16_splat('\\')));
@@ -93,7 +93,7 @@ INLINE int count_bracket(struct nesting *n, u8 bracket) {
 }
 
 /* Return the byte after the bracket that closes the open ones, a byte at a time. */
-static __attribute__((noinline)) const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, struct nesting n) {
+NOINLINE const u8 *nested_end_by_bytes(const u8 *p, const u8 *end, struct nesting n) {
     int escaped;
     for (; p < end; p++) {
         if (*p == '"') {
@@ -115,7 +115,7 @@ INLINE u32 inside_quotes(u32 quotes) {
 }
 
 /* Return the byte after the bracket that closes the one at `p`: 16 bytes at a time as long as no backslash comes. */
-static __attribute__((noinline)) const u8 *nested_end(const u8 *p, const u8 *end) {
+NOINLINE const u8 *nested_end(const u8 *p, const u8 *end) {
     struct nesting n = {0, 0};
     u32 in_string = 0; /* all ones while a string reaches over from the bytes before */
     if (UNLIKELY(lenient)) return nested_end_by_bytes(p, end, n);
@@ -159,7 +159,7 @@ static const u8 *word_end(const u8 *p, const u8 *end) {
 }
 
 /* Return the byte after any value. */
-static __attribute__((noinline)) const u8 *value_end(const u8 *p, const u8 *end) {
+NOINLINE const u8 *value_end(const u8 *p, const u8 *end) {
     int escaped;
     if (*p == '"') {
         p = string_end(p + 1, end, MEMBER, &escaped);
