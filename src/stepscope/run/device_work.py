@@ -17,7 +17,7 @@ from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
@@ -173,22 +173,21 @@ def numbered(keys: Int64s) -> Int64s:
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
     """Return the launch of each device row, all launching calls, and how many of those share an id."""
     correlation = trace.arg("correlation")
-    runtime = np.flatnonzero(kinds == EventKind.RUNTIME)
+    runtime = np.flatnonzero(of_kinds(kinds, (EventKind.RUNTIME,)))
     key = correlation.at(runtime, missing=-1)
-    has = key > 0
+    has = np.flatnonzero(key > 0)
     runtime, key = runtime[has], key[has]
     found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
-    launches = rows_named(trace, runtime, lambda s: bool(_LAUNCHES.search(s)))
-    launch_keys = correlation.at(launches, missing=-1)
-    reused = len(launch_keys) - len(distinct(launch_keys))
-    return found, launches, reused
+    launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
+    reused = len(launching) - len(distinct(key[launching]))
+    return found, runtime[launching], reused
 
 
 def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
     """Return the innermost host operator around each launch: by external id where it names one on the same
     thread around the launch, else by the call stack.
     """
-    ops = np.flatnonzero(kinds == EventKind.HOST_OP)
+    ops = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP,)))
     external = trace.arg("external_id")
     wanted = external.at(launch_rows, missing=-1)
     found = lookup(external.at(ops, missing=-2), ops, wanted)
