@@ -122,7 +122,7 @@ def event_kinds(trace: Trace) -> Kinds:
     """Return the `EventKind` of every row."""
     ph = trace["ph"]
     kinds = by_string(trace, trace["cat"], lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
-    filed = (ph == ord("X")) | (kinds == EventKind.MEMORY) | (kinds == EventKind.FLOW)
+    filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
     kinds *= filed  # all else is OTHER, which is 0
     kinds[ph == ord("M")] = EventKind.META
     kinds[uncategorised_device_rows(trace)] = EventKind.KERNEL
