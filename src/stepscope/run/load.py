@@ -26,7 +26,7 @@ from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, 
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.trace.budget import return_freed
+from stepscope.trace.budget import keep_freed, return_freed
 from stepscope.trace.table import Trace
 
 MAX_JOBS = 256
@@ -125,6 +125,7 @@ def load_sources(
     """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
     as far as they were kept, and `sampling` says so.
     """
+    keep_freed()
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
     read = source_reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)

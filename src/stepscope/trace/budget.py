@@ -23,6 +23,23 @@ WORTH_RETURNING_BYTES = 32 << 20
 """of raw text: reading so much leaves tens of megabytes that were freed and that the system still counts as used"""
 
 
+_KEPT_BYTES = 64 << 20
+_MOST_IN_HEAP_BYTES = 32 << 20
+"""the most that glibc takes"""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""of `mallopt` in glibc's malloc.h"""
+
+
+def keep_freed() -> None:
+    """Let passing arrays use the memory of those before them, where the C library can (glibc's): to take it from the
+    system and return it takes as long as it does to fill it.
+    """
+    with suppress(AttributeError, OSError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, _MOST_IN_HEAP_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
 def return_freed(raw_bytes: int) -> None:
     """Return to the system what reading so many bytes left behind, where the C library can (glibc's)."""
     if raw_bytes >= WORTH_RETURNING_BYTES:
