@@ -207,24 +207,23 @@ def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
 
 def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
     """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
+    if not len(outer) or not len(inner):
+        return np.full(len(inner), -1, np.int64)
     unique, back = np.unique(inner, return_inverse=True)
     rows = np.concatenate((outer, unique))
-    is_outer = np.concatenate((np.ones(len(outer), bool), np.zeros(len(unique), bool)))
     start, thread = trace["ts_ns"][rows], trace["tid"][rows]
     end = start + trace["dur_ns"][rows]
-    order = stack_order(thread, start, end, ~is_outer)
+    order = stack_order(thread, start, end, np.arange(len(rows)) >= len(outer))
     parent = call_stack_parents(thread[order], start[order], end[order])
+    is_inner = order >= len(outer)
+    places = np.flatnonzero(is_inner)
+    around = parent[places]
     # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
-    outer_at = is_outer[order]
-    while True:
-        climb = (parent >= 0) & ~outer_at[parent]
-        if not climb.any():
-            break
-        parent = np.where(climb, parent[parent], parent)
-    position = np.empty(len(rows), np.int64)
-    position[order] = np.arange(len(rows))
-    at = parent[position[len(outer) :]]
-    return np.where(at >= 0, rows[order[at]], -1)[back]
+    while (climb := (around >= 0) & is_inner[around]).any():
+        around = np.where(climb, parent[around], around)
+    found = np.empty(len(unique), np.int64)
+    found[order[places] - len(outer)] = np.where(around >= 0, rows[order[around]], -1)
+    return found[back]
 
 
 def _first_of(value: Int64s, fallback: Int64s) -> Int64s:

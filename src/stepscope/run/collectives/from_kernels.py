@@ -32,7 +32,7 @@ def device_collectives(trace: Trace, kinds: Kinds, work: DeviceWork) -> Collecti
     kernel, launch = work.row[index], work.launch_row[index]
     launches = distinct(launch[launch >= 0])
     records, ranges = _records_and_ranges(trace, kinds)
-    inside, around = _enclosing(trace, records, launches), _enclosing(trace, ranges, launches)
+    inside, around = enclosing(trace, records, launches), enclosing(trace, ranges, launches)
     coalesced = _coalesced(trace, records, launches, inside)
     record = lookup(launches, inside, launch)
     own = trace.arg("collective").at(kernel, missing=NO_STRING) != NO_STRING
@@ -64,10 +64,6 @@ def _records_and_ranges(trace: Trace, kinds: Kinds) -> tuple[Rows, Rows]:
     records, ranges = host[np.flatnonzero(code == _IS_RECORD)], host[np.flatnonzero(code == 1)]
     waits = by_string(trace, trace.arg("collective").at(records, missing=NO_STRING), lambda s: s == "wait")
     return records[waits == 0], ranges
-
-
-def _enclosing(trace: Trace, outer: Rows, launches: Rows) -> Rows:
-    return enclosing(trace, outer, launches) if len(outer) else np.full(len(launches), -1)
 
 
 def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dict[int, Rows]:
