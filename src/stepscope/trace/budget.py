@@ -24,19 +24,22 @@ WORTH_RETURNING_BYTES = 32 << 20
 
 
 _KEPT_BYTES = 64 << 20
-_MOST_IN_HEAP_BYTES = 32 << 20
+_MAX_IN_HEAP_BYTES = 32 << 20
 """the most that glibc takes"""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """of `mallopt` in glibc's malloc.h"""
 
 
 def keep_freed() -> None:
-    """Let passing arrays use the memory of those before them, where the C library can (glibc's): to take it from the
-    system and return it takes as long as it does to fill it.
+    """Let arrays use the memory of those before them, whichever thread had them, where the C library can (glibc's).
+
+    Else each array of megabytes is mapped and cleared by the system, which takes as long as to fill it, and what one
+    thread freed stays its own.
     """
     with suppress(AttributeError, OSError, TypeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_MMAP_THRESHOLD, _MOST_IN_HEAP_BYTES)
+        library.mallopt(_ARENA_MAX, 1)
+        library.mallopt(_MMAP_THRESHOLD, _MAX_IN_HEAP_BYTES)
         library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 

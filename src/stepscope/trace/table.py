@@ -39,8 +39,9 @@ class SparseColumn(ArrayRecord):
             table = np.full(end + 1, missing, self.values.dtype if fits else np.int64)  # in the last place: no such row
             table[self.rows.astype(np.intp)] = self.values
             return table.take(np.minimum(rows, end)).astype(np.int64, copy=False)
-        i = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        return np.where(self.rows[i] == rows, self.values[i], np.int64(missing))
+        wanted = rows.astype(self.rows.dtype, copy=False)  # else all of the column's rows are made as wide as these
+        i = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        return np.where(self.rows[i] == wanted, self.values[i], np.int64(missing))
 
 
 @dataclass(frozen=True)
