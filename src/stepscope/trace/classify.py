@@ -161,7 +161,7 @@ _RULES = {EventKind.MEMORY: _memory_kind, EventKind.HOST_OP: _host_kind, EventKi
 """what names decide in which category"""
 
 
-def by_string(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
     return _of_strings(trace, ids, rule).take(ids)
 
@@ -193,7 +193,7 @@ def _named(trace: Trace, places: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
     return there.reshape(len(EventKind), -1)[:, 1:]
 
 
-def _of_strings(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
     strings = trace.strings
     used = np.zeros(len(strings) + 1, bool)

@@ -16,8 +16,8 @@ import numpy as np
 
 from stepscope.contract.collectives import is_comm_annotation, op_name
 from stepscope.run.collectives.flight import FlightCall, calls_of_operators
+from stepscope.run.collectives.from_kernels import received_bytes
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
-from stepscope.run.collectives.meaning import received_bytes
 from stepscope.run.collectives.shapes import element_counts, shape_bytes
 from stepscope.run.collectives.table import Collectives, Meaning, collective_table
 from stepscope.run.device_work import Rows
