@@ -153,6 +153,26 @@ def test_content_is_part_of_the_key(tmp_path: Path) -> None:
         assert first["content"] != second["content"]
 
 
+def test_trace_that_changes_while_it_is_read_leaves_no_cache(trace_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_and_touch(path: Path, **options: Any) -> Trace:
+        trace = read(path, **options)
+        os.utime(path, ns=(0, 0))
+        return trace
+
+    monkeypatch.setattr(cache, "read", read_and_touch)
+    assert not read_cached(trace_file).from_cache
+    assert not cache_file(trace_file).exists()
+
+
+def test_arguments_on_the_same_rows_share_them_in_the_cache(trace_file: Path) -> None:
+    def num_row_arrays(trace: Trace) -> int:
+        return len({id(arg.rows) for arg in trace.args.values()})
+
+    first, second = read_cached(trace_file), read_cached(trace_file)
+    assert second.from_cache
+    assert num_row_arrays(second) == num_row_arrays(first) < len(first.args)
+
+
 def test_linked_cache_folder_is_not_written_through(trace_file: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

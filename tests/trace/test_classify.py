@@ -74,6 +74,13 @@ def test_phase_comes_before_the_category(tmp_path: Path) -> None:
         "void symm_mem::multimem_all_gather_kernel<8>",
         "void vllm::cross_device_reduce_2stage<half, 8>",
         "mscclKernel_Sum_float_Simple",
+        "HCOM_AllReduce__747_0",
+        "void mori::ep::EpDispatch<float>",
+        "void multimem_one_shot_all_reduce<float>",
+        "void symm_mem::barrier()",
+        "void two_shot_allreduce<half>",
+        "void quickreduce::quick_all_reduce_two_shot<half>",
+        "userbuffers_fp16_sum_inplace_gpu_rw",
     ],
 )
 def test_communication_kernels_of_all_libraries(tmp_path: Path, name: str) -> None:

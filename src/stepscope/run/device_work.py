@@ -17,7 +17,7 @@ from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, Kinds, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
@@ -173,22 +173,21 @@ def numbered(keys: Int64s) -> Int64s:
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
     """Return the launch of each device row, all launching calls, and how many of those share an id."""
     correlation = trace.arg("correlation")
-    runtime = np.flatnonzero(kinds == EventKind.RUNTIME)
+    runtime = np.flatnonzero(of_kinds(kinds, (EventKind.RUNTIME,)))
     key = correlation.at(runtime, missing=-1)
-    has = key > 0
+    has = np.flatnonzero(key > 0)
     runtime, key = runtime[has], key[has]
     found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
-    launches = rows_named(trace, runtime, lambda s: bool(_LAUNCHES.search(s)))
-    launch_keys = correlation.at(launches, missing=-1)
-    reused = len(launch_keys) - len(distinct(launch_keys))
-    return found, launches, reused
+    launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
+    reused = len(launching) - len(distinct(key[launching]))
+    return found, runtime[launching], reused
 
 
 def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
     """Return the innermost host operator around each launch: by external id where it names one on the same
     thread around the launch, else by the call stack.
     """
-    ops = np.flatnonzero(kinds == EventKind.HOST_OP)
+    ops = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP,)))
     external = trace.arg("external_id")
     wanted = external.at(launch_rows, missing=-1)
     found = lookup(external.at(ops, missing=-2), ops, wanted)
@@ -208,24 +207,23 @@ def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
 
 def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
     """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
+    if not len(outer) or not len(inner):
+        return np.full(len(inner), -1, np.int64)
     unique, back = np.unique(inner, return_inverse=True)
     rows = np.concatenate((outer, unique))
-    is_outer = np.concatenate((np.ones(len(outer), bool), np.zeros(len(unique), bool)))
     start, thread = trace["ts_ns"][rows], trace["tid"][rows]
     end = start + trace["dur_ns"][rows]
-    order = stack_order(thread, start, end, ~is_outer)
+    order = stack_order(thread, start, end, np.arange(len(rows)) >= len(outer))
     parent = call_stack_parents(thread[order], start[order], end[order])
+    is_inner = order >= len(outer)
+    places = np.flatnonzero(is_inner)
+    around = parent[places]
     # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
-    outer_at = is_outer[order]
-    while True:
-        climb = (parent >= 0) & ~outer_at[parent]
-        if not climb.any():
-            break
-        parent = np.where(climb, parent[parent], parent)
-    position = np.empty(len(rows), np.int64)
-    position[order] = np.arange(len(rows))
-    at = parent[position[len(outer) :]]
-    return np.where(at >= 0, rows[order[at]], -1)[back]
+    while (climb := (around >= 0) & is_inner[around]).any():
+        around = np.where(climb, parent[around], around)
+    found = np.empty(len(unique), np.int64)
+    found[order[places] - len(outer)] = np.where(around >= 0, rows[order[around]], -1)
+    return found[back]
 
 
 def _first_of(value: Int64s, fallback: Int64s) -> Int64s:

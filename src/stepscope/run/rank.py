@@ -14,9 +14,12 @@ from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work
 from stepscope.run.steps import Steps, recorded_steps
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind, Kinds, event_kinds, names_by_kind, of_kinds
 from stepscope.trace.table import Trace
 
+_FEW_NAMES = 8
+"""that are quicker looked for among all rows than in those of some kinds"""
 _MAX_RANKS = 1 << 20
 """a world said to be larger is not believed"""
 
@@ -55,14 +58,18 @@ class Rank(ArrayRecord):
 
     def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
         """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
-        strings = self.trace.strings
+        strings, names = self.trace.strings, self.trace["name"]
         known = self._name_ids(kinds)
         code_of = np.zeros(len(strings) + 1, np.uint8)  # one more, that of no name, stays 0
         code_of[known] = [rule(strings[i]) for i in known]
-        if not code_of.any():
+        wanted = np.flatnonzero(code_of).astype(names.dtype)
+        if not len(wanted):
             return np.empty(0, np.int64), np.empty(0, np.uint8)
-        rows = np.flatnonzero(of_kinds(self.kinds, kinds))
-        code = code_of[self.trace["name"][rows]]
+        there = of_kinds(self.kinds, kinds)
+        if len(wanted) <= _FEW_NAMES:
+            there &= among(names, wanted)
+        rows = np.flatnonzero(there)
+        code = code_of.take(names[rows])
         coded = np.flatnonzero(code)
         return rows[coded], code[coded]
 

@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from stepscope.trace import schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_columns import is_sound, sound_quality
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, try_to_write
-from stepscope.trace.content_key import content_key
+from stepscope.trace.content_key import content_key, is_unchanged
 from stepscope.trace.read import read
 from stepscope.trace.scanner import version
 from stepscope.trace.table import Quality, SparseColumn, Trace
@@ -35,7 +35,7 @@ from stepscope.trace.table import Quality, SparseColumn, Trace
 MAX_CACHE_BYTES = 1 << 42
 """it is mapped, not read"""
 
-_MAGIC = b"stepscope columns 1\n"
+_MAGIC = b"stepscope columns 2\n"
 _ALIGNMENT = 64
 _Array = npt.NDArray[Any]
 
@@ -63,7 +63,7 @@ def read_cached(
         return cached
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
-    if key and large_enough and key == _key(trace_path):
+    if key and large_enough and is_unchanged(trace_path, key):
         try_to_write(target, lambda: _store(target, trace, key))
     return trace
 
@@ -86,33 +86,31 @@ def _key(path: Path) -> dict[str, Any] | None:
 
 def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     strings = json.dumps(trace.strings).encode()
-    arrays = _arrays(trace)
-    layout, at = {}, _aligned(len(strings))
-    for name, array in arrays.items():
-        layout[name] = {"at": at, "dtype": array.dtype.str, "count": len(array)}
-        at = _aligned(at + array.nbytes)
-    content: list[Any] = [strings, *(array.view(np.uint8).data for array in arrays.values())]
-    checksum = 0
-    for piece in content:
-        checksum = zlib_ng.crc32(piece, checksum)
+    pieces: list[Any] = [strings]
+    layout, place, at = {}, {}, _aligned(len(strings))
+    for name, array in _arrays(trace).items():
+        if id(array) not in place:  # many arguments lie on the same rows
+            place[id(array)] = at
+            pieces.append(array.view(np.uint8).data)
+            at = _aligned(at + array.nbytes)
+        layout[name] = {"at": place[id(array)], "dtype": array.dtype.str, "count": len(array)}
+    content = [part for piece in pieces for part in (piece, bytes(_aligned(len(piece)) - len(piece)))]
     description = {
         "key": key,
         "strings_bytes": len(strings),
         "columns": layout,
         "content_bytes": at,
-        "checksum": checksum,
+        "checksum": reduce(lambda checksum, part: zlib_ng.crc32(part, checksum), content, 0),
         "raw_bytes": trace.raw_bytes,
         "header": trace.header,
         "quality": asdict(trace.quality),
     }
     text = json.dumps(description).encode()
     text += b" " * (_aligned(_PREFIX.size + len(text)) - _PREFIX.size - len(text))
-    with atomic_write(target) as f:
+    with atomic_write(target, synced=False) as f:  # what a crash leaves of it has another checksum
         f.write(_PREFIX.pack(_MAGIC, len(text), zlib_ng.crc32(text)))
         f.write(text)
-        for piece in content:
-            f.write(piece)
-            f.write(b"\0" * (_aligned(len(piece)) - len(piece)))
+        f.writelines(content)
 
 
 _PREFIX = struct.Struct(f"<{len(_MAGIC)}sQI")
@@ -134,7 +132,7 @@ def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
     """Return the cached table, or None where the file is not exactly what was stored for this key."""
     try:
         with open_side_file(target, max_bytes=MAX_CACHE_BYTES) as f:
-            data: _Array = np.memmap(f, np.uint8, mode="r")
+            data: _Array = np.memmap(f, np.uint8, mode="r").view(np.ndarray)
         magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes()
         if magic != _MAGIC or len(text) != length or zlib_ng.crc32(text) != checksum:
@@ -149,14 +147,10 @@ def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
 
 
 def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace | None:
-    text = content[: description["strings_bytes"]].tobytes()
-    arrays = {name: _column(content, where) for name, where in description["columns"].items()}
-    checksum = zlib_ng.crc32(text)
-    for array in arrays.values():
-        checksum = zlib_ng.crc32(array, checksum)
-    if checksum != description["checksum"]:
+    if zlib_ng.crc32(content) != description["checksum"]:
         return None
-    strings = json.loads(text)
+    strings = json.loads(content[: description["strings_bytes"]].tobytes())
+    arrays = _columns(content, description["columns"])
     columns = {c.name: arrays[f"dense/{c.name}"] for c in schema.DENSE}
     args = {
         c.name: SparseColumn(arrays[f"rows/{c.name}"], arrays[f"values/{c.name}"])
@@ -171,9 +165,20 @@ def _mapped(content: _Array, description: dict[str, Any], path: Path) -> Trace |
     return Trace(str(path), raw_bytes, header, strings, columns, args, quality, from_cache=True)
 
 
-def _column(content: _Array, where: dict[str, Any]) -> _Array:
-    dtype = np.dtype(where["dtype"])
-    end = where["at"] + where["count"] * dtype.itemsize
-    if not 0 <= where["at"] <= end <= len(content):
+def _columns(content: _Array, layout: dict[str, dict[str, Any]]) -> dict[str, _Array]:
+    """Return the columns by name; those that lie at the same place are one array."""
+    known: dict[tuple[int, str, int], _Array] = {}
+    columns = {}
+    for name, where in layout.items():
+        at, kind, count = where["at"], where["dtype"], where["count"]
+        if (at, kind, count) not in known:
+            known[at, kind, count] = _column(content, at, np.dtype(kind), count)
+        columns[name] = known[at, kind, count]
+    return columns
+
+
+def _column(content: _Array, at: int, dtype: np.dtype[Any], count: int) -> _Array:
+    end = at + count * dtype.itemsize
+    if not 0 <= at <= end <= len(content):
         raise ValueError("a column outside the file")
-    return content[where["at"] : end].view(np.ndarray).view(dtype)
+    return content[at:end].view(dtype)

@@ -23,12 +23,10 @@ def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[s
         return False
     texts = all(_within(columns[name], NO_STRING, len(strings) - 1) for name in ("cat", "name"))
     ids = all(_are_ids(columns[name], len(strings)) for name in ("pid", "tid"))
-    times = columns["ts_ns"], columns["dur_ns"]
-    timed = _within(times[0][times[0] != NONE_NS], MIN_TIME_NS, MAX_TIME_NS - 1)
-    lasting = _within(times[1][times[1] != NONE_NS], 0, MAX_DURATION_NS - 1)
-    both = bool((times[0][columns["ph"] == ord("X")] != NONE_NS).all())
-    lasts = bool((times[1][columns["ph"] == ord("X")] != NONE_NS).all())
-    return texts and ids and timed and lasting and both and lasts and _args_are_sound(args, count, len(strings))
+    start, lasts, untimed = columns["ts_ns"], columns["dur_ns"], columns["ph"] != ord("X")
+    timed = _within_or_none(start, MIN_TIME_NS, MAX_TIME_NS - 1) and bool((untimed | (start != NONE_NS)).all())
+    lasting = _within_or_none(lasts, 0, MAX_DURATION_NS - 1) and bool((untimed | (lasts != NONE_NS)).all())
+    return texts and ids and timed and lasting and _args_are_sound(args, count, len(strings))
 
 
 def sound_quality(found: dict[str, Any]) -> Quality | None:
@@ -41,17 +39,14 @@ def sound_quality(found: dict[str, Any]) -> Quality | None:
 
 
 def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int) -> bool:
+    rows = {id(arg.rows): arg.rows for arg in args.values()}  # of which many arguments have the same
+    if not all(_are_rows(array, count) for array in rows.values()):
+        return False
     for column in ARGS:
         arg = args.get(column.name)
         if arg is None:
             continue
-        if (
-            arg.values.dtype not in _DTYPES[column.kind]
-            or arg.rows.dtype.kind not in "iu"
-            or len(arg.rows) != len(arg.values)
-        ):
-            return False
-        if not _within(arg.rows, 0, count - 1) or (np.diff(arg.rows.astype(np.int64)) <= 0).any():
+        if arg.values.dtype not in _DTYPES[column.kind] or len(arg.rows) != len(arg.values):
             return False
         low, high = (0, num_strings - 1) if column.kind is ArgKind.TEXT else (column.low, column.high)
         if not _within(arg.values, low, high):
@@ -61,9 +56,18 @@ def _args_are_sound(args: dict[str, SparseColumn], count: int, num_strings: int)
     return True
 
 
+def _are_rows(rows: npt.NDArray[Any], count: int) -> bool:
+    """Return whether they are rows of the table and ascend."""
+    return rows.dtype.kind in "iu" and bool((rows[1:] > rows[:-1]).all()) and _within(rows, 0, count - 1)
+
+
 def _are_ids(column: npt.NDArray[np.int64], num_strings: int) -> bool:
     texts = column[column < STRING_ID_BASE // 2]
     return _within(texts, STRING_ID_BASE, STRING_ID_BASE + num_strings - 1)
+
+
+def _within_or_none(values: npt.NDArray[np.int64], low: int, high: int) -> bool:
+    return bool((((values >= low) & (values <= high)) | (values == NONE_NS)).all())
 
 
 def _within(values: npt.NDArray[Any], low: int, high: int) -> bool:

@@ -95,6 +95,11 @@ COMMUNICATION = re.compile(
     r"|multimem_|(one|two)_shot_all_?reduce|symm_mem::|cross_device_reduce|quick_all_?reduce|userbuffers_",
     re.IGNORECASE,
 )
+_COMMUNICATES = (
+    "ccl", "nvshmem", "hcom_", "ep::", "node", "multimem_", "_shot_all", "symm_mem::", "cross_device_reduce",
+    "quick_all", "userbuffers_",
+)  # fmt: skip
+"""of which every name has one that the pattern matches; to look for these takes a fraction of its time"""
 
 # What devices other than GPUs call moving data and waiting for each other.
 _DMA = re.compile(r"^dma_request$|^MEMCPY_ASYNC$|^SDMA", re.IGNORECASE)
@@ -109,65 +114,91 @@ def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]
     """Return which rows are of one of these kinds; a comparison for each takes a tenth of what `np.isin` does."""
     out = np.zeros(len(kinds), bool)
     for kind in wanted:
-        out |= kinds == kind
+        out |= kinds == int(kind)  # a plain number: all kinds would be made 64 bits wide for one of an enumeration
     return out
 
 
 def event_kinds(trace: Trace) -> Kinds:
     """Return the `EventKind` of every row."""
-    cat, ph = trace["cat"], trace["ph"]
-    kinds = by_string(trace, cat, lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
+    ph = trace["ph"]
+    kinds = by_string(trace, trace["cat"], lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
+    filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
+    kinds *= filed  # all else is OTHER, which is 0
     kinds[ph == ord("M")] = EventKind.META
-    kinds[(kinds != EventKind.MEMORY) & (kinds != EventKind.FLOW) & (ph != ord("X")) & (ph != ord("M"))] = (
-        EventKind.OTHER
-    )
-    _refine(kinds, EventKind.MEMORY, trace, lambda s: EventKind.MEMORY if s == _MEMORY_EVENT else EventKind.OTHER)
-    _refine(kinds, EventKind.HOST_OP, trace, lambda s: EventKind.ANNOTATION if _RANGE.match(s) else EventKind.HOST_OP)
     kinds[uncategorised_device_rows(trace)] = EventKind.KERNEL
-    _refine(kinds, EventKind.KERNEL, trace, _device_kind)
-    return kinds
+    return _by_name(trace, kinds)
+
+
+def _by_name(trace: Trace, kinds: Kinds) -> Kinds:
+    """Return the kinds with those that the categories leave open decided by the names, once for each distinct name."""
+    place = _kind_and_name(trace, kinds)
+    refined = np.repeat(np.arange(len(EventKind), dtype=np.uint8), len(trace.strings) + 1)
+    table, there = refined.reshape(len(EventKind), -1)[:, 1:], _named(trace, place)
+    for kind, rule in _RULES.items():
+        names = np.flatnonzero(there[kind])
+        table[kind, names] = [rule(trace.strings[i]) for i in names.tolist()]
+    return refined.take(place)
+
+
+def _memory_kind(name: str) -> EventKind:
+    return EventKind.MEMORY if name == _MEMORY_EVENT else EventKind.OTHER
+
+
+def _host_kind(name: str) -> EventKind:
+    return EventKind.ANNOTATION if _RANGE.match(name) else EventKind.HOST_OP
 
 
 def _device_kind(name: str) -> EventKind:
-    if COMMUNICATION.search(name):
+    small = name.lower()
+    if (not name.isascii() or any(part in small for part in _COMMUNICATES)) and COMMUNICATION.search(name):
         return EventKind.COMM_KERNEL
     if _DEVICE_SYNC.match(name):
         return EventKind.DEVICE_SYNC
     return EventKind.COPY if _DMA.match(name) else EventKind.KERNEL
 
 
-def by_string(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+_RULES = {EventKind.MEMORY: _memory_kind, EventKind.HOST_OP: _host_kind, EventKind.KERNEL: _device_kind}
+"""what names decide in which category"""
+
+
+def by_string(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` for each string id, asking the rule once per distinct id; 0 where there is no string."""
-    return _of_strings(trace, ids, rule)[ids]
+    return _of_strings(trace, ids, rule).take(ids)
 
 
 def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str], bool]) -> npt.NDArray[np.intp]:
     """Return those of `rows` whose name satisfies `matches`."""
     names = trace["name"][rows]
     table = _of_strings(trace, names, matches)
-    return rows[table.astype(bool)[names]] if table.any() else rows[:0]
+    return rows[np.flatnonzero(table.take(names))] if table.any() else rows[:0]
 
 
 def names_by_kind(trace: Trace, kinds: Kinds) -> npt.NDArray[np.bool_]:
     """Return which strings name rows of each kind: a row per `EventKind`, a column per string."""
-    width = len(trace.strings) + 1
-    there = np.zeros(len(EventKind) * width, bool)
-    there[kinds * np.int32(width) + trace["name"]] = True  # no name, -1, falls on the spare column of the kind before
-    return there.reshape(-1, width)[:, :-1]
+    return _named(trace, _kind_and_name(trace, kinds))
 
 
-def _of_strings(trace: Trace, ids: npt.NDArray[np.int32], rule: Callable[[str], int]) -> Kinds:
+def _kind_and_name(trace: Trace, kinds: Kinds) -> npt.NDArray[np.intp]:
+    """Return each row's place in a table with a row per `EventKind` and a column for no name and for each string."""
+    place = kinds * np.int32(len(trace.strings) + 1)
+    place += trace["name"]
+    place -= NO_STRING
+    return place.astype(np.intp)
+
+
+def _named(trace: Trace, places: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    """Return which strings the table has at these places: a row per `EventKind`, a column per string."""
+    there = np.zeros(len(EventKind) * (len(trace.strings) + 1), bool)
+    there[places] = True
+    return there.reshape(len(EventKind), -1)[:, 1:]
+
+
+def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:
     """Return `rule(text)` of every string that `ids` hold, 0 for the others and, in a last slot, for no string."""
     strings = trace.strings
     used = np.zeros(len(strings) + 1, bool)
-    used[ids] = True  # NO_STRING is -1: the extra last slot, which stays 0
+    used[ids.astype(np.intp)] = True  # NO_STRING is -1: the extra last slot, which stays 0
     table = np.zeros(len(used), np.uint8)
-    wanted = np.flatnonzero(used[:-1]).tolist()
-    table[wanted] = [rule(strings[i]) for i in wanted]
+    wanted = np.flatnonzero(used[:-1])
+    table[wanted] = [rule(strings[i]) for i in wanted.tolist()]
     return table
-
-
-def _refine(kinds: Kinds, kind: EventKind, trace: Trace, rule: Callable[[str], int]) -> None:
-    """Replace the kind of all named rows of one kind by what `rule` says of their names."""
-    rows = np.flatnonzero((kinds == kind) & (trace["name"] != NO_STRING))
-    kinds[rows] = by_string(trace, trace["name"][rows], rule)

@@ -10,7 +10,7 @@ from stepscope.records import ArrayRecord
 from stepscope.trace.schema import NO_STRING, STRING_ID_BASE
 
 Int64s = npt.NDArray[np.int64]
-_DENSE_FROM = 16
+_DENSE_FROM = 32
 """rows of a column for each row asked for, at which a dense copy of it pays"""
 _SMALL = 1 << 31
 
@@ -26,7 +26,7 @@ class SparseColumn(ArrayRecord):
     def dense(self, num_rows: int, *, missing: int) -> Int64s:
         """Return one value per event row, `missing` where the event has none."""
         out = np.full(num_rows, missing, np.int64)
-        out[self.rows] = self.values
+        out[self.rows.astype(np.intp)] = self.values  # an index of 32 bits takes four times as long
         return out
 
     def at(self, rows: npt.NDArray[Any], *, missing: int) -> Int64s:
@@ -37,10 +37,11 @@ class SparseColumn(ArrayRecord):
         if _DENSE_FROM * len(rows) >= end and int(rows.min()) >= 0:  # looked up in less time than it is searched
             fits = abs(missing) < _SMALL
             table = np.full(end + 1, missing, self.values.dtype if fits else np.int64)  # in the last place: no such row
-            table[self.rows] = self.values
-            return table[np.minimum(rows, end)].astype(np.int64, copy=False)
-        i = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
-        return np.where(self.rows[i] == rows, self.values[i], np.int64(missing))
+            table[self.rows.astype(np.intp)] = self.values
+            return table.take(np.minimum(rows, end)).astype(np.int64, copy=False)
+        wanted = rows.astype(self.rows.dtype, copy=False)  # else all of the column's rows are made as wide as these
+        i = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
+        return np.where(self.rows[i] == wanted, self.values[i], np.int64(missing))
 
 
 @dataclass(frozen=True)

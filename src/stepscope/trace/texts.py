@@ -13,7 +13,7 @@ _CONTROL = re.compile("[\x00-\x1f]")
 _SPACE = re.compile(r'("(?:[^"\\]|\\.)*")|\s*([,:])\s*|\s+')
 _BARE_QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
-_PLAIN = TextFlags(0)
+_PLAIN, _JSON = TextFlags(0), TextFlags.JSON
 ELLIPSIS = "…"
 REPLACEMENT = "\ufffd"
 
@@ -39,6 +39,8 @@ def decode(text: Text) -> DecodedText:
         plain, replaced = text.raw.decode(errors="replace"), True
     if text.flags is _PLAIN:
         return DecodedText(plain, replaced, False)
+    if text.flags is _JSON:  # as next to all others are; to ask for each flag takes longer than the rest
+        return DecodedText(_one_spelling(plain), replaced, False)
     clean = plain
     if TextFlags.FIXED in text.flags:
         clean = _CONTROL.sub(REPLACEMENT, plain)

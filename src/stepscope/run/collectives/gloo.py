@@ -52,11 +52,13 @@ def gloo_collectives(trace: Trace, kinds: Kinds, steps: Steps, *, flight: Sequen
     start = trace["ts_ns"][rows]
     return collective_table(
         meanings,
+        np.arange(len(meanings)),
         start_ns=start,
         end_ns=start + trace["dur_ns"][rows],
         issue_ns=issue,
         step=steps.of(np.where(ops >= 0, issue, start)),
         device_index=np.full(len(rows), -1, np.int64),
+        record_row=ops,
         unanswered=len(set(asked) - set(operator_of)),
     )
 
@@ -125,7 +127,6 @@ def _meaning(trace: Trace, span: int, operator: int, group: Group, call: FlightC
         in_bytes=sent if op != "recv" else 0,
         out_bytes=received if op != "send" else 0,
         peer=peer,
-        record_row=operator,
         messages=((op == "send", peer, sent),) if peer >= 0 else (),
     )
 

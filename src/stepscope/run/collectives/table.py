@@ -52,8 +52,8 @@ class Collectives(ArrayRecord):
     @cached_property
     def full_bytes(self) -> Int64s:
         """Return the full buffer of each operation: what a gather receives, what a scatter sends. -1 unknown."""
-        gathers = np.isin(self.op, [OP_CODE["all_gather"], OP_CODE["gather"]])
-        scatters = np.isin(self.op, [OP_CODE["reduce_scatter"], OP_CODE["scatter"]])
+        gathers = (self.op == OP_CODE["all_gather"]) | (self.op == OP_CODE["gather"])
+        scatters = (self.op == OP_CODE["reduce_scatter"]) | (self.op == OP_CODE["scatter"])
         larger = np.maximum(self.in_bytes, self.out_bytes)
         return np.where(gathers, self.out_bytes, np.where(scatters, self.in_bytes, larger))
 
@@ -79,44 +79,45 @@ class Messages(ArrayRecord):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What one communication kernel turned out to be."""
+    """What a communication kernel turned out to be."""
 
     op: str
     group: Group
     in_bytes: int = -1
     out_bytes: int = -1
     peer: int = -1
-    record_row: int = -1
     messages: tuple[tuple[bool, int, int], ...] = ()
     """`(is_send, peer, bytes)` of each point-to-point message it carries"""
 
 
 def collective_table(
     meanings: list[Meaning],
+    meaning: Int64s,
     *,
     start_ns: Int64s,
     end_ns: Int64s,
     issue_ns: Int64s,
     step: npt.NDArray[np.int32],
     device_index: Rows,
+    record_row: Rows,
     unanswered: int = 0,
 ) -> Collectives:
-    """Return meanings and times as one table."""
+    """Return times and records as one table with the meanings; `meaning` is the number of each operation's."""
     groups: dict[Group, int] = {}
     group = np.array([groups.setdefault(m.group, len(groups)) for m in meanings], np.int32)
-    messages = [(i, *message) for i, m in enumerate(meanings) for message in m.messages]
+    messages = [(i, *message) for i, number in enumerate(meaning.tolist()) for message in meanings[number].messages]
     return Collectives(
         start_ns=start_ns,
         end_ns=end_ns,
         issue_ns=issue_ns,
-        op=np.array([OP_CODE[m.op] for m in meanings], np.uint8),
-        group=group,
-        in_bytes=_known(m.in_bytes for m in meanings),
-        out_bytes=_known(m.out_bytes for m in meanings),
-        peer=_known((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32),
+        op=np.array([OP_CODE[m.op] for m in meanings], np.uint8)[meaning],
+        group=group[meaning],
+        in_bytes=_known(m.in_bytes for m in meanings)[meaning],
+        out_bytes=_known(m.out_bytes for m in meanings)[meaning],
+        peer=_known((m.peer for m in meanings), most=_MAX_RANKS).astype(np.int32)[meaning],
         step=step,
         device_index=device_index,
-        record_row=np.array([m.record_row for m in meanings], np.int64),
+        record_row=record_row,
         groups=tuple(groups),
         messages=Messages(
             collective=np.array([m[0] for m in messages], np.int64),
