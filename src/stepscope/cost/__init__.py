@@ -1,6 +1,7 @@
 """What things should cost: peak rates of chips, FLOPs and bytes of operators and models. Formulas, no traces.
 
-chip_table, hardware.toml   rows of the hardware table, ours and a user's, each with its source
+chip_table, hardware.toml   rows of the hardware table, ours and a user's, each with its source; hardware.json is made
+                            from it
 hardware                    which chip a device is, and the peak that MFU is measured against
 families                    kinds of device work; the cost of one operator call
 operators                   recorded operator -> cost; counting each piece of work once
