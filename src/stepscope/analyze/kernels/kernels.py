@@ -21,6 +21,8 @@ COMMUNICATION = "communication"
 _DEFAULT_SHARED_BYTES = 48 << 10
 """of a block on any CUDA device; more has to be asked for"""
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+_TIME_BOUND = {bound: f"{bound.name.lower()}_bound_ns" for bound in Bound}
+"""what the time of each bound is called among the sums"""
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class _Sums:
 
     def kernel(self, name: str, num_ranks: int, all_ns: float, num_steps: int) -> Kernel:
         n = self.numbers
-        bound = max(Bound, key=lambda b: n[f"bound_{b}"])
+        bound = max(_TIME_BOUND, key=lambda b: n[_TIME_BOUND[b]])
         metered = 2 * n["measured_ns"] > n["total_ns"]
         stall = max(self.stalls, key=lambda reason: (self.stalls[reason], reason), default=None)
         occupancy = _mean(n, "measured_occupancy")
@@ -180,21 +182,24 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
-    names, example, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
+    group = numbered(work.name[kernels])
+    example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
+    example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
     weights = _weights(costs, kernels, chip, measured)
-    totals = {name: sum_by(group, values, len(names)) for name, values in weights.items()}
-    longest = np.zeros(len(names), np.int64)
+    totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights.items()}
+    longest = np.zeros(len(example), np.int64)
     np.maximum.at(longest, group, costs.duration_ns[kernels])
-    for g, (name, i) in enumerate(zip(names.tolist(), kernels[example].tolist(), strict=True)):
-        text = costs.rank.trace.strings[name]
+    rows = zip(kernels[example].tolist(), longest.tolist(), zip(*totals.values(), strict=True), strict=True)
+    for i, longest_ns, row in rows:
+        text = costs.rank.trace.strings[work.name[i]]
         if text not in sums:
             sums[text] = _empty(costs, i)
         mine = sums[text]
-        mine.max_ns = max(mine.max_ns, int(longest[g]))
-        for key, values in totals.items():
-            mine.numbers[key] = mine.numbers.get(key, 0.0) + float(values[g])
+        mine.max_ns = max(mine.max_ns, longest_ns)
+        for key, value in zip(totals, row, strict=True):
+            mine.numbers[key] = mine.numbers.get(key, 0.0) + value
     if measured is not None:
         _add_stalls(sums, costs, kernels, measured)
 
@@ -244,7 +249,7 @@ def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: Mea
         "occupancy_ns": duration * has_occupancy,
         "from_shapes": bounds.from_shapes[kernels].astype(np.float64),
         "measured_ns": duration * bounds.measured[kernels],
-        **{f"bound_{b}": duration * (bound == b) for b in Bound},
+        **{name: duration * (bound == b) for b, name in _TIME_BOUND.items()},
         **(_measured_weights(measured, kernels, duration) if measured is not None else {}),
     }
 
@@ -299,7 +304,7 @@ def _tensor_core_share(costs: Sequence[KernelCosts]) -> float | None:
 
 
 def _memory_bound_share(sums: Iterable[_Sums]) -> float | None:
-    by_bound = {b: _sum(sums, f"bound_{b}") for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
+    by_bound = {b: _sum(sums, _TIME_BOUND[b]) for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
     total = sum(by_bound.values())
     return by_bound[Bound.MEMORY] / total if total else None
 
