@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls
+from stepscope.analyze.host.calls import Floats, HostCalls, Mask, Places, host_calls
 from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.contract.regions import EVALUATE
 from stepscope.cost.operators.families import Family, OpCost
@@ -109,7 +109,7 @@ def _role(name: str) -> int:
 def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64s, list[OpCost | None]]:
     """Return the variant (name, shapes, types, values) of some of the calls and what a call of each variant costs."""
     names, rows = calls.name[some], calls.row[some]
-    columns = [trace.arg(name).at(rows, missing=NO_STRING) for name in ("input_dims", "input_types", "concrete")]
+    columns = _inputs(trace, rows)
     variant = names.astype(np.int64)
     for column in columns:
         variant = numbered(variant * (len(trace.strings) + 1) + column + 1)
@@ -121,6 +121,20 @@ def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64
         cost = operator_cost(trace.strings[name], dims=dims, types=types, concrete=concrete)
         costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
     return variant, costs
+
+
+def _inputs(trace: Trace, rows: Places) -> list[Int64s]:
+    """Return the numbers of the texts that event rows have for shapes, types and values.
+
+    The profiler records all of them or none, so as a rule one look-up does for all.
+    """
+    columns = [trace.arg(name) for name in ("input_dims", "input_types", "concrete")]
+    known = columns[0].rows
+    if not len(known) or not all(np.array_equal(known, column.rows) for column in columns):
+        return [column.at(rows, missing=NO_STRING) for column in columns]
+    place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    there = known[place] == rows
+    return [np.where(there, column.values[place], NO_STRING).astype(np.int64) for column in columns]
 
 
 def _recomputed(trace: Trace, calls: HostCalls, node: Mask) -> Mask:

@@ -15,7 +15,8 @@ Fragments = tuple[tuple[str, str | None], ...]
 def any_of(*fragments: str) -> Fragments:
     """Return fragments, regular expressions in any letter case, as they are looked for."""
     known = [(plain_part(fragment), fragment) for fragment in map(str.lower, fragments)]
-    return tuple((part, None if part == fragment else fragment) for part, fragment in known)
+    quickest_first = sorted(known, key=lambda one: (one[0] != one[1], not one[0]))
+    return tuple((part, None if part == fragment else fragment) for part, fragment in quickest_first)
 
 
 def holds(text: str, fragments: Fragments) -> bool:
