@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import Floats, Mask, sum_by
+from stepscope.analyze.host.calls import Floats, Mask
 from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE, PRECISION_CODE, CallCosts
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
@@ -78,15 +78,20 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
     family = _family(named, call, calls)
     multiplies = _IS_MATMUL.take(family) & ~serves
     tensor_core[multiplies & (named != family)] = UNKNOWN
-    duration = (work.end_ns - work.start_ns).astype(float)
+    mine = np.flatnonzero(call >= 0)
+    owner, duration = call[mine], (work.end_ns - work.start_ns)[mine].astype(float)
+    sharing = numbered(owner)
+    flops, size = np.full(len(work), np.nan), np.full(len(work), np.nan)
+    flops[mine] = _shared_out(calls.flops[owner], sharing, _multiplying(duration, multiplies[mine], sharing))
+    size[mine] = _shared_out(calls.bytes[owner], sharing, duration)
     return KernelCosts(
         calls=calls,
         call=call,
         family=family,
         tensor_core=tensor_core,
         precision=_precision(operand, tensor_core, multiplies, call, calls),
-        flops=_shared_out(calls.flops, call, _multiplying(duration, multiplies, call, len(calls.calls))),
-        bytes=_shared_out(calls.bytes, call, duration),
+        flops=flops,
+        bytes=size,
         recomputed=(launcher >= 0) & calls.recomputed[launcher] if len(calls.calls) else np.zeros(len(work), bool),
     )
 
@@ -124,19 +129,14 @@ def _precision(
     return np.where(multiplies, known, 0).astype(np.uint8)
 
 
-def _multiplying(duration: Floats, multiplies: Mask, call: Int64s, num_calls: int) -> Floats:
+def _multiplying(duration: Floats, multiplies: Mask, sharing: Int64s) -> Floats:
     """Return the weights for sharing out FLOPs: time of multiplying kernels; of all, where a call has none."""
     weight = np.where(multiplies, duration, 0.0)
-    none = sum_by(call, weight, num_calls) == 0
-    without = (call >= 0) & none[call] if num_calls else np.zeros(len(call), bool)
-    return np.where(without, duration, weight)
+    none = np.bincount(sharing, weight) == 0
+    return np.where(none[sharing], duration, weight)
 
 
-def _shared_out(amount: Floats, call: Int64s, weight: Floats) -> Floats:
-    """Return each kernel's part of its call's amount, NaN for kernels without a call."""
-    out = np.full(len(call), np.nan)
-    mine = np.flatnonzero(call >= 0)
-    if len(mine):
-        total = sum_by(call, weight, len(amount))[call[mine]]
-        out[mine] = amount[call[mine]] * np.divide(weight[mine], total, out=np.zeros(len(mine)), where=total > 0)
-    return out
+def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
+    """Return each kernel's part of its call's amount, by its weight among those that share the call."""
+    total = np.bincount(sharing, weight)[sharing]
+    return amount * np.divide(weight, total, out=np.zeros(len(weight)), where=total > 0)
