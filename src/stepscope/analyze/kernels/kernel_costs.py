@@ -99,7 +99,7 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
 def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], npt.NDArray[np.uint8], Mask]:
     """Return what the names tell: family, tensor-core use, operand type, and whether it only serves a product."""
     work = rank.work
-    name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING)
+    name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING).astype(np.int64)
     names, at = distinct(name), numbered(name)
     found = [_NO_CLASS if i == NO_STRING else kernel_class(rank.trace.strings[i]) for i in names.tolist()]
     family = np.array([FAMILY_CODE[c.family] for c in found], np.uint8)

@@ -182,7 +182,7 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
-    group = numbered(work.name[kernels])
+    group = numbered(work.name[kernels].astype(np.int64))
     example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
     example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)

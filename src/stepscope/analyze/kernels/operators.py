@@ -198,13 +198,15 @@ def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
 
 def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
     """Return for each group the call with the most device time, the most host time among equals."""
-    left, of = np.arange(len(group)), group
-    for name in _COSTLY:
-        values, most = per_call[name].take(left), np.zeros(num_groups)
-        some = np.flatnonzero(values > 0)
-        np.maximum.at(most, of.take(some), values.take(some))
-        kept = np.flatnonzero(values == most.take(of))
-        left, of = left.take(kept), of.take(kept)
+    device, host = (per_call[name] for name in _COSTLY)
+    most_device, most_host = np.zeros(num_groups), np.zeros(num_groups)
+    on_device = np.flatnonzero(device > 0)
+    of, values = group.take(on_device), device.take(on_device)
+    np.maximum.at(most_device, of, values)
+    left = np.concatenate((np.flatnonzero((most_device == 0).take(group)), on_device[values == most_device.take(of)]))
+    of, values = group.take(left), host.take(left)
+    np.maximum.at(most_host, of, values)
+    kept = np.flatnonzero(values == most_host.take(of))
     out = np.empty(num_groups, np.int64)
-    out[of] = left
+    out[of.take(kept)] = left.take(kept)
     return out
