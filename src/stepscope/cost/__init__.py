@@ -8,6 +8,7 @@ operators                   recorded operator -> cost; counting each piece of wo
 recorded_inputs             shapes and types as the profiler writes them
 matrix_products, attention, convolution, memory_traffic     the formulas behind `operators`
 kernel_names, tensor_core_names                             what a kernel's name tells
+name_patterns               many patterns asked of a name at little cost
 model_flops                 FLOPs per token of transformers from their shape
 model_parameters            their weights, whole and on one rank; a shape from a config.json
 parallel_layout             ranks along each dimension, precision, optimizer: the terms of the following

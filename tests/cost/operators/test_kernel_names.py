@@ -1,13 +1,10 @@
-import re
 import time
 from pathlib import Path
 
 import pytest
 
-from stepscope.cost.operators import kernel_names, tensor_core_names
 from stepscope.cost.operators.families import Family
 from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
-from stepscope.cost.operators.name_fragments import any_of, holds
 
 _TABLE = (Path(__file__).parents[2] / "data/cost/kernel_names.tsv").read_text(encoding="utf-8").splitlines()[1:]
 LABELLED = [line.split("\t") for line in _TABLE]
@@ -23,17 +20,6 @@ def test_name_tells_family_tensor_cores_and_type(family, tensor_core, dtype, nam
 @pytest.mark.parametrize("name", ["", "some_kernel_of_my_own", "\u202e\x1b[31m"])
 def test_names_that_no_rule_knows_are_other(name):
     assert kernel_class(name) == KernelClass(Family.OTHER, tensor_core=False, dtype=None)
-
-
-def test_fragments_are_found_as_one_regular_expression_would_find_them():
-    tables = [*kernel_names._RULES, *kernel_names._INDUCTOR_RULES, *tensor_core_names._TYPES]
-    tables += [("", kernel_names._SERVES_A_PRODUCT), ("", tensor_core_names._PLAIN), ("", tensor_core_names._TENSOR)]
-    names = [name.lower() for *_, name in LABELLED]
-    for _, fragments in tables:
-        whole = re.compile("|".join(pattern or part for part, pattern in fragments))
-        for name in names:
-            assert holds(name, fragments) == bool(whole.search(name)), (name, whole.pattern)
-    assert any_of("Abc", "x|yz", "d(e)?") == (("abc", None), ("d", "d(e)?"), ("", "x|yz"))
 
 
 def test_hostile_names_cost_no_more_than_their_length():

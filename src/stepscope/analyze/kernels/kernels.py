@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.measured import MeasuredRows, measured_rows
 from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
 from stepscope.cost.chips.table import Chip
 from stepscope.run.device_work import Rows, numbered
 from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.trace.classify import EventKind, of_kinds
+
+if TYPE_CHECKING:
+    from stepscope.analyze.kernels.measured import MeasuredRows
 
 COMMUNICATION = "communication"
 """Family of kernels that only communicate."""
@@ -100,7 +103,7 @@ def kernel_table(
     """Return the kernels of all ranks in one table. Without a chip the bound follows from the family alone."""
     sums: dict[str, _Sums] = {}
     for one in costs:
-        _add(sums, one, chip, measured_rows(one.rank, measured) if measured else None)
+        _add(sums, one, chip, _measured_rows(one, measured) if measured else None)
     n = max(len(costs), 1)
     total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
     steps = sum(len(one.rank.steps) for one in costs)
@@ -116,6 +119,12 @@ def kernel_table(
         tensor_core_share=_tensor_core_share(costs),
         memory_bound_share=_memory_bound_share(sums.values()),
     )
+
+
+def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> "MeasuredRows | None":
+    from stepscope.analyze.kernels.measured import measured_rows  # only where kernels were measured
+
+    return measured_rows(costs.rank, measured)
 
 
 @dataclass
@@ -178,7 +187,7 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
     return otherwise if value is None else value
 
 
-def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> None:
+def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> None:
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
@@ -204,7 +213,7 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
         _add_stalls(sums, costs, kernels, measured)
 
 
-def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: MeasuredRows) -> None:
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: "MeasuredRows") -> None:
     """Add what the warps of measured kernels waited for, by the kernels' time."""
     launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
     both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
@@ -226,7 +235,9 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
     )
 
 
-def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: MeasuredRows | None) -> dict[str, Floats]:
+def _weights(
+    costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: "MeasuredRows | None"
+) -> dict[str, Floats]:
     """Return what is summed over the kernels of a name."""
     duration = costs.duration_ns[kernels].astype(np.float64)
     flops, size = (np.nan_to_num(values[kernels]) for values in (costs.flops, costs.bytes))
@@ -254,7 +265,7 @@ def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: Mea
     }
 
 
-def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -> dict[str, Floats]:
+def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: Floats) -> dict[str, Floats]:
     """Return measured metrics times the time they are of, and that time."""
     columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
     columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]

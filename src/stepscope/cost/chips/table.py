@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.contract.precisions import PEAK_PRECISIONS
-from stepscope.cost.chips.name_pattern import matches_whole
+from stepscope.cost.name_patterns import matches_whole
 from stepscope.errors import InputError
 from stepscope.side_file import read_side_text
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stepscope.cost.name_patterns import Fragments, any_of, holds
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
-from stepscope.cost.operators.name_fragments import Fragments, any_of, holds
 from stepscope.cost.operators.tensor_core_names import operand_type, uses_tensor_cores
 
 _MAX_NAME_LENGTH = 4000

@@ -14,7 +14,7 @@
 
 import re
 
-from stepscope.cost.operators.name_fragments import any_of, holds
+from stepscope.cost.name_patterns import any_of, holds
 
 
 def uses_tensor_cores(name: str) -> bool | None:
