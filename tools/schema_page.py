@@ -1,21 +1,21 @@
-"""A page of the documentation that is made from a schema: write it, or with --check tell whether it is current."""
+"""A file that is made from another one: write it, or with --check tell whether it is current."""
 
 import argparse
 import sys
 from pathlib import Path
 
-_DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def write_or_check(name: str, text: str, *, description: str) -> int:
-    """Return the exit code of a tool that makes docs/`name`: 1 where --check finds another text there."""
+    """Return the exit code of a tool that makes a file of the repository: 1 where --check finds another text there."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    page = _DOCS / name
+    made = ROOT / name
     if not parser.parse_args().check:
-        page.write_text(text)
+        made.write_text(text)
         return 0
-    if page.exists() and page.read_text() == text:
+    if made.exists() and made.read_text() == text:
         return 0
-    print(f"{page} is not what the schema says: run tools/{parser.prog}", file=sys.stderr)
+    print(f"{made} is not what it is made from: run tools/{parser.prog}", file=sys.stderr)
     return 1

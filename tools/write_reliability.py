@@ -62,4 +62,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check("reliability.md", page(), description=__doc__))
+    sys.exit(write_or_check("docs/reliability.md", page(), description=__doc__))

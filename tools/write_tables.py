@@ -44,4 +44,4 @@ def _line(column: Column) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check("tables.md", page(), description=__doc__))
+    sys.exit(write_or_check("docs/tables.md", page(), description=__doc__))

@@ -53,4 +53,4 @@ def _arg_line(column: ArgColumn) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check("trace-columns.md", page(), description=__doc__))
+    sys.exit(write_or_check("docs/trace-columns.md", page(), description=__doc__))

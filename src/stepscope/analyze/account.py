@@ -17,7 +17,6 @@ from stepscope.analyze.kernels.chip import device_in_words, run_chip
 from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
 from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
-from stepscope.analyze.kernels.measured import measured_warnings
 from stepscope.analyze.kernels.operators import OperatorTable, operator_table
 from stepscope.analyze.memory.usage import MemoryView, memory_view
 from stepscope.analyze.owners.cost import CodeCosts
@@ -263,11 +262,20 @@ def account_of(
             *late.notes,
             *_sample_lines(shared, replay),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
-            *measured_warnings(run),
+            *_measured_lines(run),
             *debug_warnings(run.description),
             *([chip.note] if chip.note else []),
         ),
     )
+
+
+def _measured_lines(run: Run) -> list[str]:
+    """Return which launches that Nsight Compute measured are none of the run's, where it measured any."""
+    if not run.measured:
+        return []
+    from stepscope.analyze.kernels.measured import measured_warnings  # only where kernels were measured
+
+    return measured_warnings(run)
 
 
 def _sample_lines(shared: AlignedRun, replay: Replay | None) -> list[str]:

@@ -4,7 +4,6 @@ One step of 1000 us: a bf16 product at half its peak (200), an fp32 product at h
 backward runs again (100), an addition (150), a copy (50), and 400 idle.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from stepscope.run.load import Run, load
 from stepscope.units import ns_of_ms
 
 DATA = Path(__file__).parents[2] / "data"
-CHIP = Chip("round", (re.compile("round"),), {"bf16": 1000.0, "fp32": 100.0}, source="made up")
+CHIP = Chip("round", ("round",), {"bf16": 1000.0, "fp32": 100.0}, source="made up")
 IDLE = ("data_loading", "launch_gaps", "host_sync", "other_idle")
 
 

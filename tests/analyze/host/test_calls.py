@@ -46,6 +46,8 @@ def test_nearest_is_the_first_wanted_call_on_the_way_up(found: list[tuple[int, i
         while at >= 0 and not wanted[at]:
             at = int(calls.parent[at])
         assert nearest == at
+    some = np.append(np.arange(0, len(calls), 2), -1)
+    assert calls.nearest_to(some, wanted).tolist() == [*calls.nearest(wanted)[some[:-1]].tolist(), -1]
 
 
 def nested(tmp_path: Path) -> tuple[HostCalls, dict[str, int]]:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.analyze.build import AUTOGRAD, RankTrace, built_run
 
-from stepscope.analyze.kernels.operators import SORTABLE, GroupBy, Operator, OperatorTable, operator_table
+from stepscope.analyze.host.calls import host_calls
+from stepscope.analyze.kernels.operators import SORTABLE, GroupBy, Operator, OperatorTable, _may_nest, operator_table
 from stepscope.run.load import load
 
 STACKS = Path(__file__).parents[2] / "data" / "h200-python-stacks"
@@ -54,6 +56,20 @@ def test_an_operator_that_calls_itself_counts_its_time_once(table: OperatorTable
     to = named(table)["aten::to"]
     assert (to.calls, to.host_self_ns, to.host_total_ns) == (2, 80_000, 100_000)
     assert (to.device_self_ns, to.device_total_ns) == (50_000, 50_000)
+
+
+def test_whoever_lies_inside_itself_is_among_those_that_may(tmp_path: Path) -> None:
+    r = RankTrace(0)
+    r.step(0, 0, 1000)
+    with r.op("a", 0, 400), r.op("b", 10, 390), r.op("c", 20, 380), r.op("a", 30, 370), r.op("d", 40, 360):
+        pass
+    with r.op("d", 500, 600), r.op("e", 510, 590), r.op("e", 520, 580), r.op("f", 530, 570):
+        pass
+    rank = built_run(tmp_path, [r]).ranks[0]
+    calls = host_calls(rank)
+    may = _may_nest(calls, calls.name.astype(np.int64), len(rank.trace.strings))
+    assert {rank.trace.strings[i] for i in np.flatnonzero(may)} == {"a", "b", "c", "d", "e"}, "d leads from a to e"
+    assert not _may_nest(calls, np.arange(len(calls)), len(calls)).any()
 
 
 def test_self_times_sum_to_what_was_busy(table: OperatorTable) -> None:

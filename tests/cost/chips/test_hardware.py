@@ -1,3 +1,6 @@
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -5,8 +8,10 @@ import pytest
 
 from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.chips.hardware import DeviceFacts, Peak, chip, look_up, mfu_peak, nameless
-from stepscope.cost.chips.table import Chip, built_in_chips, families, load_chips
+from stepscope.cost.chips.table import Chip, built_in_chips, families, load_chips, shared_names
 from stepscope.errors import InputError
+
+ROOT = Path(__file__).parents[3]
 
 
 def known_chip(name: str, **given: Any) -> Chip:
@@ -104,6 +109,16 @@ def test_a_device_without_name_is_told_by_what_else_the_header_says():
     assert nameless(DeviceFacts(None, "9.4", 304)).chip is None, "MI300X or MI325X"
     assert nameless(DeviceFacts(206141652992, "9.4", None)).chip is None
     assert nameless(DeviceFacts()).chip is None
+
+
+def test_the_rows_that_are_read_are_those_that_people_edit():
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "write_hardware.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert load_chips(ROOT / "src/stepscope/cost/chips/hardware.toml") == built_in_chips()
+    for shared in shared_names():
+        assert shared.reason and all(re.compile(pattern) for pattern in shared.match)
 
 
 def test_every_family_names_a_row():
@@ -210,7 +225,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_the_docs_page_shows_every_row_as_it_is():
-    page = (Path(__file__).parents[3] / "docs/hardware.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/hardware.md").read_text(encoding="utf-8")
     for row in built_in_chips():
         peak = known_peak(row).flops_per_s / 1e12
         bandwidth, link = f"{row.memory_gb_per_s:g}", f"{row.link_gb_per_s:g} ({row.link})"

@@ -5,6 +5,7 @@ belongs to the later one, so that no moment of a thread is counted twice.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -40,10 +41,15 @@ class HostCalls(ArrayRecord):
 
     def at_rows(self, rows: npt.NDArray[np.integer]) -> Int64s:
         """Return the indices of event rows; -1 for rows that are no call here, and for -1."""
-        end = int(self.row.max(initial=-1)) + 1
-        index_of_row = np.full(end + 1, -1, np.int32)  # in the last place: of no row
-        index_of_row[self.row] = np.arange(len(self))
-        return index_of_row[np.where((rows >= 0) & (rows < end), rows, end)].astype(np.int64)
+        end = len(self._index_of_row) - 1
+        return self._index_of_row.take(np.where((rows >= 0) & (rows < end), rows, end)).astype(np.int64)
+
+    @cached_property
+    def _index_of_row(self) -> Places:
+        """Return the index of each event row, -1 for one that is no call and, in the last place, for no row."""
+        out = np.full(int(self.row.max(initial=-1)) + 2, -1, np.int32)
+        out[self.row.astype(np.intp)] = np.arange(len(self))
+        return out
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
@@ -80,6 +86,17 @@ class HostCalls(ArrayRecord):
                 break
             up = further
         return np.where(up[:-1] == none, -1, up[:-1])
+
+    def nearest_to(self, call: Int64s, wanted: Mask) -> Int64s:
+        """Return as `nearest` does, for some calls alone: they climb to it. -1 stays -1."""
+        out = call.copy()
+        climbing = np.flatnonzero(call >= 0)
+        climbing = climbing[~wanted[call[climbing]]]
+        while len(climbing):
+            above = self.parent.take(out[climbing])
+            out[climbing] = above
+            climbing = climbing[(above >= 0) & ~wanted.take(above)]
+        return out
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""

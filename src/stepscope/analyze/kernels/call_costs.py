@@ -8,15 +8,19 @@ run with gradients off. A recomputed forward runs with gradients on, which the p
 without a forward thread, and it repeats an operator that also ran outside of backward.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls
+from stepscope.analyze.host.calls import Floats, HostCalls, Mask, Places, host_calls
 from stepscope.contract.precisions import PEAK_PRECISIONS
+from stepscope.contract.regions import EVALUATE
 from stepscope.cost.operators.families import Family, OpCost
-from stepscope.cost.operators.operators import counted_once, operator_cost
+from stepscope.cost.operators.operators import counted_once, may_cost, operator_cost
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
@@ -24,10 +28,13 @@ from stepscope.trace.classify import by_string
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s, Trace
 
-_BACKWARD_NODE = "autograd::engine::evaluate_function"
-
 _IMPOSSIBLE = 10**30
 """FLOPs or bytes that no operator has: a damaged or hostile trace"""
+
+_MAY_COST, _BACKWARD = 1, 2
+"""what names tell: calls that may have a cost, and nodes of the backward pass"""
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
@@ -53,66 +60,114 @@ class CallCosts(ArrayRecord):
     lower_bound: Mask
     recomputed: Mask
     """in a forward pass that backward ran again; also set for calls without a cost"""
-    step: npt.NDArray[np.int32]
-    """step that made the call, -1 for none"""
+
+    @cached_property
+    def step(self) -> npt.NDArray[np.int32]:
+        """Return the step that made each call, -1 for none."""
+        return self.rank.steps.of(self.calls.start_ns)
 
 
 def call_costs(rank: Rank) -> CallCosts:
     """Return the work of every operator call of a rank."""
     calls = host_calls(rank)
-    variant, costs = _distinct_costs(rank.trace, calls)
-    costed = np.array([cost is not None for cost in costs], bool)[variant]
+    role = by_string(rank.trace, calls.name, _role)
+    may_count = np.flatnonzero(role == _MAY_COST)
+    variant, costs = _distinct_costs(rank.trace, calls, may_count)
+    costed = np.zeros(len(calls), bool)
+    costed[may_count] = np.array([cost is not None for cost in costs], bool)[variant]
     _, wrappers = calls.inside_of_same(calls.name, only=costed)
     costed[wrappers] = False
     counted = counted_once(costed, parents=calls.parent)
+    kept = counted[may_count]
+    call, variant = may_count[kept], variant[kept]
+
+    def of_calls(out: npt.NDArray[_Number], number: Callable[[OpCost], float]) -> npt.NDArray[_Number]:
+        """Return `out` with the number of each call that counts."""
+        out[call] = np.array([number(cost) if cost else 0 for cost in costs], out.dtype)[variant]
+        return out
+
+    n = len(calls)
     return CallCosts(
         rank=rank,
         calls=calls,
         counted=counted,
-        flops=np.array([cost.flops if cost else 0 for cost in costs], float)[variant] * counted,
-        bytes=np.array([cost.total_bytes if cost else 0 for cost in costs], float)[variant] * counted,
-        family=np.array([FAMILY_CODE[cost.family if cost else Family.OTHER] for cost in costs], np.uint8)[variant],
-        operand=np.array([_operand(cost) for cost in costs], np.uint8)[variant],
-        lower_bound=np.array([cost is not None and cost.lower_bound for cost in costs], bool)[variant] & counted,
-        recomputed=_recomputed(rank.trace, calls),
-        step=rank.steps.of(calls.start_ns),
+        flops=of_calls(np.zeros(n), lambda cost: cost.flops),
+        bytes=of_calls(np.zeros(n), lambda cost: cost.total_bytes),
+        family=of_calls(np.full(n, FAMILY_CODE[Family.OTHER], np.uint8), lambda cost: FAMILY_CODE[cost.family]),
+        operand=of_calls(np.zeros(n, np.uint8), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0)),
+        lower_bound=of_calls(np.zeros(n, bool), lambda cost: cost.lower_bound),
+        recomputed=_recomputed(rank.trace, calls, role == _BACKWARD),
     )
 
 
-def _operand(cost: OpCost | None) -> int:
-    return PRECISION_CODE.get(cost.dtype or "", 0) if cost else 0
+def _role(name: str) -> int:
+    if name.startswith(EVALUATE):
+        return _BACKWARD
+    return _MAY_COST if may_cost(name) else 0
 
 
-def _distinct_costs(trace: Trace, calls: HostCalls) -> tuple[Int64s, list[OpCost | None]]:
-    """Return each call's variant of (name, shapes, types, values) and what a call of each variant costs."""
-    columns = [trace.arg(name).at(calls.row, missing=NO_STRING) for name in ("input_dims", "input_types", "concrete")]
-    variant = calls.name.astype(np.int64)
+def _distinct_costs(trace: Trace, calls: HostCalls, some: Int64s) -> tuple[Int64s, list[OpCost | None]]:
+    """Return the variant (name, shapes, types, values) of some of the calls and what a call of each variant costs."""
+    names, rows = calls.name[some], calls.row[some]
+    columns = _inputs(trace, rows)
+    variant = names.astype(np.int64)
     for column in columns:
         variant = numbered(variant * (len(trace.strings) + 1) + column + 1)
     first = np.zeros(int(variant.max(initial=-1)) + 1, np.int64)
     first[variant[::-1]] = np.arange(len(variant))[::-1]  # the first of each is written last
     costs = []
-    for i in first.tolist():
-        dims, types, concrete = (trace.text(int(column[i])) for column in columns)
-        name = trace.strings[calls.name[i]]
-        cost = operator_cost(name, dims=dims, types=types, concrete=concrete)
+    for name, *texts in zip(names[first].tolist(), *(column[first].tolist() for column in columns), strict=True):
+        dims, types, concrete = map(trace.text, texts)
+        cost = operator_cost(trace.strings[name], dims=dims, types=types, concrete=concrete)
         costs.append(cost if cost and max(cost.flops, cost.total_bytes) < _IMPOSSIBLE else None)
     return variant, costs
 
 
-def _recomputed(trace: Trace, calls: HostCalls) -> Mask:
-    """Return which calls belong to a forward pass that backward ran again."""
-    node = by_string(trace, calls.name, lambda s: s.startswith(_BACKWARD_NODE)).astype(bool)
-    in_backward = calls.nearest(node) >= 0
-    if not in_backward.any():
-        return in_backward
-    sequence = trace.arg("sequence").at(calls.row, missing=-1)
-    forward_thread = trace.arg("fwd_thread").at(calls.row, missing=-1)
-    with_gradients = in_backward & (sequence >= 0) & (forward_thread <= 0) & ~node
-    shape = trace.arg("input_dims").at(calls.row, missing=NO_STRING)
-    key = calls.name.astype(np.int64) * (len(trace.strings) + 1) + shape + 1
-    variant = numbered(key)
-    outside = np.zeros(int(variant.max(initial=-1)) + 1, bool)
-    outside[variant[~in_backward]] = True
-    repeats = with_gradients & outside[variant]
-    return in_backward & (calls.nearest(repeats) >= 0)
+def _inputs(trace: Trace, rows: Places) -> list[Int64s]:
+    """Return the numbers of the texts that event rows have for shapes, types and values.
+
+    The profiler records all of them or none, so as a rule one look-up does for all.
+    """
+    columns = [trace.arg(name) for name in ("input_dims", "input_types", "concrete")]
+    known = columns[0].rows
+    if not len(known) or not all(np.array_equal(known, column.rows) for column in columns):
+        return [column.at(rows, missing=NO_STRING) for column in columns]
+    place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    there = known[place] == rows
+    return [np.where(there, column.values[place], NO_STRING).astype(np.int64) for column in columns]
+
+
+def _recomputed(trace: Trace, calls: HostCalls, node: Mask) -> Mask:
+    """Return which calls belong to a forward pass that backward ran again; `node` are those of the backward pass."""
+    again = _with_gradients(trace, calls, node)
+    if len(again):
+        again = again[_also_outside(trace, calls, node, again)]
+    repeats = np.zeros(len(calls), bool)
+    repeats[again] = True
+    return calls.nearest(repeats) >= 0 if len(again) else repeats
+
+
+def _with_gradients(trace: Trace, calls: HostCalls, node: Mask) -> Int64s:
+    """Return the calls within backward's nodes that ran with gradients on."""
+    if not node.any():
+        return np.empty(0, np.int64)
+    sequence = trace.arg("sequence")
+    rows = sequence.rows[sequence.values >= 0]
+    call = calls.at_rows(rows[trace.arg("fwd_thread").at(rows, missing=-1) <= 0])
+    call = call[call >= 0]
+    call = call[~node[call]]
+    return call[calls.nearest_to(call, node) >= 0]
+
+
+def _also_outside(trace: Trace, calls: HostCalls, node: Mask, again: Int64s) -> Mask:
+    """Return which of the calls within backward repeat one (name and shapes) outside of it."""
+    is_meant = np.zeros(len(trace.strings) + 1, bool)
+    is_meant[calls.name[again]] = True
+    alike = np.flatnonzero(is_meant.take(calls.name))
+    outside = alike[calls.nearest_to(alike, node) < 0]
+    call = np.concatenate((outside, again))
+    shape = trace.arg("input_dims").at(calls.row[call], missing=NO_STRING)
+    variant = numbered(calls.name[call].astype(np.int64) * (len(trace.strings) + 1) + shape + 1)
+    known = np.zeros(int(variant.max(initial=-1)) + 1, bool)
+    known[variant[: len(outside)]] = True
+    return known[variant[len(outside) :]]

@@ -13,8 +13,10 @@ import numpy as np
 from stepscope.analyze.host.calls import Mask, sum_by
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.records import once_per_record
 from stepscope.stats.middle import median
 from stepscope.trace.classify import by_string
+from stepscope.trace.table import Int64s
 
 _MIN_COVERAGE = 0.98
 _MAX_UNSURE_SHARE = 0.01
@@ -42,8 +44,8 @@ def recorded_flops(costs: Sequence[KernelCosts], *, world_size: int | None = Non
     if reason:
         return RecordedFlops(None, None, coverage, reason)
     scale = max(world_size or 0, len(costs)) / len(costs)
-    model = scale * sum(_per_step(one, _products(one) & ~one.calls.recomputed) for one in costs)
-    recomputed = scale * sum(_per_step(one, _products(one) & one.calls.recomputed) for one in costs)
+    model = scale * sum(_per_step(one, recomputed=False) for one in costs)
+    recomputed = scale * sum(_per_step(one, recomputed=True) for one in costs)
     return RecordedFlops(model, recomputed, coverage, notes=_notes(costs, scale))
 
 
@@ -65,20 +67,24 @@ def precision_shares(costs: Iterable[KernelCosts]) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _products(costs: KernelCosts) -> Mask:
+@once_per_record
+def _products(costs: KernelCosts) -> Int64s:
     """Return the calls in recorded steps that multiplied, on the device where the rank has one."""
     calls = costs.calls
-    ours = (calls.flops > 0) & (calls.step >= 0)
+    ours = np.flatnonzero(calls.flops > 0)
+    ours = ours[costs.rank.steps.of(calls.calls.start_ns[ours]) >= 0]
     if costs.rank.has_device:
-        launched = np.zeros(len(ours), bool)
+        launched = np.zeros(len(calls.flops), bool)
         launched[costs.call[costs.call >= 0]] = True
-        ours &= launched
+        ours = ours[launched[ours]]
     return ours
 
 
-def _per_step(costs: KernelCosts, calls: Mask) -> float:
-    by_step = sum_by(costs.calls.step[calls], costs.calls.flops[calls], len(costs.rank.steps))
-    return median(by_step)
+def _per_step(costs: KernelCosts, *, recomputed: bool) -> float:
+    calls = _products(costs)
+    calls = calls[costs.calls.recomputed[calls] == recomputed]
+    step = costs.rank.steps.of(costs.calls.calls.start_ns[calls])
+    return median(sum_by(step, costs.calls.flops[calls], len(costs.rank.steps)))
 
 
 def _coverage(costs: Sequence[KernelCosts]) -> float | None:
@@ -86,7 +92,7 @@ def _coverage(costs: Sequence[KernelCosts]) -> float | None:
     for one in costs:
         products = _device_products(one)
         total += int(one.duration_ns[products].sum())
-        known += int(one.duration_ns[products & (np.nan_to_num(one.flops) > 0)].sum())
+        known += int(one.duration_ns[products & (one.flops > 0)].sum())
     return known / total if total else None
 
 
@@ -100,7 +106,7 @@ def _reason(costs: Sequence[KernelCosts], coverage: float | None) -> str | None:
     give = "give --flops-per-step"
     if any(not one.rank.steps.known for one in costs) or not costs:
         return f"FLOPs unknown: the trace has no recorded steps; {give}"
-    if not any(_products(one).any() for one in costs) or (coverage or 1.0) < _MIN_COVERAGE:
+    if not any(len(_products(one)) for one in costs) or (coverage or 1.0) < _MIN_COVERAGE:
         return f"FLOPs unknown: {_what_is_missing(costs, coverage)}; {give}"
     return None
 
@@ -131,8 +137,11 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
     notes = []
     if scale > 1:
         notes.append(f"FLOPs of ranks that were not recorded are taken as the mean of the {len(costs)} recorded")
-    unsure = sum(float(one.calls.flops[one.calls.lower_bound & _products(one)].sum()) for one in costs)
-    total = sum(float(one.calls.flops[_products(one)].sum()) for one in costs)
+    unsure = total = 0.0
+    for one in costs:
+        products = _products(one)
+        unsure += float(one.calls.flops[products[one.calls.lower_bound[products]]].sum())
+        total += float(one.calls.flops[products].sum())
     if unsure > _MAX_UNSURE_SHARE * total:
         notes.append(
             f"FLOPs are a lower bound: {unsure / total:.0%} of them are of packed sequences, taken as equally long"

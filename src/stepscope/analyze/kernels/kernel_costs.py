@@ -11,19 +11,23 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import Floats, Mask, sum_by
-from stepscope.analyze.kernels.call_costs import FAMILY_CODE, PRECISION_CODE, CallCosts
+from stepscope.analyze.host.calls import Floats, Mask
+from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE, PRECISION_CODE, CallCosts
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
 from stepscope.records import ArrayRecord
+from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
+from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
 
 UNKNOWN = -1
 """in `tensor_core`"""
 
-_MATMUL_CODES = [FAMILY_CODE[family] for family in MATMUL_FAMILIES]
+_IS_MATMUL = np.array([family in MATMUL_FAMILIES for family in FAMILIES])
+"""by code of the family"""
 _FP32, _TF32 = PRECISION_CODE["fp32"], PRECISION_CODE["tf32"]
 _FULL_FP32 = re.compile(r"AMD|Radeon|Instinct|^MI\d")
 """Devices whose matrix cores take single precision as it is; NVIDIA's round it to TF32."""
@@ -54,7 +58,7 @@ class KernelCosts(ArrayRecord):
         """Return the rank whose work this is."""
         return self.calls.rank
 
-    @property
+    @cached_property
     def duration_ns(self) -> Int64s:
         """Return how long each row of the work took."""
         return self.rank.work.end_ns - self.rank.work.start_ns
@@ -62,42 +66,47 @@ class KernelCosts(ArrayRecord):
     @cached_property
     def is_matmul(self) -> Mask:
         """Return which rows are kernels of matrix products, with those that only serve a product."""
-        return np.isin(self.family, _MATMUL_CODES)
+        return _IS_MATMUL.take(self.family)
 
 
 def kernel_costs(calls: CallCosts) -> KernelCosts:
     """Return the work of every kernel of a rank."""
     work = calls.rank.work
     launcher = calls.calls.at_rows(work.op_row)
-    above = calls.calls.nearest(calls.counted)
-    call = np.where(launcher >= 0, above[launcher], -1) if len(above) else launcher
+    call = calls.calls.nearest_to(launcher, calls.counted)
     named, tensor_core, operand, serves = _classes(calls.rank)
     family = _family(named, call, calls)
-    multiplies = np.isin(family, _MATMUL_CODES) & ~serves
+    multiplies = _IS_MATMUL.take(family) & ~serves
     tensor_core[multiplies & (named != family)] = UNKNOWN
-    duration = (work.end_ns - work.start_ns).astype(float)
+    mine = np.flatnonzero(call >= 0)
+    owner, duration = call[mine], (work.end_ns - work.start_ns)[mine].astype(float)
+    sharing = numbered(owner)
+    flops, size = np.full(len(work), np.nan), np.full(len(work), np.nan)
+    flops[mine] = _shared_out(calls.flops[owner], sharing, _multiplying(duration, multiplies[mine], sharing))
+    size[mine] = _shared_out(calls.bytes[owner], sharing, duration)
     return KernelCosts(
         calls=calls,
         call=call,
         family=family,
         tensor_core=tensor_core,
         precision=_precision(operand, tensor_core, multiplies, call, calls),
-        flops=_shared_out(calls.flops, call, _multiplying(duration, multiplies, call, len(calls.calls))),
-        bytes=_shared_out(calls.bytes, call, duration),
-        recomputed=(launcher >= 0) & calls.recomputed[launcher] if len(above) else np.zeros(len(work), bool),
+        flops=flops,
+        bytes=size,
+        recomputed=(launcher >= 0) & calls.recomputed[launcher] if len(calls.calls) else np.zeros(len(work), bool),
     )
 
 
 def _classes(rank: Rank) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int8], npt.NDArray[np.uint8], Mask]:
     """Return what the names tell: family, tensor-core use, operand type, and whether it only serves a product."""
     work = rank.work
-    names, at = np.unique(np.where(work.kind == EventKind.KERNEL, work.name, -1), return_inverse=True)
-    found = [kernel_class(rank.trace.strings[name]) if name >= 0 else _NO_CLASS for name in names.tolist()]
+    name = np.where(work.kind == EventKind.KERNEL, work.name, NO_STRING).astype(np.int64)
+    names, at = distinct(name), numbered(name)
+    found = [_NO_CLASS if i == NO_STRING else kernel_class(rank.trace.strings[i]) for i in names.tolist()]
     family = np.array([FAMILY_CODE[c.family] for c in found], np.uint8)
     tensor_core = np.array([UNKNOWN if c.tensor_core is None else c.tensor_core for c in found], np.int8)
     operand = np.array([PRECISION_CODE.get(c.dtype or "", 0) for c in found], np.uint8)
     # A product's kernel that is known to be off the tensor cores and has no operand type does not multiply.
-    serves = np.isin(family, _MATMUL_CODES) & (tensor_core == 0) & (operand == 0)
+    serves = _IS_MATMUL[family] & (tensor_core == 0) & (operand == 0)
     return family[at], tensor_core[at], operand[at], serves[at]
 
 
@@ -120,19 +129,14 @@ def _precision(
     return np.where(multiplies, known, 0).astype(np.uint8)
 
 
-def _multiplying(duration: Floats, multiplies: Mask, call: Int64s, num_calls: int) -> Floats:
+def _multiplying(duration: Floats, multiplies: Mask, sharing: Int64s) -> Floats:
     """Return the weights for sharing out FLOPs: time of multiplying kernels; of all, where a call has none."""
     weight = np.where(multiplies, duration, 0.0)
-    none = sum_by(call, weight, num_calls) == 0
-    without = (call >= 0) & none[call] if num_calls else np.zeros(len(call), bool)
-    return np.where(without, duration, weight)
+    none = np.bincount(sharing, weight) == 0
+    return np.where(none[sharing], duration, weight)
 
 
-def _shared_out(amount: Floats, call: Int64s, weight: Floats) -> Floats:
-    """Return each kernel's part of its call's amount, NaN for kernels without a call."""
-    out = np.full(len(call), np.nan)
-    mine = np.flatnonzero(call >= 0)
-    if len(mine):
-        total = sum_by(call, weight, len(amount))[call[mine]]
-        out[mine] = amount[call[mine]] * np.divide(weight[mine], total, out=np.zeros(len(mine)), where=total > 0)
-    return out
+def _shared_out(amount: Floats, sharing: Int64s, weight: Floats) -> Floats:
+    """Return each kernel's part of its call's amount, by its weight among those that share the call."""
+    total = np.bincount(sharing, weight)[sharing]
+    return amount * np.divide(weight, total, out=np.zeros(len(weight)), where=total > 0)

@@ -2,18 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.measured import MeasuredRows, measured_rows
 from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
 from stepscope.cost.chips.table import Chip
 from stepscope.run.device_work import Rows, numbered
 from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.trace.classify import EventKind, of_kinds
+
+if TYPE_CHECKING:
+    from stepscope.analyze.kernels.measured import MeasuredRows
 
 COMMUNICATION = "communication"
 """Family of kernels that only communicate."""
@@ -21,6 +24,8 @@ COMMUNICATION = "communication"
 _DEFAULT_SHARED_BYTES = 48 << 10
 """of a block on any CUDA device; more has to be asked for"""
 _KERNELS = (EventKind.KERNEL, EventKind.COMM_KERNEL)
+_TIME_BOUND = {bound: f"{bound.name.lower()}_bound_ns" for bound in Bound}
+"""what the time of each bound is called among the sums"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def kernel_table(
     """Return the kernels of all ranks in one table. Without a chip the bound follows from the family alone."""
     sums: dict[str, _Sums] = {}
     for one in costs:
-        _add(sums, one, chip, measured_rows(one.rank, measured) if measured else None)
+        _add(sums, one, chip, _measured_rows(one, measured) if measured else None)
     n = max(len(costs), 1)
     total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
     steps = sum(len(one.rank.steps) for one in costs)
@@ -116,6 +121,12 @@ def kernel_table(
     )
 
 
+def _measured_rows(costs: KernelCosts, measured: Sequence[MeasuredLaunches]) -> "MeasuredRows | None":
+    from stepscope.analyze.kernels.measured import measured_rows  # only where kernels were measured
+
+    return measured_rows(costs.rank, measured)
+
+
 @dataclass
 class _Sums:
     """One kernel name's sums while ranks are added."""
@@ -130,7 +141,7 @@ class _Sums:
 
     def kernel(self, name: str, num_ranks: int, all_ns: float, num_steps: int) -> Kernel:
         n = self.numbers
-        bound = max(Bound, key=lambda b: n[f"bound_{b}"])
+        bound = max(_TIME_BOUND, key=lambda b: n[_TIME_BOUND[b]])
         metered = 2 * n["measured_ns"] > n["total_ns"]
         stall = max(self.stalls, key=lambda reason: (self.stalls[reason], reason), default=None)
         occupancy = _mean(n, "measured_occupancy")
@@ -176,30 +187,33 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
     return otherwise if value is None else value
 
 
-def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: MeasuredRows | None) -> None:
+def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> None:
     """Add one rank's kernels to the sums, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
-    names, example, group = np.unique(work.name[kernels], return_index=True, return_inverse=True)
+    group = numbered(work.name[kernels].astype(np.int64))
+    example = np.empty(int(group.max(initial=-1)) + 1, np.int64)
+    example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
     weights = _weights(costs, kernels, chip, measured)
-    totals = {name: sum_by(group, values, len(names)) for name, values in weights.items()}
-    longest = np.zeros(len(names), np.int64)
+    totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights.items()}
+    longest = np.zeros(len(example), np.int64)
     np.maximum.at(longest, group, costs.duration_ns[kernels])
-    for g, (name, i) in enumerate(zip(names.tolist(), kernels[example].tolist(), strict=True)):
-        text = costs.rank.trace.strings[name]
+    rows = zip(kernels[example].tolist(), longest.tolist(), zip(*totals.values(), strict=True), strict=True)
+    for i, longest_ns, row in rows:
+        text = costs.rank.trace.strings[work.name[i]]
         if text not in sums:
             sums[text] = _empty(costs, i)
         mine = sums[text]
-        mine.max_ns = max(mine.max_ns, int(longest[g]))
-        for key, values in totals.items():
-            mine.numbers[key] = mine.numbers.get(key, 0.0) + float(values[g])
+        mine.max_ns = max(mine.max_ns, longest_ns)
+        for key, value in zip(totals, row, strict=True):
+            mine.numbers[key] = mine.numbers.get(key, 0.0) + value
     if measured is not None:
         _add_stalls(sums, costs, kernels, measured)
 
 
-def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: MeasuredRows) -> None:
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: "MeasuredRows") -> None:
     """Add what the warps of measured kernels waited for, by the kernels' time."""
     launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
     both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
@@ -221,7 +235,9 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
     )
 
 
-def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: MeasuredRows | None) -> dict[str, Floats]:
+def _weights(
+    costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: "MeasuredRows | None"
+) -> dict[str, Floats]:
     """Return what is summed over the kernels of a name."""
     duration = costs.duration_ns[kernels].astype(np.float64)
     flops, size = (np.nan_to_num(values[kernels]) for values in (costs.flops, costs.bytes))
@@ -244,12 +260,12 @@ def _weights(costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: Mea
         "occupancy_ns": duration * has_occupancy,
         "from_shapes": bounds.from_shapes[kernels].astype(np.float64),
         "measured_ns": duration * bounds.measured[kernels],
-        **{f"bound_{b}": duration * (bound == b) for b in Bound},
+        **{name: duration * (bound == b) for b, name in _TIME_BOUND.items()},
         **(_measured_weights(measured, kernels, duration) if measured is not None else {}),
     }
 
 
-def _measured_weights(measured: MeasuredRows, kernels: Rows, duration: Floats) -> dict[str, Floats]:
+def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: Floats) -> dict[str, Floats]:
     """Return measured metrics times the time they are of, and that time."""
     columns = {name: measured.values(name)[kernels] for name in ("sm_pct", "dram_pct", "tensor_pct")}
     columns["measured_occupancy"] = measured.values("occupancy_pct")[kernels]
@@ -299,7 +315,7 @@ def _tensor_core_share(costs: Sequence[KernelCosts]) -> float | None:
 
 
 def _memory_bound_share(sums: Iterable[_Sums]) -> float | None:
-    by_bound = {b: _sum(sums, f"bound_{b}") for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
+    by_bound = {b: _sum(sums, _TIME_BOUND[b]) for b in (Bound.COMPUTE, Bound.MEMORY, Bound.LATENCY)}
     total = sum(by_bound.values())
     return by_bound[Bound.MEMORY] / total if total else None
 

@@ -71,8 +71,6 @@ def measured_rows(rank: Rank, measured: Sequence[MeasuredLaunches]) -> MeasuredR
 
 def measured_warnings(run: Run) -> list[str]:
     """Return a line where Nsight Compute measured launches that are no kernels of the run."""
-    if not run.measured:
-        return []
     found = [rows for rank in run.ranks if (rows := measured_rows(rank, run.measured)) is not None]
     total = sum(len(one.launches) for one in run.measured)
     lost = min((rows.unjoined for rows in found), default=total)

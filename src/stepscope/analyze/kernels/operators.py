@@ -11,14 +11,17 @@ from enum import Enum
 
 import numpy as np
 
-from stepscope.analyze.host.calls import Floats, HostCalls, host_calls, sum_by
+from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls, sum_by
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
 
 _HOST_DEVICE_TYPE = 0
+_COSTLY = ("device_total_ns", "host_total_ns")
+"""what makes one call of an operator the costliest, the first before the second; they hold what was called too"""
 
 
 class GroupBy(Enum):
@@ -151,36 +154,59 @@ def _add(
     if by_shape:
         key = key * (len(trace.strings) + 1) + shapes_of.at(calls.row, missing=NO_STRING) + 1
     group = numbered(key)
-    first = np.zeros(int(group.max(initial=-1)) + 1, np.int64)
-    first[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
-    nested, _ = calls.inside_of_same(group)
-    totals = {"calls": np.bincount(group, minlength=len(first)).astype(float)}
+    count = np.bincount(group)
+    example = np.empty(len(count), np.int64)
+    example[group] = np.arange(len(group))
+    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(count))[group])
+    totals = {"calls": count.astype(float)}
     for name, values in per_call.items():
         counted = values
-        if name in ("host_total_ns", "device_total_ns"):
+        if name in _COSTLY:
             counted = values.copy()
             counted[nested] = 0
-        totals[name] = sum_by(group, counted, len(first))
-    costliest = _costliest(group, per_call, len(first))
-    dims = (shapes_of.at(calls.row[chosen], missing=NO_STRING).tolist() for chosen in (first, costliest))
-    each = zip(first.tolist(), costliest.tolist(), *dims, strict=True)
-    for g, (a, worst, usual_dims, worst_dims) in enumerate(each):
+        totals[name] = np.bincount(group, counted, minlength=len(count))
+    costliest = _costliest(group, per_call, len(count))
+    ids = calls.name[example].tolist()
+    dims = (shapes_of.at(calls.row[chosen], missing=NO_STRING).tolist() for chosen in (example, costliest))
+    worst = zip(*(per_call[name][costliest].tolist() for name in _COSTLY), strict=True)
+    rows = zip(*(values.tolist() for values in totals.values()), strict=True)
+    for name_id, usual_dims, worst_dims, cost, row in zip(ids, *dims, worst, rows, strict=True):
         shapes = trace.text(usual_dims) if by_shape else None
-        mine = sums.setdefault((trace.strings[calls.name[a]], shapes), _Sums())
-        for name, values in totals.items():
-            mine.numbers[name] = mine.numbers.get(name, 0.0) + float(values[g])
-        cost = (float(per_call["device_total_ns"][worst]), float(per_call["host_total_ns"][worst]))
+        mine = sums.setdefault((trace.strings[name_id], shapes), _Sums())
+        for name, value in zip(totals, row, strict=True):
+            mine.numbers[name] = mine.numbers.get(name, 0.0) + value
         if cost > mine.costliest:
             mine.costliest, mine.shapes = cost, trace.text(worst_dims)
 
 
+def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
+    """Return which groups may have calls inside calls of their own: those that stay when groups that call none, or that
+    none calls, are left out again and again.
+    """
+    inside = np.flatnonzero(calls.parent >= 0)
+    pairs = distinct(group.take(calls.parent[inside]) * num_groups + group[inside])
+    caller, called = pairs // max(num_groups, 1), pairs % max(num_groups, 1)
+    while True:
+        calls_some, is_called = np.zeros(num_groups, bool), np.zeros(num_groups, bool)
+        calls_some[caller], is_called[called] = True, True
+        may = calls_some & is_called
+        stays = may[caller] & may[called]
+        if stays.all():
+            return may
+        caller, called = caller[stays], called[stays]
+
+
 def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
     """Return for each group the call with the most device time, the most host time among equals."""
-    left = np.arange(len(group))
-    for name in ("device_total_ns", "host_total_ns"):
-        most = np.zeros(num_groups)
-        np.maximum.at(most, group[left], per_call[name][left])
-        left = left[per_call[name][left] == most[group[left]]]
+    device, host = (per_call[name] for name in _COSTLY)
+    most_device, most_host = np.zeros(num_groups), np.zeros(num_groups)
+    on_device = np.flatnonzero(device > 0)
+    of, values = group.take(on_device), device.take(on_device)
+    np.maximum.at(most_device, of, values)
+    left = np.concatenate((np.flatnonzero((most_device == 0).take(group)), on_device[values == most_device.take(of)]))
+    of, values = group.take(left), host.take(left)
+    np.maximum.at(most_host, of, values)
+    kept = np.flatnonzero(values == most_host.take(of))
     out = np.empty(num_groups, np.int64)
-    out[group[left]] = left
+    out[of.take(kept)] = left.take(kept)
     return out

@@ -10,6 +10,7 @@ larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight C
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,12 @@ import numpy.typing as npt
 from stepscope.analyze.host.calls import Floats, Mask
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.measured import MeasuredRows
 from stepscope.cost.chips.table import Chip
 from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind
+
+if TYPE_CHECKING:
+    from stepscope.analyze.kernels.measured import MeasuredRows
 
 SHORT_NS = 10_000
 """Kernels below this are short: about what it takes a host to launch the next one."""
@@ -54,7 +57,7 @@ class KernelBounds(ArrayRecord):
     """what Nsight Compute measured decided it"""
 
 
-def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: MeasuredRows | None = None) -> KernelBounds:
+def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredRows | None" = None) -> KernelBounds:
     """Return the `Bound` of each row of the rank's work."""
     duration = costs.duration_ns
     compute_ns, memory_ns = _least_ns(costs, chip)
@@ -77,7 +80,7 @@ def bounds_of_use(compute_pct: Floats, memory_pct: Floats) -> npt.NDArray[np.int
     return bound.astype(np.int64)
 
 
-def _measured_bounds(measured: MeasuredRows | None, rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
+def _measured_bounds(measured: "MeasuredRows | None", rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
     """Return the bounds that were measured, and where."""
     if measured is None:
         return np.zeros(rows, np.int64), np.zeros(rows, bool)

@@ -66,7 +66,7 @@ def look_up(device_name: str, *, memory_bytes: int | None = None, extra: Sequenc
         rows = [row for row in extra if row.matches(spelt)]
         if not rows:
             for shared in shared_names():
-                if any(pattern.fullmatch(spelt) for pattern in shared.match):
+                if shared.matches(spelt):
                     return Lookup(None, f"device {name!r} is not in the hardware table: {shared.reason}")
             rows = [row for row in built_in_chips() if row.matches(spelt)] or _called(spelt)
         if rows:

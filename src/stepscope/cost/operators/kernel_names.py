@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stepscope.cost.name_patterns import Fragments, any_of, holds
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.tensor_core_names import operand_type, uses_tensor_cores
 
@@ -36,21 +37,16 @@ def kernel_class(name: str) -> KernelClass:
     name = name[:_MAX_NAME_LENGTH]
     text = name.lower()
     family = _family(text, _INDUCTOR_RULES if _INDUCTOR.match(text) else _RULES)
-    if family not in MATMUL_FAMILIES or _SERVES_A_PRODUCT.search(text):
+    if family not in MATMUL_FAMILIES or holds(text, _SERVES_A_PRODUCT):
         return KernelClass(family, tensor_core=False, dtype=None)
     return KernelClass(family, uses_tensor_cores(name), operand_type(name))
 
 
-def _family(name: str, rules: tuple[tuple[Family, re.Pattern[str]], ...]) -> Family:
-    return next((family for family, rule in rules if rule.search(name)), Family.OTHER)
+def _family(name: str, rules: tuple[tuple[Family, Fragments], ...]) -> Family:
+    return next((family for family, rule in rules if holds(name, rule)), Family.OTHER)
 
 
-def _any(*fragments: str) -> re.Pattern[str]:
-    """Return one pattern for lower-case text, which is several times faster than ignoring case."""
-    return re.compile("|".join(fragments).lower())
-
-
-_SERVES_A_PRODUCT = _any(
+_SERVES_A_PRODUCT = any_of(
     "split_?k_?reduce",
     "reduce_?split_?k",
     "execute_split_k_kernel",
@@ -58,7 +54,8 @@ _SERVES_A_PRODUCT = _any(
     "epilogue::impl",
     "scal_kernel",
     "reduce_1Block",
-    "im2col|col2im",
+    "im2col",
+    "col2im",
     "dot_do_o",
     "convert_d[qkv]",
     "bwd_preprocess",
@@ -68,14 +65,17 @@ _SERVES_A_PRODUCT = _any(
 )
 """Kernels that serve a product without multiplying: sums of partial products, layout changes, row sums."""
 
-_LOSS = _any(
+_LOSS = any_of(
     "log_?softmax",
     r"softmax_warp_\w+<[^>]*, \d+, true",  # fifth template argument: of the logarithm
     "nll_loss",
     "cross_entropy",
-    "mse_|smooth_l1|huber|bce_",
+    "mse_",
+    "smooth_l1",
+    "huber",
+    "bce_",
 )
-_NORMALISATION = _any(
+_NORMALISATION = any_of(
     "(layer|rms|batch|group|instance)_?norm",
     "softmax",
     "GammaBeta",
@@ -91,44 +91,47 @@ _MOVES_ONLY = (
     "|unsqueeze|squeeze|constant_pad_nd|fill|zeros|zeros_like|ones|full|empty_like))+"
 )
 _INDUCTOR_RULES = (
-    (Family.ATTENTION, _any(r"_tem_\w*attention")),
-    (Family.CONVOLUTION, _any(r"_tem_\w*conv")),
-    (Family.GEMM, _any("_tem_")),
-    (Family.COPY, _any(rf"^triton_poi_fused{_MOVES_ONLY}_\d+$")),
-    (Family.EMBEDDING, _any(r"_poi_\w*embedding")),
-    (Family.ELEMENTWISE, _any("_poi_")),
+    (Family.ATTENTION, any_of(r"_tem_\w*attention")),
+    (Family.CONVOLUTION, any_of(r"_tem_\w*conv")),
+    (Family.GEMM, any_of("_tem_")),
+    (Family.COPY, any_of(rf"^triton_poi_fused{_MOVES_ONLY}_\d+$")),
+    (Family.EMBEDDING, any_of(r"_poi_\w*embedding")),
+    (Family.ELEMENTWISE, any_of("_poi_")),
     (Family.LOSS, _LOSS),
     (Family.NORMALISATION, _NORMALISATION),
-    (Family.REDUCTION, _any("_red_|_per_")),
+    (Family.REDUCTION, any_of("_red_", "_per_")),
 )
 """Kernels that torch.compile writes are named by what they fuse: `poi` is elementwise whatever it is fused from."""
 
 _RULES = (
     (
         Family.OTHER,  # communication
-        _any("nccl", "rccl", "oneccl", "::ep::", "nvshmem", "multimem", "msccl", "symm_mem"),
+        any_of("nccl", "rccl", "oneccl", "::ep::", "nvshmem", "multimem", "msccl", "symm_mem"),
     ),
     (Family.LOSS, _LOSS),
     (
         Family.COPY,
-        _any(r"multi_tensor_apply_kernel.*::Copy<"),
+        any_of(r"multi_tensor_apply_kernel.*::Copy<"),
     ),
     (
         Family.OPTIMIZER,
-        _any("multi_tensor_apply", "adam(?!ant)", "lamb_", "amp_update_scale", "non_finite", "unscale"),
+        any_of("multi_tensor_apply", "adam(?!ant)", "lamb_", "amp_update_scale", "non_finite", "unscale"),
     ),
     (
         Family.ATTENTION,
-        _any(
+        any_of(
             "flash_(fwd|bwd|attn|attention|fprop|bprop)",
             "FlashAttn",
-            "fmha|(?<![a-z])mha_",
+            "fmha",
+            "(?<![a-z])mha_",
             "sdpa",
             "attention_?(kernel|backward|forward)",
             "attn_(fwd|bwd)",
             r"bwd_kernel_(d[qkv]|fuse)",
             "bwd_preprocess",
-            "paged_?attention|unified_?attention|flex_?attention",
+            "paged_?attention",
+            "unified_?attention",
+            "flex_?attention",
             "PagedKVCache",
             "dot_do_o",
             "convert_d[qkv]_",
@@ -136,14 +139,17 @@ _RULES = (
     ),
     (
         Family.CONVOLUTION,
-        _any(
+        any_of(
             "implicit_?gemm",
             "conv(?!e)",  # not convert
-            "fprop|dgrad|wgrad",
+            "fprop",
+            "dgrad",
+            "wgrad",
             "winograd",
             "[sh]cudnn",
             "igemm_",
-            "im2col|col2im",
+            "im2col",
+            "col2im",
             "bwd_weight",
             "fft2d_",
         ),
@@ -151,14 +157,15 @@ _RULES = (
     (Family.NORMALISATION, _NORMALISATION),
     (
         Family.EMBEDDING,
-        _any(
+        any_of(
             "(?<!rotary_)embedding",
             "index_?(select|func|put|copy|elementwise)",
             "indexing_backward",
             "(?<!all)(?<!all_)gather",
             "(?<!reduce)(?<!reduce_)scatter",
             "compute_grad_weight",
-            "krn_partial|partial_segments",
+            "krn_partial",
+            "partial_segments",
             "find_long_segments",
             "permute_(pooled|2D|indices)",
             "linearize_index",
@@ -167,11 +174,11 @@ _RULES = (
     ),
     (
         Family.COPY,
-        _any("fp8_?(row|quant|qparam)", "hfp8", "quantize_with", "fp8_quant_kernel"),
+        any_of("fp8_?(row|quant|qparam)", "hfp8", "quantize_with", "fp8_quant_kernel"),
     ),
     (
         Family.GEMM,
-        _any(
+        any_of(
             "(?<!fb)gemm",
             "nvjet",
             "Cijk_",
@@ -190,30 +197,35 @@ _RULES = (
     ),
     (
         Family.COPY,
-        _any(
+        any_of(
             "CatArray",
             "chunk_cat",
-            "_copy_|copy_kernel|copy_out",
-            "FillFunctor|(?<!masked_)fill_",
+            "_copy_",
+            "copy_kernel",
+            "copy_out",
+            "FillFunctor",
+            "(?<!masked_)fill_",
             "transpose_",
-            "nchwToNhwc|nhwcToNchw",
+            "nchwToNhwc",
+            "nhwcToNchw",
             "SubTensorOp",
             "reshape_and_cache",
             "recat",
-            "memset|memcpy",
+            "memset",
+            "memcpy",
         ),
     ),
     (
         Family.OTHER,
-        _any("sort", "(?<![a-z])topk", "unique", r"cub::.*(Scan|Partition|Select|ByKey)", "routing"),
+        any_of("sort", "(?<![a-z])topk", "unique", r"cub::.*(Scan|Partition|Select|ByKey)", "routing"),
     ),
     (
         Family.REDUCTION,
-        _any("reduce", "kernel_scan", "cumsum|cumprod", "arg(max|min)", "pool"),
+        any_of("reduce", "kernel_scan", "cumsum", "cumprod", "arg(max|min)", "pool"),
     ),
     (
         Family.ELEMENTWISE,
-        _any("elementwise", "dropout", "philox|distribution", "act_and_mul", "rotary|rope", "triu"),
+        any_of("elementwise", "dropout", "philox", "distribution", "act_and_mul", "rotary", "rope", "triu"),
     ),
 )
 """First match wins: narrow names go before the wide ones that contain them."""

@@ -48,7 +48,7 @@ def operator_cost(
     >>> (cost.flops, cost.read_bytes, cost.write_bytes, cost.dtype)
     (128, 160, 64, 'fp32')
     """
-    cost = _COSTS.get(name) or _by_prefix(name)
+    cost = _cost_function(name)
     if cost is None:
         return None
     call = read_call(
@@ -62,25 +62,31 @@ def operator_cost(
     return None if call is None else cost(call)
 
 
+def may_cost(name: str) -> bool:
+    """Return whether there are calls of an operator that have a cost of their own."""
+    return _cost_function(name) is not None
+
+
 def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
     """Return which operators to count: those with a cost and without a costed operator around them.
 
     `parents[i]` is the row of the operator around row i on the same thread, -1 where there is none.
     """
-    covered = np.zeros(len(costed), bool)
-    up = parents.copy()
-    for _ in range(len(parents).bit_length()):  # `up` reaches twice as far each time
-        inside = np.flatnonzero(up >= 0)
-        if not len(inside):
-            break
-        above = up[inside]
-        covered[inside] |= costed[above] | covered[above]
-        up[inside] = up[above]
-    kept: npt.NDArray[np.bool_] = costed & ~covered
+    kept = costed.copy()
+    call = np.flatnonzero(costed)
+    above = parents.take(call)
+    while len(call):
+        inside = above >= 0
+        call, above = call[inside], above[inside]
+        covered = costed.take(above)
+        kept[call[covered]] = False
+        call, above = call[~covered], parents.take(above[~covered])
     return kept
 
 
-def _by_prefix(name: str) -> memory_traffic.CostFunction | None:
+def _cost_function(name: str) -> memory_traffic.CostFunction | None:
+    if name in _COSTS:
+        return _COSTS[name]
     if name.startswith(_FOREACH):
         return memory_traffic.foreach
     return _compiled if name.startswith(_COMPILED) else None

@@ -14,13 +14,15 @@
 
 import re
 
+from stepscope.cost.name_patterns import any_of, holds
+
 
 def uses_tensor_cores(name: str) -> bool | None:
     """Return whether a matrix product runs on tensor cores, None where its name does not say."""
     text = name.lower()
-    if _PLAIN.search(text):
+    if holds(text, _PLAIN):
         return False
-    return True if _TENSOR.search(text) else None
+    return True if holds(text, _TENSOR) else None
 
 
 def operand_type(name: str) -> str | None:
@@ -34,42 +36,64 @@ def operand_type(name: str) -> str | None:
     if tensile:
         return next((kind for prefix, kind in _TENSILE_TYPES if tensile[1].startswith(prefix)), None)
     text = name.lower()
-    return next((kind for kind, rule in _TYPES if rule.search(text)), None)
+    return next((kind for kind, rule in _TYPES if holds(text, rule)), None)
 
 
-def _any(*fragments: str) -> re.Pattern[str]:
-    """Return one pattern for lower-case text."""
-    return re.compile("|".join(fragments).lower())
-
-
-_PLAIN = _any(
+_PLAIN = any_of(
     "_ffma",
     "simt",
     r"(?<![a-z])[sd]gemm",
     "gemv",
-    "gemmSN_|gemmk1_|dot_kernel",
+    "gemmSN_",
+    "gemmk1_",
+    "dot_kernel",
     "scudnn",
-    "depthwise|grouped_direct|naive_conv|fft2d",
-    "AsmConv|winograd",
+    "depthwise",
+    "grouped_direct",
+    "naive_conv",
+    "fft2d",
+    "AsmConv",
+    "winograd",
     r"fmha_cutlass[FB]_f32_\w+_sm(50|70|75)",  # tensor cores take single precision since Ampere
     r"fmha_cutlass[FB]_\w+_sm50",
 )
-_TENSOR = _any(
+_TENSOR = any_of(
     "nvjet",
     "tensorop",
     r"_tensor\d+x\d+x\d+",
     r"[hsdi](884|1688|16816|161616|16832|64x\d+x\d+)(gemm|fprop|dgrad|wgrad|cudnn)",
-    "wgmma|gmma|warpgroup|hmma|imma|dmma|wmma|tcgen05|_mma_|mma_sync",
-    r"sm100f?(_|$)|sm100a|umma",
-    "mfma|xdl|gtcx",
+    "wgmma",
+    "gmma",
+    "warpgroup",
+    "hmma",
+    "imma",
+    "dmma",
+    "wmma",
+    "tcgen05",
+    "_mma_",
+    "mma_sync",
+    "sm100f?(_|$)",
+    "sm100a",
+    "umma",
+    "mfma",
+    "xdl",
+    "gtcx",
     r"_MI\d+x\d+",
-    "flash_(fwd|bwd)|FlashAttn(Fwd|Bwd)",
+    "flash_(fwd|bwd)",
+    "FlashAttn(Fwd|Bwd)",
     r"fmha_cutlass[FB]_(f16|bf16)_\w+_sm(70|75|8\d|9\d)",
     r"fmha_cutlass[FB]_f32_\w+_sm(8\d|9\d)",  # three TF32 products for one
-    r"fmhaSm\d+|fmha_(v2|fwd|bwd)|Fmha(Fwd|Bwd)",
-    "fp8_gemm|deep_gemm|e4m3|e2m1|marlin",
+    r"fmhaSm\d+",
+    "fmha_(v2|fwd|bwd)",
+    "Fmha(Fwd|Bwd)",
+    "fp8_gemm",
+    "deep_gemm",
+    "e4m3",
+    "e2m1",
+    "marlin",
     "ImplicitGemmMultistage",
-    "attn_(fwd|bwd)|bwd_kernel_d[qkv]",
+    "attn_(fwd|bwd)",
+    "bwd_kernel_d[qkv]",
 )
 
 _CUDNN_ATTENTION = re.compile(r"native_sdpa\w*_f16")
@@ -78,10 +102,10 @@ _NVJET_TYPES = {"t": "bf16", "h": "fp16", "q": "fp8", "o": "fp8"}
 _TENSILE = re.compile(r"Cijk_\w+?_B[a-z]{3}_([A-Z0-9]+)_")
 _TENSILE_TYPES = (("F8", "fp8"), ("B8", "fp8"), ("B", "bf16"), ("H", "fp16"), ("S", "fp32"), ("D", "fp64"))
 _TYPES = (
-    ("fp8", _any("e4m3|e5m2|e2m1", "fp8|f8f8|float_?8")),
-    ("tf32", _any("tf32", r"tensorop_s1688(gemm|fprop|dgrad|wgrad)_(?!f16|bf16)")),
-    ("bf16", _any("bf16|bfloat16")),
-    ("fp16", _any("fp16|f16", "half", "hgemm", r"h(884|1688|16816)gemm")),
-    ("fp64", _any("dgemm|d884gemm", "f64|double")),
-    ("fp32", _any("sgemm", "scudnn", "f32|fp32", r"\bfloat\b")),
+    ("fp8", any_of("e4m3", "e5m2", "e2m1", "fp8", "f8f8", "float_?8")),
+    ("tf32", any_of("tf32", r"tensorop_s1688(gemm|fprop|dgrad|wgrad)_(?!f16|bf16)")),
+    ("bf16", any_of("bf16", "bfloat16")),
+    ("fp16", any_of("fp16", "f16", "half", "hgemm", r"h(884|1688|16816)gemm")),
+    ("fp64", any_of("dgemm", "d884gemm", "f64", "double")),
+    ("fp32", any_of("sgemm", "scudnn", "f32", "fp32", r"\bfloat\b")),
 )
