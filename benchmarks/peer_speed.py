@@ -164,8 +164,10 @@ def whole_report(cache: str) -> Task:
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
     from stepscope.run.load import load
+    from stepscope.trace.freed_memory import keep_freed
 
     def run(files: list[str]) -> str:
+        keep_freed()  # as the command does
         account = account_of(load(files, cache_folder=Path(cache)))
         return json.dumps(report_json(account, diagnose(account)))
 

@@ -26,7 +26,7 @@ from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, 
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
-from stepscope.trace.budget import keep_freed
+from stepscope.trace.freed_memory import return_freed
 from stepscope.trace.table import Trace
 
 MAX_JOBS = 256
@@ -125,7 +125,6 @@ def load_sources(
     """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
     as far as they were kept, and `sampling` says so.
     """
-    keep_freed()
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
     read = source_reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
@@ -137,6 +136,7 @@ def load_sources(
         traces, known, set_aside = one_recording_each(traces, folder)
         refuse_double_ranks(traces, known)
         ranks = list(pool.map(lambda pair: _rank(*pair), zip(traces, known, strict=True)))
+    return_freed(sum(trace.raw_bytes for trace in traces))
     ranks = with_derived_steps(sorted(ranks, key=lambda r: r.rank))
     about = _run_folder(folder)
     description, damaged = run_description(about)

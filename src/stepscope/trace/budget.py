@@ -5,8 +5,6 @@ Input that asks for three times as much is not what a profiler wrote: a few kilo
 events.
 """
 
-import ctypes
-from contextlib import suppress
 from threading import Lock
 
 from stepscope.errors import InputError
@@ -17,37 +15,6 @@ BYTES_PER_TEXT = 300
 """of a distinct string: in the scanner, as bytes, as text, and in the table of strings"""
 JSON_FACTOR = 32
 """bytes in memory of a byte of JSON at worst, a list of small objects"""
-
-
-WORTH_RETURNING_BYTES = 32 << 20
-"""of raw text: reading so much leaves tens of megabytes that were freed and that the system still counts as used"""
-
-
-_KEPT_BYTES = 64 << 20
-_MAX_IN_HEAP_BYTES = 32 << 20
-"""the most that glibc takes"""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-"""of `mallopt` in glibc's malloc.h"""
-
-
-def keep_freed() -> None:
-    """Let arrays use the memory of those before them, whichever thread had them, where the C library can (glibc's).
-
-    Else each array of megabytes is mapped and cleared by the system, which takes as long as to fill it, and what one
-    thread freed stays its own.
-    """
-    with suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None)
-        library.mallopt(_ARENA_MAX, 1)
-        library.mallopt(_MMAP_THRESHOLD, _MAX_IN_HEAP_BYTES)
-        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-
-
-def return_freed(raw_bytes: int) -> None:
-    """Return to the system what reading so many bytes left behind, where the C library can (glibc's)."""
-    if raw_bytes >= WORTH_RETURNING_BYTES:
-        with suppress(AttributeError, OSError, TypeError):  # another C library: it keeps what it keeps
-            ctypes.CDLL(None).malloc_trim(0)
 
 
 class OverBudget(InputError):

@@ -28,7 +28,8 @@ from stepscope.run.load import (
 )
 from stepscope.run.reading.each_file import Progress, refuse_too_many, size_on_disk
 from stepscope.run.sources import Source, Sources, find_sources
-from stepscope.trace.budget import Budget, return_freed
+from stepscope.trace.budget import Budget
+from stepscope.trace.freed_memory import return_freed
 from stepscope.trace.nsight.magic import is_sqlite
 
 MAX_FULL_EVENTS = 10_000_000

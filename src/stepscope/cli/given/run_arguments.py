@@ -11,6 +11,7 @@ from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load_sources, run_name
 from stepscope.run.sources import find_sources
+from stepscope.trace.freed_memory import keep_freed
 
 if TYPE_CHECKING:
     from stepscope.analyze.account import Account
@@ -26,6 +27,7 @@ def account_from(
 
 def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
     """Return the arguments' run, or another one read in the same way."""
+    keep_freed()
     given = run or args.run
     on_cluster = getattr(args, "engine", "local") != "local"
     full_ranks = getattr(args, "full_ranks", None)
