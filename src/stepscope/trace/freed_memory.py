@@ -20,8 +20,9 @@ _is_kept = False
 
 
 def keep_freed() -> None:
-    """Let arrays use the memory of those before them, whichever thread had them, from now on and in all of this process;
-    for commands alone. Only glibc can.
+    """Let arrays use the memory of those before them, whichever thread had them: from now on, in all of this process.
+
+    For commands alone. Only glibc can.
     """
     global _is_kept
     with suppress(AttributeError, OSError, TypeError):
