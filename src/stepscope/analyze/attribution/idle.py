@@ -28,6 +28,7 @@ from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.table import Int64s
 
 VISIBLE_NS = 20_000
@@ -149,7 +150,7 @@ def _painted_gaps(
     others: Intervals,
 ) -> Timeline:
     """Return the idle time cut into slices of one cause each."""
-    shared = intersect(_where(idle, np.isin(decided, _LAY_QUEUED)), others)
+    shared = intersect(_where(idle, among(decided, _LAY_QUEUED)), others)
     by_cause = [(int(Cause.SHARED), shared), *((int(c), _where(idle, decided == c)) for c in _DEVICES_OWN)]
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
     after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
@@ -174,7 +175,7 @@ def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np
     if not len(slices.start) or not len(taken):
         return slices
     dur = slices.end - slices.start
-    hosts = ~np.isin(slices.label, _DEVICES_OWN) & ~ran_dry
+    hosts = ~among(slices.label, _DEVICES_OWN) & ~ran_dry
     given = np.cumsum(np.where(hosts, dur, 0))
     lost = covered_ns(taken, np.full(len(dur), blocked.start[0]), slices.end)
     remains = np.maximum.accumulate(np.maximum(given - lost, 0))  # idle time that no earlier launch would spare

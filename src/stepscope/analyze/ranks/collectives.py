@@ -12,7 +12,7 @@ from stepscope.intervals import clip, covered_ns, subtract, union
 from stepscope.records import once_per_record
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives.groups import Group
-from stepscope.stats.distinct import distinct_rows
+from stepscope.stats.distinct import among, distinct_rows
 from stepscope.trace.table import Int64s
 
 _MAX_NS = 1 << 62
@@ -201,7 +201,7 @@ def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
         rows.setdefault((OPS[op], _across_ranks(matches.groups[group])), []).append((op, group))
     kind = matches.op.astype(np.int64) * len(matches.groups) + matches.group
     codes = {key: [op * len(matches.groups) + group for op, group in listed] for key, listed in rows.items()}
-    return {key: _latest(shared, np.isin(kind, listed)) for key, listed in codes.items()}
+    return {key: _latest(shared, among(kind, listed)) for key, listed in codes.items()}
 
 
 def _latest(shared: AlignedRun, chosen: npt.NDArray[np.bool_]) -> int | None:

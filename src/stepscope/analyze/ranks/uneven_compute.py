@@ -15,6 +15,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.lateness import common_steps
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
@@ -75,7 +76,8 @@ def _compute(rank: Rank, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats
     work = rank.work
     rows = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0))
     number = rank.steps.number[work.step[rows]]
-    rows, at = rows[np.isin(number, numbers)], np.searchsorted(numbers, number[np.isin(number, numbers)])
+    common = among(number, numbers)
+    rows, at = rows[common], np.searchsorted(numbers, number[common])
     time_ns = np.bincount(at, (work.end_ns - work.start_ns)[rows], minlength=len(numbers))
     threads = np.bincount(at, _threads(rank, work.row[rows]), minlength=len(numbers))
     return time_ns.astype(float), threads.astype(float)

@@ -187,7 +187,7 @@ def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, .
     """Return the items that are collectives of a group (not point-to-point)."""
     items = np.flatnonzero(program.collective != NOTHING)
     op = ops[program.collective[items]]
-    keep = np.isin(op, only) if only else ~np.isin(op, POINT_TO_POINT)
+    keep = among(op, only) if only else ~among(op, POINT_TO_POINT)
     return items[keep]
 
 

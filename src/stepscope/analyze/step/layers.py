@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.intervals import Intervals, clip, union
+from stepscope.stats.distinct import among
 from stepscope.trace.table import Int64s
 
 NOTHING = 255
@@ -30,7 +31,7 @@ class Timeline(NamedTuple):
 
     def of(self, *labels: int) -> Intervals:
         """Return the time that carries one of these labels."""
-        keep = np.isin(self.label, labels)
+        keep = among(self.label, labels)
         return union(self.start[keep], self.end[keep])
 
 

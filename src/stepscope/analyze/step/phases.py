@@ -62,7 +62,7 @@ class Passes:
         after_last = _since_last(self.backward, moment_ns) < _since_last(self.optimizer, moment_ns)
         out[none_follows] = Phase.FORWARD
         out[none_follows & after_last] = Phase.AFTER_BACKWARD
-        on_engine = np.isin(thread, list(self.autograd_threads))
+        on_engine = among(thread, list(self.autograd_threads))
         out[on_engine & (out == Phase.FORWARD)] = Phase.BACKWARD
         out[_inside(self.optimizer, moment_ns)] = Phase.OPTIMIZER
         out[_inside(self.backward, moment_ns)] = Phase.BACKWARD
