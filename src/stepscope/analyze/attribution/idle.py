@@ -22,7 +22,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.blocks import BlockCause, host_blocked
+from stepscope.analyze.attribution.blocks import BlockCause, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
@@ -44,6 +44,11 @@ class HostCalls(ArrayRecord):
         index_of_row = np.full(end + 1, -1, np.int32)  # in the last place: of no row
         index_of_row[self.row] = np.arange(len(self))
         return index_of_row[np.where((rows >= 0) & (rows < end), rows, end)].astype(np.int64)
+
+    def of_thread(self, thread: int) -> slice:
+        """Return where the calls of a thread lie: together, by start."""
+        low, high = np.searchsorted(self.thread, [thread, thread + 1])
+        return slice(int(low), int(high))
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
@@ -103,9 +108,9 @@ class HostCalls(ArrayRecord):
             return last
         for one in distinct(thread):
             mine = np.flatnonzero(thread == one)
-            low, high = np.searchsorted(self.thread, [one, one + 1])  # a thread's calls lie together
-            started = np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right")
-            last[mine] = np.where(started > 0, low + started - 1, -1)
+            calls = self.of_thread(int(one))
+            started = np.searchsorted(self.start_ns[calls], moment_ns[mine], side="right")
+            last[mine] = np.where(started > 0, calls.start + started - 1, -1)
         while (over := (last >= 0) & (self.end_ns[last] < moment_ns)).any():
             last[over] = self.parent[last[over]]
         return last
@@ -118,6 +123,7 @@ class HostCalls(ArrayRecord):
         return until
 
 
+@once_per_record
 def host_calls(rank: Rank) -> HostCalls:
     """Return the operators of a rank with their callers."""
     return call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP))
