@@ -117,11 +117,12 @@ def overlap_ns(a: Intervals, b: Intervals) -> int:
 
 def covered_ns(x: Intervals, start: Int64s, end: Int64s) -> Int64s:
     """Return for each `[start, end)` how much of it `x` covers, by prefix sums."""
-    cumulative = np.concatenate(([0], np.cumsum(x.end - x.start)))
+    if not len(x):
+        return np.zeros(np.broadcast_shapes(np.shape(start), np.shape(end)), np.int64)
+    so_far = np.cumsum(x.end - x.start)
 
     def before(t: Int64s) -> Int64s:
-        i = np.searchsorted(x.start, t, side="right")
-        inside = np.where(i > 0, np.minimum(t, x.end[i - 1]) - x.start[i - 1], 0) if len(x) else np.zeros_like(t)
-        return np.where(i > 0, cumulative[np.maximum(i - 1, 0)] + inside, 0).astype(np.int64)
+        i = np.searchsorted(x.start, t, side="right") - 1  # -1 before the first: its value does not count
+        return np.where(i >= 0, so_far[i] - np.maximum(x.end[i] - t, 0), 0)
 
     return before(np.asarray(end, np.int64)) - before(np.asarray(start, np.int64))

@@ -45,6 +45,12 @@ class HostCalls(ArrayRecord):
         index_of_row[self.row] = np.arange(len(self))
         return index_of_row[np.where((rows >= 0) & (rows < end), rows, end)].astype(np.int64)
 
+    @property
+    def threads(self) -> list[int]:
+        """Return the threads, ascending."""
+        first = np.flatnonzero(self.thread[1:] != self.thread[:-1]) + 1
+        return [*self.thread[:1].tolist(), *self.thread[first].tolist()]
+
     def of_thread(self, thread: int) -> slice:
         """Return where the calls of a thread lie: together, by start."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])

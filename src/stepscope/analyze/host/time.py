@@ -149,7 +149,7 @@ def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
     """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
     work = rank.work
     asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
-    begun, ended = np.searchsorted(np.sort(asked), when_ns), np.searchsorted(np.sort(work.end_ns), when_ns)
+    begun, ended = (np.searchsorted(_sorted(x), when_ns) for x in (asked, work.end_ns))
     return begun > ended
 
 
@@ -158,12 +158,15 @@ def _throttled_launches(rank: Rank) -> Int64s:
     work, trace = rank.work, rank.trace
     known = np.flatnonzero(work.launch_row >= 0)
     launches = work.launch_row[known]
-    asked = np.sort(trace["ts_ns"][launches])
-    begun = np.sort(work.start_ns[known])
     slow = distinct(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
     when = trace["ts_ns"][slow]
-    queued = np.searchsorted(asked, when) - np.searchsorted(begun, when)
+    queued = np.searchsorted(_sorted(trace["ts_ns"][launches]), when) - np.searchsorted(work.start_ns[known], when)
     return slow[queued >= _DEEP_QUEUE]
+
+
+def _sorted(moments: Int64s) -> Int64s:
+    """Return the moments ascending; a merge sort, because they nearly do already."""
+    return np.sort(moments, kind="stable")
 
 
 def _pageable_copies(rank: Rank) -> Int64s:
@@ -204,7 +207,7 @@ def recorded_events(rank: Rank) -> Int64s:
     if not len(steps):
         return np.zeros(0, np.int64)
     edges = np.minimum(np.append(steps.start_ns, steps.end_ns.max()), steps.end_ns.max())
-    sorted_starts = [ops.start_ns[ops.of_thread(one)] for one in distinct(ops.thread).tolist()]
+    sorted_starts = [ops.start_ns[ops.of_thread(one)] for one in ops.threads]
     counts = [np.diff(np.searchsorted(x, edges)) for x in (*sorted_starts, runtime_starts(rank))]
     return np.asarray(np.sum(counts, axis=0), np.int64)
 

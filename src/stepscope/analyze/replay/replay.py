@@ -169,6 +169,12 @@ def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meet
     return replace(changed, period_ns=period_of(changed))
 
 
+def with_factor(replay: Replay, host_factor: float) -> Replay:
+    """Return the same run with another profiler factor."""
+    changed = replace(replay, host_factor=host_factor)
+    return replace(changed, period_ns=period_of(changed))
+
+
 def period_of(replay: Replay) -> float:
     """Return the time per step that the replay's graph and what recurs beside it give."""
     steady = steady_period_ns(replay.graph, end_times(replay.graph, with_host_factor(replay.graph, replay.host_factor)))

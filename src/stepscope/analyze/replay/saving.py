@@ -8,14 +8,14 @@ interval = the modelled change's own error and the replay's misfit to the measur
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import hypot
 
 import numpy as np
 
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.replay.replay import Replay, with_factor
 
 MODEL_ERROR = 0.08
 """of the step: what a replay is wrong by, about, however good its inputs"""
@@ -129,7 +129,7 @@ def _with_other_factor(replay: Replay, change: Change, times: float) -> float | 
     """Return what the replay saves if the profiler cost another share of the host's time."""
     factor = float(np.clip(replay.host_factor * times, 0.3, 1.0))
     try:
-        other = rebuilt(replace(replay, host_factor=factor), replay.programs)
+        other = with_factor(replay, factor)
         return other.period_ns - change(other).period_ns
     except CircularWaits:
         return None
