@@ -9,6 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.distinct import distinct
+
+_MAX_NS = 1 << 62
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -60,6 +64,30 @@ def union_of(*sets: Intervals) -> Intervals:
     return union(np.concatenate([x.start for x in sets]), np.concatenate([x.end for x in sets]))
 
 
+def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s) -> tuple[Int64s, Intervals]:
+    """Return the union of the intervals of each key, and the key of each interval in it; keys, none below 0, ascend.
+
+    One union over all, the intervals of each key moved to a place of their own.
+
+    >>> union_by(np.array([1, 0, 1]), np.array([0, 1, 2]), np.array([3, 4, 5]))
+    (array([0, 1]), Intervals(start=array([1, 0]), end=array([4, 5])))
+    """
+    there = np.flatnonzero(end > start)
+    if not len(there):
+        return EMPTY.start, EMPTY
+    key, start, end = key[there].astype(np.int64), start[there], end[there]
+    first, wide = int(start.min()), int(end.max()) - int(start.min()) + 1
+    if wide * (int(key.max()) + 1) > _MAX_NS:  # times that no job has
+        each = {one: union(start[key == one], end[key == one]) for one in distinct(key).tolist()}
+        of = np.repeat(np.array(list(each), np.int64), [len(x) for x in each.values()])
+        return of, Intervals(*(np.concatenate(sides) for sides in zip(*each.values(), strict=True)))
+    moved = key * wide - first
+    covered = union(start + moved, end + moved)
+    of = covered.start // wide
+    back = of * wide - first
+    return of, Intervals(covered.start - back, covered.end - back)
+
+
 def clip(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """Return the part of `x` that lies within `[start_ns, end_ns)`."""
     s = np.maximum(x.start, start_ns)
@@ -74,18 +102,23 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     >>> intersect(union([0], [10]), union([2, 8], [4, 12]))
     Intervals(start=array([2, 8]), end=array([ 4, 10]))
     """
+    return intersect_each(a, b)[1]
+
+
+def intersect_each(a: Intervals, b: Intervals) -> tuple[Int64s, Intervals]:
+    """Return the time that each of any intervals shares with the set `b`, and which interval each piece is of."""
     if not len(a) or not len(b):
-        return EMPTY
+        return EMPTY.start, EMPTY
     # Each interval of `a` meets the run b[lo:hi]; expand the runs and cut each pair.
     lo = np.searchsorted(b.end, a.start, side="right")
     hi = np.searchsorted(b.start, a.end, side="left")
     count = np.maximum(hi - lo, 0)
     total = int(count.sum())
     if not total:
-        return EMPTY
+        return EMPTY.start, EMPTY
     ia = np.repeat(np.arange(len(a)), count)
-    ib = np.arange(total) - np.repeat(np.cumsum(count) - count, count) + np.repeat(lo, count)
-    return Intervals(np.maximum(a.start[ia], b.start[ib]), np.minimum(a.end[ia], b.end[ib]))
+    ib = np.arange(total) + np.repeat(lo - (np.cumsum(count) - count), count)
+    return ia, Intervals(np.maximum(a.start[ia], b.start[ib]), np.minimum(a.end[ia], b.end[ib]))
 
 
 def complement(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
