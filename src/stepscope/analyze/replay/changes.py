@@ -94,6 +94,11 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
 
     Times are those of the recorded work: where an earlier change shortened it already, the same share is kept.
     """
+    return rebuilt(replay, programs_with_times(replay, chosen, times_ns))
+
+
+def programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> list[Program]:
+    """Return the programs of `with_work_times`."""
     programs = []
     for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
         if not rank.has_device:
@@ -103,7 +108,7 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
         share = np.clip(times[program.device_index] / np.maximum(recorded, 1), 0, 1)
         duration = np.where(mask, np.rint(program.duration_ns * share), program.duration_ns)
         programs.append(replace(program, duration_ns=duration.astype(np.int64)))
-    return rebuilt(replay, programs)
+    return programs
 
 
 def fused_work(replay: Replay, chosen: Chosen, *, launches: int, device_share: float) -> Replay:

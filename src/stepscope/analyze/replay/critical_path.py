@@ -122,9 +122,10 @@ def _held_by(wiring: Wiring, start: Floats, end: Floats) -> tuple[Int64s, Floats
         return source, lag
     first = wiring.first_edge[waiting]
     latest = np.maximum.reduceat(ready, first)
-    num_edges = np.diff(np.append(first, len(ready)))
-    latest_edges = np.flatnonzero(ready == np.repeat(latest, num_edges))
-    binding = latest_edges[np.searchsorted(latest_edges, first)]  # the first of those that end last
+    into = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ready))))
+    latest_edges = np.flatnonzero(ready == latest[into])
+    into = into[latest_edges]
+    binding = latest_edges[np.append(True, into[1:] != into[:-1])]  # the first of those that end last
     held = latest >= start[waiting] - 1
     source[waiting[held]] = wiring.edge_from[binding[held]]
     lag[waiting[held]] = wiring.edge_lag_ns[binding[held]]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
 from stepscope.stats.middle import median
@@ -90,6 +90,7 @@ class StepPeriods(ArrayRecord):
         return np.flatnonzero(self.complete) if self.complete.any() else np.arange(len(self))
 
 
+@once_per_record
 def step_periods(rank: Rank) -> StepPeriods | None:
     """Return the periods of a rank's steps, None for a trace that holds nothing to tell them by.
 
