@@ -83,14 +83,12 @@ class HostCalls(ArrayRecord):
 
     def nearest(self, wanted: Mask) -> Int64s:
         """Return for each call the innermost wanted one among itself and its callers, -1 where there is none."""
-        none = len(self)
-        up = np.append(np.where(wanted, np.arange(none), np.where(self.parent >= 0, self.parent, none)), none)
-        while True:
-            further = up[up]  # reaches twice as far each time
-            if np.array_equal(further, up):
-                break
+        if not wanted.any():
+            return np.full(len(self), -1, np.int64)
+        up = np.append(np.where(wanted, np.arange(len(self)), self.parent), -1)  # in the last place: of no call
+        while ((further := up[up]) != up).any():  # reaches twice as far each time
             up = further
-        return np.where(up[:-1] == none, -1, up[:-1])
+        return up[:-1]
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
