@@ -58,15 +58,14 @@ class HostCalls(ArrayRecord):
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
-        out = np.zeros(len(self), np.int64)
-        current: npt.NDArray[np.integer] = np.arange(len(self))
-        moment, until = self.start_ns.copy(), self._next_start()
-        while len(current):  # from each start to the next one, up the callers that are still open
+        until = self._next_start()
+        stop = np.maximum(np.minimum(self.end_ns, until), self.start_ns)
+        out, above = stop - self.start_ns, self.parent
+        while len(still := np.flatnonzero((above >= 0) & (stop < until))):  # up the callers that are still open
+            current, moment, until = above[still], stop[still], until[still]
             stop = np.maximum(np.minimum(self.end_ns[current], until), moment)
             np.add.at(out, current, stop - moment)
-            current = self.parent[current]
-            still = (current >= 0) & (stop < until)
-            current, moment, until = current[still], stop[still], until[still]
+            above = self.parent[current]
         return out
 
     def with_called(self, values: Floats) -> Floats:
@@ -92,18 +91,18 @@ class HostCalls(ArrayRecord):
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
-        call = np.arange(len(self)) if only is None else np.flatnonzero(only)
-        above = self.parent[call]
-        calls, callers = [], []
+        call = np.flatnonzero(self.parent >= 0 if only is None else only & (self.parent >= 0))
+        above, mine = self.parent[call], group[call]
+        calls, callers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         while len(call):
-            inside = above >= 0
-            call, above = call[inside], above[inside]
-            same = group[above] == group[call]
-            calls.append(call[same])
-            callers.append(above[same])
-            call, above = call[~same], self.parent[above[~same]]
-        empty = [np.empty(0, np.int64)]
-        return np.concatenate(calls or empty), np.concatenate(callers or empty)
+            same = group[above] == mine
+            found = np.flatnonzero(same)
+            calls.append(call[found])
+            callers.append(above[found])
+            above = self.parent[above]
+            left = np.flatnonzero((above >= 0) & ~same)
+            call, above, mine = call[left], above[left], mine[left]
+        return np.concatenate(calls), np.concatenate(callers)
 
     def innermost_at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
         """Return the innermost call that was open on a thread at a moment, -1 where there was none."""
