@@ -4,6 +4,7 @@ Operators of one thread nest. Where two cross, which only broken clocks or async
 belongs to the later one, so that no moment of a thread is counted twice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
@@ -44,6 +45,10 @@ class HostCalls(ArrayRecord):
         index_of_row = np.full(end + 1, -1, np.int32)  # in the last place: of no row
         index_of_row[self.row] = np.arange(len(self))
         return index_of_row[np.where((rows >= 0) & (rows < end), rows, end)].astype(np.int64)
+
+    def rows_named(self, trace: Trace, matches: Callable[[str], bool]) -> Places:
+        """Return the rows of the calls whose name satisfies `matches`, in the order of this table."""
+        return self.row[np.flatnonzero(by_string(trace, self.name, matches))]
 
     @property
     def threads(self) -> list[int]:
@@ -93,16 +98,16 @@ class HostCalls(ArrayRecord):
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
         call = np.flatnonzero(self.parent >= 0 if only is None else only & (self.parent >= 0))
         above, mine = self.parent[call], group[call]
-        calls, callers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        pairs = [np.empty((2, 0), np.int64)]
         while len(call):
             same = group[above] == mine
             found = np.flatnonzero(same)
-            calls.append(call[found])
-            callers.append(above[found])
+            pairs.append(np.stack((call[found], above[found])))
             above = self.parent[above]
             left = np.flatnonzero((above >= 0) & ~same)
             call, above, mine = call[left], above[left], mine[left]
-        return np.concatenate(calls), np.concatenate(callers)
+        calls, callers = np.concatenate(pairs, axis=1)
+        return calls, callers
 
     def innermost_at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
         """Return the innermost call that was open on a thread at a moment, -1 where there was none."""

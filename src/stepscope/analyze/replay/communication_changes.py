@@ -58,7 +58,7 @@ def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]
     return lines
 
 
-def _bulk_size(sizes: npt.NDArray[np.float64]) -> float:
+def _bulk_size(sizes: Int64s) -> float:
     """Return the size from which on messages carry 95 % of the bytes."""
     ordered = np.sort(sizes)
     return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])

@@ -104,12 +104,11 @@ def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path
     source, lag = _held_by(graph.wiring, start, end)
     source[start <= begin_ns] = NOTHING
     lag[start <= begin_ns] = 0.0
-    before, nodes = source.tolist(), []
-    node = int(np.argmax(end))
-    while node >= 0:
-        nodes.append(node)
-        node = before[node]
-    path = np.array(nodes, np.int64)
+    path, ahead = np.array([np.argmax(end)], np.int64), np.append(source, NOTHING)  # in the last place: of nothing
+    while path[-1] != NOTHING:
+        path = np.append(path, ahead[path])  # twice as long each time
+        ahead = ahead[ahead]
+    path = path[path != NOTHING]
     return _Path(path, start[path], end[path], lag[path])
 
 
