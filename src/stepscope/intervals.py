@@ -51,10 +51,22 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
         order = np.argsort(s, kind="stable")
         s, e = s[order], e[order]
     reach = np.maximum.accumulate(e)
-    first = np.concatenate(([True], s[1:] > reach[:-1]))
-    begins = np.flatnonzero(first)
-    ends = np.concatenate((begins[1:] - 1, [len(s) - 1]))
-    return Intervals(s[begins], reach[ends])
+    return _joined(s, reach, s[1:] > reach[:-1])
+
+
+def _joined(start: Int64s, end: Int64s, apart: npt.NDArray[np.bool_]) -> Intervals:
+    """Return intervals by start, each joined to the one before it where the two are not apart."""
+    last = np.flatnonzero(apart)
+    return Intervals(np.concatenate((start[:1], start[last + 1])), np.concatenate((end[last], end[-1:])))
+
+
+def closed(x: Intervals, gap_ns: int) -> Intervals:
+    """Return the set with all gaps filled that are shorter than `gap_ns`.
+
+    >>> closed(union([0, 5, 20], [2, 9, 30]), 10)
+    Intervals(start=array([ 0, 20]), end=array([ 9, 30]))
+    """
+    return _joined(*x, x.start[1:] - x.end[:-1] >= gap_ns) if len(x) else x
 
 
 def union_of(*sets: Intervals) -> Intervals:

@@ -22,7 +22,7 @@ def distinct(values: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:
     """
     if not len(values):
         return values[:0].copy()
-    if np.issubdtype(values.dtype, np.signedinteger):
+    if values.dtype.kind == "i":
         low, high = int(values.min()), int(values.max())
         if high - low <= _MAX_SPREAD * len(values):
             there = np.zeros(high - low + 1, bool)

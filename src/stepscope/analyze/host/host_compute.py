@@ -6,10 +6,11 @@ device it is as good as a stall.
 """
 
 import numpy as np
+import numpy.typing as npt
 
-from stepscope.analyze.host.calls import host_calls
+from stepscope.analyze.host.calls import HostCalls, host_calls
 from stepscope.analyze.host.runtime_calls import runtime_rows, runtime_starts
-from stepscope.intervals import Intervals, union
+from stepscope.intervals import Intervals, closed, union, union_of
 from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
@@ -17,23 +18,38 @@ from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
 
 MIN_COMPUTING_NS = 1_000_000
+MIN_HOLE_NS = 1_000_000
+"""python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls"""
 
 
 @once_per_record
 def launching_spans(rank: Rank) -> dict[int, Intervals]:
-    """Return by thread when the host ran anything that it recorded of itself, less the operators that only compute."""
+    """Return by thread when the host ran anything that it recorded of itself, less the operators that only compute.
+
+    Holes shorter than MIN_HOLE_NS are closed.
+    """
     trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
-    computes = among(ops.row, computing_operators(rank))
-    # What lies in another one adds nothing.
-    outermost = np.flatnonzero(((ops.parent < 0) | computes[ops.parent]) & ~computes)
-    thread = np.concatenate((ops.thread[outermost], trace["tid"][calls]))
-    start = np.concatenate((ops.start_ns[outermost], trace["ts_ns"][calls]))
-    end = np.concatenate((ops.end_ns[outermost], trace["ts_ns"][calls] + trace["dur_ns"][calls]))
-    spans = {}
-    for one in distinct(thread).tolist():
-        mine = np.flatnonzero(thread == one)
-        spans[one] = union(start[mine], end[mine])
+    launching = _outermost(ops, computing_operators(rank))
+    start = trace["ts_ns"][calls]
+    recorded = (
+        (ops.thread[launching], ops.start_ns[launching], ops.end_ns[launching]),
+        (trace["tid"][calls], start, start + trace["dur_ns"][calls]),
+    )
+    spans: dict[int, Intervals] = {}
+    for thread, begin, end in recorded:
+        for one in distinct(thread).tolist():
+            mine = np.flatnonzero(thread == one)
+            ran = closed(union(begin[mine], end[mine]), MIN_HOLE_NS)
+            spans[one] = union_of(spans[one], ran) if one in spans else ran
     return spans
+
+
+def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
+    """Return which operators, some left out, lie in no other: the rest adds nothing to when the host ran any."""
+    if not len(without):
+        return np.flatnonzero(ops.parent < 0)
+    left_out = among(ops.row, without)
+    return np.flatnonzero(((ops.parent < 0) | left_out[ops.parent]) & ~left_out)
 
 
 @once_per_record

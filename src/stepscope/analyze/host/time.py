@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import host_calls
-from stepscope.analyze.host.host_compute import launching_spans
+from stepscope.analyze.host.host_compute import MIN_HOLE_NS, launching_spans
 from stepscope.analyze.host.runtime_calls import (
     allocations,
     is_allocation,
@@ -32,8 +32,8 @@ _FULL_QUEUE_NS = 500_000
 _SLOW_LAUNCH_NS = 50_000
 _DEEP_QUEUE = 100
 """... and so did a launch that takes this long while so many others were still waiting to run"""
-MIN_STALL_NS = 1_000_000
-"""python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
+MIN_STALL_NS = MIN_HOLE_NS
+"""a hole in what the host recorded is a stall ..."""
 MIN_STALL_SHARE = 0.05
 """... where it is this share of a step at least"""
 

@@ -14,6 +14,7 @@ Neither is one that follows a step which was not recorded or launched nothing: i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -43,7 +44,7 @@ class StepPeriods(ArrayRecord):
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
+    @cached_property
     def cuts(self) -> Int64s:
         """Return all beginnings and ends, ascending."""
         return distinct(np.concatenate((self.start_ns, self.end_ns)))
