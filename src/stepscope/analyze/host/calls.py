@@ -63,26 +63,25 @@ class HostCalls(ArrayRecord):
 
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
-        until = self._next_start()
+        parent, until = self._indices_of_parents(), self._next_start()
         stop = np.maximum(np.minimum(self.end_ns, until), self.start_ns)
-        out, above = stop - self.start_ns, self.parent
+        out, above = stop - self.start_ns, parent
         while len(still := np.flatnonzero((above >= 0) & (stop < until))):  # up the callers that are still open
             current, moment, until = above[still], stop[still], until[still]
             stop = np.maximum(np.minimum(self.end_ns[current], until), moment)
             np.add.at(out, current, stop - moment)
-            above = self.parent[current]
+            above = parent[current]
         return out
 
     def with_called(self, values: Floats) -> Floats:
         """Return each call's value plus those of everything it called, directly or not."""
-        out = values.copy()
-        current: npt.NDArray[np.integer] = np.flatnonzero(values)
-        carried = values[current]
-        current = self.parent[current]
-        while (inside := current >= 0).any():
+        out, parent = values.copy(), self._indices_of_parents()
+        current = np.flatnonzero(values)
+        carried, current = values[current], parent[current]
+        while len(inside := np.flatnonzero(current >= 0)):
             current, carried = current[inside], carried[inside]
             np.add.at(out, current, carried)
-            current = self.parent[current]
+            current = parent[current]
         return out
 
     def nearest(self, wanted: Mask) -> Int64s:
@@ -96,14 +95,15 @@ class HostCalls(ArrayRecord):
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
-        call = np.flatnonzero(self.parent >= 0 if only is None else only & (self.parent >= 0))
-        above, mine = self.parent[call], group[call]
+        parent = self._indices_of_parents()
+        call = np.flatnonzero(parent >= 0 if only is None else only & (parent >= 0))
+        above, mine = parent[call], group[call]
         pairs = [np.empty((2, 0), np.int64)]
         while len(call):
             same = group[above] == mine
             found = np.flatnonzero(same)
             pairs.append(np.stack((call[found], above[found])))
-            above = self.parent[above]
+            above = parent[above]
             left = np.flatnonzero((above >= 0) & ~same)
             call, above, mine = call[left], above[left], mine[left]
         calls, callers = np.concatenate(pairs, axis=1)
@@ -122,6 +122,10 @@ class HostCalls(ArrayRecord):
         while (over := (last >= 0) & (self.end_ns[last] < moment_ns)).any():
             last[over] = self.parent[last[over]]
         return last
+
+    def _indices_of_parents(self) -> npt.NDArray[np.intp]:
+        """Return the callers in numpy's own type of indices: climbing converts any other one at every level."""
+        return self.parent.astype(np.intp)
 
     def _next_start(self) -> Int64s:
         """Return when the next call of the same thread starts, the far future for the last."""

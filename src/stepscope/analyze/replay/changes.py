@@ -104,10 +104,12 @@ def programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.N
         if not rank.has_device:
             programs.append(program)
             continue
-        recorded = (rank.work.end_ns - rank.work.start_ns)[program.device_index]
-        share = np.clip(times[program.device_index] / np.maximum(recorded, 1), 0, 1)
-        duration = np.where(mask, np.rint(program.duration_ns * share), program.duration_ns)
-        programs.append(replace(program, duration_ns=duration.astype(np.int64)))
+        items = np.flatnonzero(mask)
+        rows, duration = program.device_index[items], program.duration_ns.copy()
+        recorded = rank.work.end_ns[rows] - rank.work.start_ns[rows]
+        share = np.clip(times[rows] / np.maximum(recorded, 1), 0, 1)
+        duration[items] = np.rint(duration[items] * share)
+        programs.append(replace(program, duration_ns=duration))
     return programs
 
 

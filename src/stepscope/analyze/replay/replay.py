@@ -133,7 +133,8 @@ def replay_of(
 
 def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
     """Return the graph's durations with the host's own work scaled; loading data and stalls stay as they are."""
-    return graph.duration_ns - (1 - factor) * graph.profiled_ns
+    spared = (1 - factor) * graph.profiled_ns
+    return np.subtract(graph.duration_ns, spared, out=spared)
 
 
 def meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
