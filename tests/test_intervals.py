@@ -9,12 +9,15 @@ from stepscope.intervals import (
     EMPTY,
     Intervals,
     clip,
+    closed,
     complement,
     covered_ns,
     intersect,
+    intersect_each,
     overlap_ns,
     subtract,
     union,
+    union_by,
     union_of,
 )
 
@@ -64,6 +67,36 @@ def test_union_never_exceeds_the_wall_time(raw: list[tuple[int, int]]) -> None:
 @given(st.lists(RAW, min_size=1, max_size=4))
 def test_union_of_several_sets(raws: list[list[tuple[int, int]]]) -> None:
     assert_is(union_of(*map(of, raws)), set().union(*map(moments, raws)))
+
+
+@pytest.mark.parametrize("scale", [1, 1 << 55])
+@given(st.lists(st.tuples(st.integers(0, 3), MOMENT, MOMENT), max_size=12))
+def test_union_of_each_key(scale: int, keyed: list[tuple[int, int, int]]) -> None:
+    key, start, end = (np.array([row[i] for row in keyed], np.int64) for i in range(3))
+    of_key, x = union_by(key, start * scale, end * scale)
+    assert (of_key[1:] >= of_key[:-1]).all()
+    for one in range(4):
+        mine, expected = of_key == one, union(scale * start[key == one], scale * end[key == one])
+        assert x.start[mine].tolist() == expected.start.tolist() and x.end[mine].tolist() == expected.end.tolist()
+
+
+@given(RAW, st.integers(1, 10))
+def test_short_gaps_are_closed_and_long_ones_stay(raw: list[tuple[int, int]], gap: int) -> None:
+    x = of(raw)
+    y = closed(x, gap)
+    assert (y.start[1:] - y.end[:-1] >= gap).all()
+    assert covered(x) <= covered(y)
+    long = x.start[1:] - x.end[:-1] >= gap
+    assert y.end[:-1].tolist() == x.end[:-1][long].tolist() and y.start[1:].tolist() == x.start[1:][long].tolist()
+
+
+@given(RAW, RAW)
+def test_pieces_of_any_intervals_in_a_set(raw: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+    raw = [(min(s), max(s)) for s in raw if s[0] != s[1]]
+    a = Intervals(*(np.array([s[i] for s in raw], np.int64) for i in (0, 1)))
+    which, pieces = intersect_each(a, of(b))
+    for i, one in enumerate(raw):
+        assert_is(Intervals(pieces.start[which == i], pieces.end[which == i]), moments([one]) & moments(b))
 
 
 @given(RAW, RAW)

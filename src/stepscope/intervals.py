@@ -9,6 +9,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.distinct import distinct
+
+_MAX_NS = 1 << 62
+
 Int64s = npt.NDArray[np.int64]
 
 
@@ -47,10 +51,22 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
         order = np.argsort(s, kind="stable")
         s, e = s[order], e[order]
     reach = np.maximum.accumulate(e)
-    first = np.concatenate(([True], s[1:] > reach[:-1]))
-    begins = np.flatnonzero(first)
-    ends = np.concatenate((begins[1:] - 1, [len(s) - 1]))
-    return Intervals(s[begins], reach[ends])
+    return _joined(s, reach, s[1:] > reach[:-1])
+
+
+def _joined(start: Int64s, end: Int64s, apart: npt.NDArray[np.bool_]) -> Intervals:
+    """Return intervals by start, each joined to the one before it where the two are not apart."""
+    last = np.flatnonzero(apart)
+    return Intervals(np.concatenate((start[:1], start[last + 1])), np.concatenate((end[last], end[-1:])))
+
+
+def closed(x: Intervals, gap_ns: int) -> Intervals:
+    """Return the set with all gaps filled that are shorter than `gap_ns`.
+
+    >>> closed(union([0, 5, 20], [2, 9, 30]), 10)
+    Intervals(start=array([ 0, 20]), end=array([ 9, 30]))
+    """
+    return _joined(*x, x.start[1:] - x.end[:-1] >= gap_ns) if len(x) else x
 
 
 def union_of(*sets: Intervals) -> Intervals:
@@ -58,6 +74,30 @@ def union_of(*sets: Intervals) -> Intervals:
     if not sets:
         return EMPTY
     return union(np.concatenate([x.start for x in sets]), np.concatenate([x.end for x in sets]))
+
+
+def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s) -> tuple[Int64s, Intervals]:
+    """Return the union of the intervals of each key, and the key of each interval in it; keys, none below 0, ascend.
+
+    One union over all, the intervals of each key moved to a place of their own.
+
+    >>> union_by(np.array([1, 0, 1]), np.array([0, 1, 2]), np.array([3, 4, 5]))
+    (array([0, 1]), Intervals(start=array([1, 0]), end=array([4, 5])))
+    """
+    there = np.flatnonzero(end > start)
+    if not len(there):
+        return EMPTY.start, EMPTY
+    key, start, end = key[there].astype(np.int64), start[there], end[there]
+    first, wide = int(start.min()), int(end.max()) - int(start.min()) + 1
+    if wide * (int(key.max()) + 1) > _MAX_NS:  # times that no job has
+        each = {one: union(start[key == one], end[key == one]) for one in distinct(key).tolist()}
+        of = np.repeat(np.array(list(each), np.int64), [len(x) for x in each.values()])
+        return of, Intervals(*(np.concatenate(sides) for sides in zip(*each.values(), strict=True)))
+    moved = key * wide - first
+    covered = union(start + moved, end + moved)
+    of = covered.start // wide
+    back = of * wide - first
+    return of, Intervals(covered.start - back, covered.end - back)
 
 
 def clip(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
@@ -74,18 +114,23 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     >>> intersect(union([0], [10]), union([2, 8], [4, 12]))
     Intervals(start=array([2, 8]), end=array([ 4, 10]))
     """
+    return intersect_each(a, b)[1]
+
+
+def intersect_each(a: Intervals, b: Intervals) -> tuple[Int64s, Intervals]:
+    """Return the time that each of any intervals shares with the set `b`, and which interval each piece is of."""
     if not len(a) or not len(b):
-        return EMPTY
+        return EMPTY.start, EMPTY
     # Each interval of `a` meets the run b[lo:hi]; expand the runs and cut each pair.
     lo = np.searchsorted(b.end, a.start, side="right")
     hi = np.searchsorted(b.start, a.end, side="left")
     count = np.maximum(hi - lo, 0)
     total = int(count.sum())
     if not total:
-        return EMPTY
+        return EMPTY.start, EMPTY
     ia = np.repeat(np.arange(len(a)), count)
-    ib = np.arange(total) - np.repeat(np.cumsum(count) - count, count) + np.repeat(lo, count)
-    return Intervals(np.maximum(a.start[ia], b.start[ib]), np.minimum(a.end[ia], b.end[ib]))
+    ib = np.arange(total) + np.repeat(lo - (np.cumsum(count) - count), count)
+    return ia, Intervals(np.maximum(a.start[ia], b.start[ib]), np.minimum(a.end[ia], b.end[ib]))
 
 
 def complement(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
@@ -117,11 +162,12 @@ def overlap_ns(a: Intervals, b: Intervals) -> int:
 
 def covered_ns(x: Intervals, start: Int64s, end: Int64s) -> Int64s:
     """Return for each `[start, end)` how much of it `x` covers, by prefix sums."""
-    cumulative = np.concatenate(([0], np.cumsum(x.end - x.start)))
+    if not len(x):
+        return np.zeros(np.broadcast_shapes(np.shape(start), np.shape(end)), np.int64)
+    so_far = np.cumsum(x.end - x.start)
 
     def before(t: Int64s) -> Int64s:
-        i = np.searchsorted(x.start, t, side="right")
-        inside = np.where(i > 0, np.minimum(t, x.end[i - 1]) - x.start[i - 1], 0) if len(x) else np.zeros_like(t)
-        return np.where(i > 0, cumulative[np.maximum(i - 1, 0)] + inside, 0).astype(np.int64)
+        i = np.searchsorted(x.start, t, side="right") - 1  # -1 before the first: its value does not count
+        return np.where(i >= 0, so_far[i] - np.maximum(x.end[i] - t, 0), 0)
 
     return before(np.asarray(end, np.int64)) - before(np.asarray(start, np.int64))

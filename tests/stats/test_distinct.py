@@ -32,6 +32,12 @@ def test_sets_of_two(a: np.ndarray, b: np.ndarray) -> None:
     assert among(a, b).tolist() == np.isin(a, b).tolist()
 
 
+def test_a_few_codes_need_not_fit_the_type_of_the_values() -> None:
+    codes = np.array([0, 255, 3, 255, 44], np.uint8)
+    for wanted in ((3,), (255, 3), (300, -1), tuple(range(40, 60))):
+        assert among(codes, wanted).tolist() == [value in wanted for value in codes.tolist()]
+
+
 def test_rows_of_a_table_among_others() -> None:
     rows, wanted = RNG.integers(-1, 500, 300), RNG.integers(0, 400, 60)
     assert among(rows, wanted).tolist() == np.isin(rows, wanted).tolist()

@@ -193,6 +193,20 @@ def test_an_operator_that_computes_on_the_host_stalls_the_device(tmp_path: Path)
     assert parts_ms(rank, 0, 20 * MS)["stall"] == 7
 
 
+def test_what_runs_inside_an_operator_that_computes_still_counts(tmp_path: Path) -> None:
+    trace = RankTrace(0)
+    trace.step(0, 0, 20 * MS)
+    busy(trace, 0, 5 * MS)
+    trace.kernel("gemm", at=1 * MS, start=1.1 * MS, end=3 * MS)
+    trace.ran("aten::nonzero", 5 * MS, 15 * MS)
+    trace.ran("aten::empty", 9 * MS, 9.5 * MS)
+    trace.ran("aten::view", 9.1 * MS, 9.2 * MS)
+    busy(trace, 15 * MS, 20 * MS)
+    rank = rank_of(tmp_path, trace)
+    assert len(computing_operators(rank)) == 1
+    assert parts_ms(rank, 0, 20 * MS)["stall"] == 9.5
+
+
 def test_operators_of_a_rank_without_device_are_its_work(tmp_path: Path) -> None:
     trace = RankTrace(0)
     trace.step(0, 0, 20 * MS)

@@ -34,6 +34,7 @@ from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.each_rank import each_rank
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
@@ -145,7 +146,7 @@ def _comm_layers(rank: Rank, wait_ns: Int64s, *, pipeline: bool) -> Layers:
     c = rank.collectives
     matched = wait_ns != UNMATCHED
     turns = c.start_ns + np.where(matched, wait_ns, 0)  # the wait is the first part of a collective
-    in_pipeline = np.isin(c.op, POINT_TO_POINT) & pipeline
+    in_pipeline = among(c.op, POINT_TO_POINT) & pipeline
     return [
         (PART_CODE["exposed_transfer"], _union(turns, c.end_ns, matched)),
         (_UNMATCHED_COMM, _union(c.start_ns, c.end_ns, ~matched)),

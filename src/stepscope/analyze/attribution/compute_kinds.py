@@ -14,6 +14,7 @@ from stepscope.analyze.step.layers import label_ns, painted
 from stepscope.analyze.step.parts import PART_CODE
 from stepscope.cost.operators.families import MATMUL_FAMILIES
 from stepscope.intervals import Intervals, union
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -52,7 +53,7 @@ def _work(costs: KernelCosts) -> tuple[Int64s, Int64s, Int64s]:
 def _host_work(costs: KernelCosts) -> tuple[Int64s, Int64s, Int64s]:
     """Return kind, start and end of the operators of a rank without a device."""
     calls = costs.calls
-    product = calls.counted & np.isin(calls.family, _MATMUL_CODES)
+    product = calls.counted & among(calls.family, _MATMUL_CODES)
     return _kinds(calls.operand, product, calls.recomputed), calls.calls.start_ns, calls.calls.end_ns
 
 

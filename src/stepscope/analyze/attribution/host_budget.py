@@ -21,7 +21,7 @@ import re
 
 import numpy as np
 
-from stepscope.analyze.host.blocks import STALL_NS
+from stepscope.analyze.attribution.blocks import STALL_NS
 from stepscope.analyze.host.busy_operators import around_calls, running_operators
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE
 from stepscope.analyze.step.regions import Marks, host_regions, marks_of

@@ -22,12 +22,13 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.blocks import BlockCause, host_blocked
+from stepscope.analyze.attribution.blocks import BlockCause, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
 from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.table import Int64s
 
 VISIBLE_NS = 20_000
@@ -149,23 +150,29 @@ def _painted_gaps(
     others: Intervals,
 ) -> Timeline:
     """Return the idle time cut into slices of one cause each."""
-    shared = intersect(_where(idle, np.isin(decided, _LAY_QUEUED)), others)
-    by_cause = [(int(Cause.SHARED), shared), *((int(c), _where(idle, decided == c)) for c in _DEVICES_OWN)]
+    shared = intersect(_where(idle, among(decided, _LAY_QUEUED)), others) if len(others) else EMPTY
     after_launch = Intervals(np.maximum(idle.start, np.minimum(launched, idle.end)), idle.end)
     after_launch = _where(after_launch, (decided == NOTHING) & (after_launch.end > after_launch.start))
     by_host = [(int(cause), blocked.of(kind)) for kind, cause in _OF_BLOCKED.items()]
-    layers = [*by_cause, (int(Cause.LAUNCH), after_launch), *by_host, (int(Cause.LAUNCH), idle)]
+    layers = [(int(Cause.SHARED), shared), (int(Cause.LAUNCH), after_launch), *by_host]
     whole = painted([(_NOT_IDLE, _between(idle, cuts)), *layers], cuts)
-    keep = whole.label != _NOT_IDLE
-    return Timeline(whole.start[keep], whole.end[keep], whole.label[keep])
+    keep = np.flatnonzero(whole.label != _NOT_IDLE)
+    start, label = whole.start[keep], whole.label[keep]
+    whole_gap = decided[_gap_at(idle, start)]  # what the launch alone decides is the same from end to end
+    label = np.where((whole_gap == NOTHING) | (label == Cause.SHARED), label, whole_gap)
+    np.putmask(label, label == NOTHING, Cause.LAUNCH)
+    return Timeline(start, whole.end[keep], label)
+
+
+def _gap_at(idle: Intervals, moment: Int64s) -> Int64s:
+    return np.searchsorted(idle.start, moment, side="right") - 1
 
 
 def _ran_dry(idle: Intervals, slices: Timeline, blocked: Timeline) -> npt.NDArray[np.bool_]:
     """Return which slices look like launching but lie in a gap that began while the host was blocked."""
     at = np.searchsorted(blocked.start, idle.start, side="right") - 1
     began_blocked = blocked.label[np.maximum(at, 0)] != NOTHING
-    gap = np.searchsorted(idle.start, slices.start, side="right") - 1
-    return (slices.label == Cause.LAUNCH) & began_blocked[gap]
+    return (slices.label == Cause.LAUNCH) & began_blocked[_gap_at(idle, slices.start)]
 
 
 def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np.bool_]) -> Timeline:
@@ -174,9 +181,9 @@ def _with_lost_lead(slices: Timeline, blocked: Timeline, ran_dry: npt.NDArray[np
     if not len(slices.start) or not len(taken):
         return slices
     dur = slices.end - slices.start
-    hosts = ~np.isin(slices.label, _DEVICES_OWN) & ~ran_dry
+    hosts = ~among(slices.label, _DEVICES_OWN) & ~ran_dry
     given = np.cumsum(np.where(hosts, dur, 0))
-    lost = covered_ns(taken, np.full(len(dur), blocked.start[0]), slices.end)
+    lost = covered_ns(taken, blocked.start[:1], slices.end)
     remains = np.maximum.accumulate(np.maximum(given - lost, 0))  # idle time that no earlier launch would spare
     spared = np.where(slices.label == Cause.LAUNCH, dur - np.diff(remains, prepend=0), 0)
     spared = np.where(ran_dry, dur, np.clip(spared, 0, dur))
@@ -204,8 +211,8 @@ def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> 
 def _main_cause(idle: Intervals, slices: Timeline) -> npt.NDArray[np.uint8]:
     """Return the cause of most of each gap."""
     time = np.zeros((len(idle), len(Cause)), np.int64)
-    gap = np.searchsorted(idle.start, slices.start, side="right") - 1
-    np.add.at(time, (gap, slices.label), slices.end - slices.start)
+    place = _gap_at(idle, slices.start) * len(Cause) + slices.label
+    np.add.at(time.reshape(-1), place, slices.end - slices.start)
     return time.argmax(axis=1).astype(np.uint8)
 
 

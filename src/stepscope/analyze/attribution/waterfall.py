@@ -87,7 +87,7 @@ def waterfall(
         [budget for budget, _ in pairs],
         measured,
         corrected_ns=mean_ns,
-        host=np.isin(LOSSES, _HOSTS),
+        host=np.array([loss in _HOSTS for loss in LOSSES]),
         num_ranks=efficiency.num_ranks,
     )
     unknown = {"precision"} if chip is None else set()

@@ -4,17 +4,18 @@ Operators of one thread nest. Where two cross, which only broken clocks or async
 belongs to the later one, so that no moment of a thread is counted twice.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.scanner import call_stack_parents, stack_order
 from stepscope.trace.table import Int64s, Trace
 
@@ -51,41 +52,52 @@ class HostCalls(ArrayRecord):
         out[self.row.astype(np.intp)] = np.arange(len(self))
         return out
 
+    def rows_named(self, trace: Trace, matches: Callable[[str], bool]) -> Places:
+        """Return the rows of the calls whose name satisfies `matches`, in the order of this table."""
+        return self.row[np.flatnonzero(by_string(trace, self.name, matches))]
+
+    @property
+    def threads(self) -> list[int]:
+        """Return the threads, ascending."""
+        first = np.flatnonzero(self.thread[1:] != self.thread[:-1]) + 1
+        return [*self.thread[:1].tolist(), *self.thread[first].tolist()]
+
+    def of_thread(self, thread: int) -> slice:
+        """Return where the calls of a thread lie: together, by start."""
+        low, high = np.searchsorted(self.thread, [thread, thread + 1])
+        return slice(int(low), int(high))
+
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
-        out = np.zeros(len(self), np.int64)
-        current: npt.NDArray[np.integer] = np.arange(len(self))
-        moment, until = self.start_ns.copy(), self._next_start()
-        while len(current):  # from each start to the next one, up the callers that are still open
+        parent, until = self._indices_of_parents(), self._next_start()
+        stop = np.maximum(np.minimum(self.end_ns, until), self.start_ns)
+        out, above = stop - self.start_ns, parent
+        while len(still := np.flatnonzero((above >= 0) & (stop < until))):  # up the callers that are still open
+            current, moment, until = above[still], stop[still], until[still]
             stop = np.maximum(np.minimum(self.end_ns[current], until), moment)
             np.add.at(out, current, stop - moment)
-            current = self.parent[current]
-            still = (current >= 0) & (stop < until)
-            current, moment, until = current[still], stop[still], until[still]
+            above = parent[current]
         return out
 
     def with_called(self, values: Floats) -> Floats:
         """Return each call's value plus those of everything it called, directly or not."""
-        out = values.copy()
-        current: npt.NDArray[np.integer] = np.flatnonzero(values)
-        carried = values[current]
-        current = self.parent[current]
-        while (inside := current >= 0).any():
+        out, parent = values.copy(), self._indices_of_parents()
+        current = np.flatnonzero(values)
+        carried, current = values[current], parent[current]
+        while len(inside := np.flatnonzero(current >= 0)):
             current, carried = current[inside], carried[inside]
             np.add.at(out, current, carried)
-            current = self.parent[current]
+            current = parent[current]
         return out
 
     def nearest(self, wanted: Mask) -> Int64s:
         """Return for each call the innermost wanted one among itself and its callers, -1 where there is none."""
-        none = len(self)
-        up = np.append(np.where(wanted, np.arange(none), np.where(self.parent >= 0, self.parent, none)), none)
-        while True:
-            further = up[up]  # reaches twice as far each time
-            if np.array_equal(further, up):
-                break
+        if not wanted.any():
+            return np.full(len(self), -1, np.int64)
+        up = np.append(np.where(wanted, np.arange(len(self)), self.parent), -1)  # in the last place: of no call
+        while ((further := up[up]) != up).any():  # reaches twice as far each time
             up = further
-        return np.where(up[:-1] == none, -1, up[:-1])
+        return up[:-1]
 
     def nearest_to(self, call: Int64s, wanted: Mask) -> Int64s:
         """Return as `nearest` does, for some calls alone: they climb to it. -1 stays -1."""
@@ -100,18 +112,19 @@ class HostCalls(ArrayRecord):
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
-        call = np.arange(len(self)) if only is None else np.flatnonzero(only)
-        above = self.parent[call]
-        calls, callers = [], []
+        parent = self._indices_of_parents()
+        call = np.flatnonzero(parent >= 0 if only is None else only & (parent >= 0))
+        above, mine = parent[call], group[call]
+        pairs = [np.empty((2, 0), np.int64)]
         while len(call):
-            inside = above >= 0
-            call, above = call[inside], above[inside]
-            same = group[above] == group[call]
-            calls.append(call[same])
-            callers.append(above[same])
-            call, above = call[~same], self.parent[above[~same]]
-        empty = [np.empty(0, np.int64)]
-        return np.concatenate(calls or empty), np.concatenate(callers or empty)
+            same = group[above] == mine
+            found = np.flatnonzero(same)
+            pairs.append(np.stack((call[found], above[found])))
+            above = parent[above]
+            left = np.flatnonzero((above >= 0) & ~same)
+            call, above, mine = call[left], above[left], mine[left]
+        calls, callers = np.concatenate(pairs, axis=1)
+        return calls, callers
 
     def innermost_at(self, thread: Int64s, moment_ns: Int64s) -> Int64s:
         """Return the innermost call that was open on a thread at a moment, -1 where there was none."""
@@ -120,12 +133,16 @@ class HostCalls(ArrayRecord):
             return last
         for one in distinct(thread):
             mine = np.flatnonzero(thread == one)
-            low, high = np.searchsorted(self.thread, [one, one + 1])  # a thread's calls lie together
-            started = np.searchsorted(self.start_ns[low:high], moment_ns[mine], side="right")
-            last[mine] = np.where(started > 0, low + started - 1, -1)
+            calls = self.of_thread(int(one))
+            started = np.searchsorted(self.start_ns[calls], moment_ns[mine], side="right")
+            last[mine] = np.where(started > 0, calls.start + started - 1, -1)
         while (over := (last >= 0) & (self.end_ns[last] < moment_ns)).any():
             last[over] = self.parent[last[over]]
         return last
+
+    def _indices_of_parents(self) -> npt.NDArray[np.intp]:
+        """Return the callers in numpy's own type of indices: climbing converts any other one at every level."""
+        return self.parent.astype(np.intp)
 
     def _next_start(self) -> Int64s:
         """Return when the next call of the same thread starts, the far future for the last."""
@@ -135,6 +152,7 @@ class HostCalls(ArrayRecord):
         return until
 
 
+@once_per_record
 def host_calls(rank: Rank) -> HostCalls:
     """Return the operators of a rank with their callers."""
     return call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP))

@@ -1,4 +1,4 @@
-"""Which operators computed on the host itself, for long, while the device got nothing to do?
+"""Which operators computed on the host itself, for long, while the device got nothing to do, and when did the rest run?
 
 An operator that launches work takes microseconds. One that runs for a millisecond without a call into the device's
 runtime computes on tensors of the host: a mask, a statistic, a tokeniser. While it runs nothing is launched, so for the
@@ -6,20 +6,50 @@ device it is as good as a stall.
 """
 
 import numpy as np
+import numpy.typing as npt
 
+from stepscope.analyze.host.calls import HostCalls, host_calls
+from stepscope.analyze.host.runtime_calls import runtime_rows, runtime_starts
+from stepscope.intervals import Intervals, closed, union, union_of
 from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind, of_kinds
+from stepscope.stats.distinct import among, distinct
+from stepscope.trace.classify import EventKind
 
 MIN_COMPUTING_NS = 1_000_000
+MIN_HOLE_NS = 1_000_000
+"""python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls"""
 
 
-def launching_calls(rank: Rank) -> Rows:
-    """Return the rows of what the host recorded of itself, less the operators that only compute."""
-    mask = of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME))
-    mask[computing_operators(rank)] = False
-    return np.flatnonzero(mask)
+@once_per_record
+def launching_spans(rank: Rank) -> dict[int, Intervals]:
+    """Return by thread when the host ran anything that it recorded of itself, less the operators that only compute.
+
+    Holes shorter than MIN_HOLE_NS are closed.
+    """
+    trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
+    launching = _outermost(ops, computing_operators(rank))
+    start = trace["ts_ns"][calls]
+    recorded = (
+        (ops.thread[launching], ops.start_ns[launching], ops.end_ns[launching]),
+        (trace["tid"][calls], start, start + trace["dur_ns"][calls]),
+    )
+    spans: dict[int, Intervals] = {}
+    for thread, begin, end in recorded:
+        for one in distinct(thread).tolist():
+            mine = np.flatnonzero(thread == one)
+            ran = closed(union(begin[mine], end[mine]), MIN_HOLE_NS)
+            spans[one] = union_of(spans[one], ran) if one in spans else ran
+    return spans
+
+
+def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
+    """Return which operators, some left out, lie in no other: the rest adds nothing to when the host ran any."""
+    if not len(without):
+        return np.flatnonzero(ops.parent < 0)
+    left_out = among(ops.row, without)
+    return np.flatnonzero(((ops.parent < 0) | left_out[ops.parent]) & ~left_out)
 
 
 @once_per_record
@@ -28,10 +58,10 @@ def computing_operators(rank: Rank) -> Rows:
     if not rank.has_device:
         return np.empty(0, np.int64)
     trace = rank.trace
-    rows = np.flatnonzero((rank.kinds == EventKind.HOST_OP) & (trace["dur_ns"] >= MIN_COMPUTING_NS))
+    rows = np.flatnonzero(trace["dur_ns"] >= MIN_COMPUTING_NS)
+    rows = rows[rank.kinds[rows] == EventKind.HOST_OP]
     if not len(rows):
         return rows
-    calls = np.sort(trace["ts_ns"][rank.kinds == EventKind.RUNTIME])
-    start = trace["ts_ns"][rows]
+    calls, start = runtime_starts(rank), trace["ts_ns"][rows]
     holds_call = np.searchsorted(calls, start + trace["dur_ns"][rows]) > np.searchsorted(calls, start)
     return rows[~holds_call]

@@ -1,6 +1,17 @@
-"""What does a call into the device's runtime or driver do to the host? Told by its name, CUDA and HIP alike."""
+"""Which calls into the device's runtime or driver did the host make, and what does each do to it?
+
+The latter is told by its name, CUDA and HIP alike.
+"""
 
 import re
+
+import numpy as np
+
+from stepscope.records import once_per_record
+from stepscope.run.device_work import Rows
+from stepscope.run.rank import Rank
+from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
 
 _SYNCHRONISATION = re.compile(
     r"Synchronize|^(cuda|hip|cu)Memcpy(2D|3D|Peer|ToSymbol|FromSymbol|WithStream|DtoH|HtoD)?(_v2)?$"
@@ -27,3 +38,27 @@ def is_allocation(name: str) -> bool:
     [True, True, True, False]
     """
     return bool(_ALLOCATION.search(name))
+
+
+@once_per_record
+def runtime_rows(rank: Rank) -> Rows:
+    """Return the rows of all calls."""
+    return np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+
+
+@once_per_record
+def runtime_starts(rank: Rank) -> Int64s:
+    """Return when the calls began, ascending."""
+    return np.sort(rank.trace["ts_ns"][runtime_rows(rank)], kind="stable")  # nearly sorted already
+
+
+@once_per_record
+def synchronisations(rank: Rank) -> Rows:
+    """Return the rows of the calls that block the host until the device has caught up."""
+    return rank.rows_named(is_synchronisation, EventKind.RUNTIME)
+
+
+@once_per_record
+def allocations(rank: Rank) -> Rows:
+    """Return the rows of the calls that get or return memory."""
+    return rank.rows_named(is_allocation, EventKind.RUNTIME)

@@ -10,14 +10,21 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.host_compute import launching_calls
-from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
+from stepscope.analyze.host.calls import host_calls
+from stepscope.analyze.host.host_compute import MIN_HOLE_NS, launching_spans
+from stepscope.analyze.host.runtime_calls import (
+    allocations,
+    is_allocation,
+    runtime_rows,
+    runtime_starts,
+    synchronisations,
+)
 from stepscope.contract.regions import Region, named_region
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct, union_of_values
-from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
+from stepscope.trace.classify import EventKind, by_string, rows_named
 from stepscope.trace.table import Int64s
 
 _FULL_QUEUE_NS = 500_000
@@ -25,8 +32,8 @@ _FULL_QUEUE_NS = 500_000
 _SLOW_LAUNCH_NS = 50_000
 _DEEP_QUEUE = 100
 """... and so did a launch that takes this long while so many others were still waiting to run"""
-MIN_STALL_NS = 1_000_000
-"""python between two operators takes microseconds; a millisecond of nothing is a stall ..."""
+MIN_STALL_NS = MIN_HOLE_NS
+"""a hole in what the host recorded is a stall ..."""
 MIN_STALL_SHARE = 0.05
 """... where it is this share of a step at least"""
 
@@ -119,14 +126,13 @@ Calls = tuple[Int64s, Int64s, Int64s]
 
 @once_per_record
 def _synchronisations(rank: Rank) -> Calls:
-    calls = rank.rows_named(is_synchronisation, EventKind.RUNTIME)
-    return _by_start(rank, union_of_values(calls, _pageable_copies(rank)))
+    return _by_start(rank, union_of_values(synchronisations(rank), _pageable_copies(rank)))
 
 
 @once_per_record
 def _all_blocking(rank: Rank) -> Calls:
     trace = rank.trace
-    calls = np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    calls = runtime_rows(rank)
     long = calls[trace["dur_ns"][calls] > _FULL_QUEUE_NS]
     long = long[_device_had_work(rank, trace["ts_ns"][long])]
     rows = union_of_values(_synchronisations(rank)[2], rows_named(trace, long, lambda name: not is_allocation(name)))
@@ -143,7 +149,7 @@ def _device_had_work(rank: Rank, when_ns: Int64s) -> npt.NDArray[np.bool_]:
     """Return whether anything was waiting or running at these moments; a call cannot wait for an idle device."""
     work = rank.work
     asked = np.where(work.launch_row >= 0, rank.trace["ts_ns"][work.launch_row], work.start_ns)
-    begun, ended = np.searchsorted(np.sort(asked), when_ns), np.searchsorted(np.sort(work.end_ns), when_ns)
+    begun, ended = (np.searchsorted(_sorted(x), when_ns) for x in (asked, work.end_ns))
     return begun > ended
 
 
@@ -152,12 +158,15 @@ def _throttled_launches(rank: Rank) -> Int64s:
     work, trace = rank.work, rank.trace
     known = np.flatnonzero(work.launch_row >= 0)
     launches = work.launch_row[known]
-    asked = np.sort(trace["ts_ns"][launches])
-    begun = np.sort(work.start_ns[known])
     slow = distinct(launches[trace["dur_ns"][launches] > _SLOW_LAUNCH_NS])
     when = trace["ts_ns"][slow]
-    queued = np.searchsorted(asked, when) - np.searchsorted(begun, when)
+    queued = np.searchsorted(_sorted(trace["ts_ns"][launches]), when) - np.searchsorted(work.start_ns[known], when)
     return slow[queued >= _DEEP_QUEUE]
+
+
+def _sorted(moments: Int64s) -> Int64s:
+    """Return the moments ascending; a merge sort, because they nearly do already."""
+    return np.sort(moments, kind="stable")
 
 
 def _pageable_copies(rank: Rank) -> Int64s:
@@ -177,25 +186,30 @@ def data_loading(rank: Rank) -> Intervals:
 
 def allocating(rank: Rank) -> Intervals:
     """Return when the host was getting or returning device memory."""
-    return _spans(rank, rank.rows_named(is_allocation, EventKind.RUNTIME))
+    return _spans(rank, allocations(rank))
 
 
 def stalling(rank: Rank) -> Intervals:
     """Return the long stretches inside the recorded steps in which nothing of the host is recorded that launches."""
     if not len(rank.steps):
         return union([], [])
-    recorded = _spans(rank, launching_calls(rank))
-    gaps = complement(recorded, int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
+    recorded = launching_spans(rank).values()
+    gaps = complement(union_of(*recorded), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
     long = gaps.end - gaps.start >= max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns)
     return Intervals(gaps.start[long], gaps.end[long])
 
 
+@once_per_record
 def recorded_events(rank: Rank) -> Int64s:
     """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
-    recorded = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
-    step = rank.steps.of(rank.trace["ts_ns"][recorded])
-    return np.bincount(step[step >= 0], minlength=len(rank.steps))
+    steps, ops = rank.steps, host_calls(rank)
+    if not len(steps):
+        return np.zeros(0, np.int64)
+    edges = np.minimum(np.append(steps.start_ns, steps.end_ns.max()), steps.end_ns.max())
+    sorted_starts = [ops.start_ns[ops.of_thread(one)] for one in ops.threads]
+    counts = [np.diff(np.searchsorted(x, edges)) for x in (*sorted_starts, runtime_starts(rank))]
+    return np.asarray(np.sum(counts, axis=0), np.int64)
 
 
 def _spans(rank: Rank, rows: np.ndarray) -> Intervals:

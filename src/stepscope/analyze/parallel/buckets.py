@@ -19,19 +19,21 @@ from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.contract.regions import EVALUATE
-from stepscope.intervals import covered_ns, union
+from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
 KINDS = ("ddp", "zero1")
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+_NODE, _ADDING, _GRADIENT, _BACK = 1, 2, 3, 4
+"""of a backward pass: a node that computes, adding a gradient, the node around that, copying back"""
 
 
 @dataclass(frozen=True)
@@ -164,13 +166,11 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
     """
     trace = rank.trace
-    nodes = rank.rows_named(lambda s: s.startswith(EVALUATE), EventKind.HOST_OP)
-    is_gradient = by_string(trace, trace["name"][nodes], lambda s: s.endswith(_ACCUMULATE)).astype(bool)
-    adding = rank.rows_named(lambda s: s == _ACCUMULATE, EventKind.HOST_OP)
-    back = rank.rows_named(lambda s: s == _COPY_BACK, EventKind.HOST_OP)
-    hooks = np.concatenate((nodes[is_gradient], back))
+    rows, part = rank.coded_rows(_part_of_backward, EventKind.HOST_OP)
+    nodes, adding, gradients, back = (rows[part == one] for one in (_NODE, _ADDING, _GRADIENT, _BACK))
+    hooks = np.concatenate((gradients, back))
     host = int(_in_steps(rank, hooks).sum() - _in_steps(rank, adding).sum()) if len(adding) else None
-    computing = np.concatenate((nodes[~is_gradient], adding))
+    computing = np.concatenate((nodes, adding))
     if not rank.has_device:
         moment = start = trace["ts_ns"][computing]
         return _Gradients(*_extent(found, moment, start, start + trace["dur_ns"][computing]), host, None)
@@ -182,6 +182,12 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)
+
+
+def _part_of_backward(name: str) -> int:
+    if name.startswith(EVALUATE):
+        return _GRADIENT if name.endswith(_ACCUMULATE) else _NODE
+    return _ADDING if name == _ACCUMULATE else _BACK if name == _COPY_BACK else 0
 
 
 def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
@@ -217,7 +223,11 @@ def _buckets(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
 ) -> tuple[Bucket, ...]:
     """Return the means of each bucket over the usual synchronisations."""
-    columns = [_occurrences(shared, strategy, accounts, sync) for sync in usual]
+    ranks, exposed = shared.run.ranks, {}
+    for index, account in enumerate(accounts):
+        c = ranks[index].collectives
+        exposed[index] = covered_ns(account.exposed_comm if account else EMPTY, c.start_ns, c.end_ns)
+    columns = [_occurrences(shared, strategy, exposed[sync.index], sync) for sync in usual]
     out = []
     for order in range(len(usual[0].rows)):
         size, ready, time, wait, exposed = np.mean([c[order] for c in columns], axis=0)
@@ -238,15 +248,16 @@ def _buckets(
 
 
 def _occurrences(
-    shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], sync: _Sync
+    shared: AlignedRun, strategy: Strategy, exposed_ns: Int64s, sync: _Sync
 ) -> list[tuple[int, int, int, int, int]]:
-    """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation."""
-    c, account = shared.run.ranks[sync.index].collectives, accounts[sync.index]
+    """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation, given the exposed
+    time of all its rank's collectives.
+    """
+    c = shared.run.ranks[sync.index].collectives
     begin = strategy.passes[sync.index].backward.start[sync.at] if sync.at >= 0 else c.issue_ns[sync.rows].min()
-    start, end = c.start_ns[sync.rows], c.end_ns[sync.rows]
-    exposed = covered_ns(account.exposed_comm, start, end) if account else np.zeros(len(start), np.int64)
+    ready, took = c.issue_ns[sync.rows] - begin, c.end_ns[sync.rows] - c.start_ns[sync.rows]
     wait = shared.wait_ns[sync.index][sync.rows]
-    columns = (c.full_bytes[sync.rows], c.issue_ns[sync.rows] - begin, end - start, wait, exposed)
+    columns = (c.full_bytes[sync.rows], ready, took, wait, exposed_ns[sync.rows])
     return [tuple(values) for values in zip(*(x.tolist() for x in columns), strict=True)]
 
 

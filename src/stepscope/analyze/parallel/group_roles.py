@@ -93,8 +93,8 @@ class _Use(ArrayRecord):
 
     def of(self, *ops: str, during: tuple[Phase, ...] | None = None) -> npt.NDArray[np.bool_]:
         """Return which free operations are of these kinds and phases."""
-        found = self.free & np.isin(self.op, [OP_CODE[op] for op in ops])
-        return found & np.isin(self.phase, during) if during is not None else found
+        found = self.free & among(self.op, [OP_CODE[op] for op in ops])
+        return found & among(self.phase, during) if during is not None else found
 
     def bytes(self, which: npt.NDArray[np.bool_]) -> int:
         """Return what they move in all; operations of unknown size count as 1 byte each."""
@@ -159,9 +159,9 @@ def _small(use: _Use) -> Iterator[Role]:
 
 
 def _point_to_point(use: _Use) -> Iterator[Role]:
-    which = use.free & np.isin(use.op, POINT_TO_POINT)
-    in_backward = float(np.isin(use.phase[which], _IN_BACKWARD).mean()) if which.any() else 0.0
-    trains = bool(np.isin(use.phases, _IN_BACKWARD).any() or np.isin(use.phases, _OF_OPTIMIZER).any())
+    which = use.free & among(use.op, POINT_TO_POINT)
+    in_backward = float(among(use.phase[which], _IN_BACKWARD).mean()) if which.any() else 0.0
+    trains = bool(among(use.phases, _IN_BACKWARD).any() or among(use.phases, _OF_OPTIMIZER).any())
     rows = use.claim_free(which)
     if not len(rows):
         return

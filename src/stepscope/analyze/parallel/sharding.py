@@ -20,6 +20,7 @@ from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.stats.robust import Spread
 from stepscope.trace.table import Int64s
 
@@ -84,7 +85,7 @@ def _rank_sharding(shared: AlignedRun, strategy: Strategy, index: int, account: 
     rank = shared.run.ranks[index]
     c, phase = rank.collectives, strategy.phases[index]
     rows = strategy.rows_of(index, *KINDS)
-    hands_round = np.isin(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
+    hands_round = among(c.op[rows], [OP_CODE["all_gather"], OP_CODE["broadcast"]])
     gathers, scatters = rows[hands_round], rows[~hands_round]
     forward, backward, after = (_during(phase, gathers, *which) for which in _GATHER_PHASES)
     gathered, scattered = (rank_traffic(shared, index, x, account) for x in (gathers, scatters))
@@ -120,7 +121,7 @@ _GATHER_PHASES = (
 
 
 def _during(phase: Phases, rows: Int64s, *which: Phase) -> Int64s:
-    return rows[np.isin(phase[rows], which)]
+    return rows[among(phase[rows], which)]
 
 
 def _synchronised_passes(rank: Rank, strategy: Strategy, index: int) -> int:

@@ -8,14 +8,12 @@ import numpy.typing as npt
 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OPS, bus_factor
-from stepscope.intervals import clip, covered_ns, subtract, union
+from stepscope.intervals import clip, covered_ns, subtract, union, union_by
 from stepscope.records import once_per_record
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.collectives.groups import Group
-from stepscope.stats.distinct import distinct_rows
+from stepscope.stats.distinct import among, distinct_rows
 from stepscope.trace.table import Int64s
-
-_MAX_NS = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -77,22 +75,9 @@ def waited_for_ns(shared: AlignedRun) -> Int64s:
         waits = (last.rank_index[of] != other) & (last.waited_ns[of] > 0)
         rows, by = matches.row[members[waits]], last.rank_index[of[waits]]
         start = rank.collectives.start_ns[rows]
-        _add_covered(total, by, start, start + np.maximum(shared.wait_ns[other][rows], 0))
+        late, covered = union_by(by, start, start + np.maximum(shared.wait_ns[other][rows], 0))
+        np.add.at(total, late, covered.end - covered.start)
     return total
-
-
-def _add_covered(total: Int64s, key: npt.NDArray[np.int32], start: Int64s, end: Int64s) -> None:
-    """Add to each key's total what its intervals cover: one union over all, each key's moved to a place of its own."""
-    if not len(start):
-        return
-    first, wide = int(start.min()), int(end.max()) - int(start.min()) + 1
-    if wide * len(total) > _MAX_NS:  # times that no job has
-        for one in np.unique(key).tolist():
-            total[one] += union(start[key == one], end[key == one]).total_ns
-        return
-    moved = key.astype(np.int64) * wide - first
-    covered = union(start + moved, end + moved)
-    np.add.at(total, covered.start // wide, covered.end - covered.start)
 
 
 def late_rank(shared: AlignedRun) -> int | None:
@@ -201,7 +186,7 @@ def _late_ranks(shared: AlignedRun) -> dict[tuple[str, Group], int | None]:
         rows.setdefault((OPS[op], _across_ranks(matches.groups[group])), []).append((op, group))
     kind = matches.op.astype(np.int64) * len(matches.groups) + matches.group
     codes = {key: [op * len(matches.groups) + group for op, group in listed] for key, listed in rows.items()}
-    return {key: _latest(shared, np.isin(kind, listed)) for key, listed in codes.items()}
+    return {key: _latest(shared, among(kind, listed)) for key, listed in codes.items()}
 
 
 def _latest(shared: AlignedRun, chosen: npt.NDArray[np.bool_]) -> int | None:

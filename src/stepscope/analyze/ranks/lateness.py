@@ -20,7 +20,7 @@ from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import common, distinct
+from stepscope.stats.distinct import among, common, distinct
 from stepscope.stats.middle import median
 from stepscope.stats.robust import mad_sigma
 
@@ -129,7 +129,7 @@ def waiting(shared: AlignedRun, index: int) -> Intervals:
     Point-to-point waits do not count: in a pipeline they are the schedule's, not a late rank's.
     """
     c, wait = shared.run.ranks[index].collectives, shared.wait_ns[index]
-    counts = (wait > 0) & ~np.isin(c.op, POINT_TO_POINT)
+    counts = (wait > 0) & ~among(c.op, POINT_TO_POINT)
     return union(c.start_ns[counts], c.start_ns[counts] + wait[counts])
 
 
@@ -139,9 +139,9 @@ def waited_in_steps(shared: AlignedRun) -> Floats:
     out = np.zeros((len(ranks), len(numbers)))
     for index, rank in enumerate(ranks):
         c, wait = rank.collectives, shared.wait_ns[index]
-        counts = np.flatnonzero((wait > 0) & ~np.isin(c.op, POINT_TO_POINT) & (c.step >= 0))
+        counts = np.flatnonzero((wait > 0) & ~among(c.op, POINT_TO_POINT) & (c.step >= 0))
         number = rank.steps.number[c.step[counts]]
-        common = np.isin(number, numbers)
+        common = among(number, numbers)
         np.add.at(out[index], np.searchsorted(numbers, number[common]), wait[counts][common])
     return out
 

@@ -52,7 +52,7 @@ def rank_overlap(rank: Rank) -> Overlap | None:
         periods=periods,
         compute_ns=_per_period(compute, periods),
         comm_ns=_per_period(comm, periods),
-        together_ns=_per_period(intersect(compute, comm), periods),
+        together_ns=_per_period(intersect(comm, compute), periods),
         exposed_ns=_per_period(subtract(subtract(comm, compute), memory), periods),
     )
 

@@ -15,7 +15,17 @@ import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, recorded_events
 from stepscope.analyze.ranks.window import host_compute
-from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
+from stepscope.intervals import (
+    EMPTY,
+    Intervals,
+    complement,
+    covered_ns,
+    intersect,
+    intersect_each,
+    subtract,
+    union,
+    union_by,
+)
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.run.steps import Steps
@@ -47,23 +57,23 @@ def own_time(rank: Rank) -> OwnTime:
     """Return what a rank's trace alone says of its own time."""
     steps = rank.steps
     span = steps.end_ns - steps.start_ns
-    nothing = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
     if not rank.has_device:
         inside = union(rank.collectives.start_ns, rank.collectives.end_ns)
-        return OwnTime(span, subtract(inside, host_compute(rank)), None, nothing, np.empty(0, np.int64))
+        return OwnTime(span, subtract(inside, host_compute(rank)), None, EMPTY, np.empty(0, np.int64))
     work = rank.work
     busy = work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
-    each = [union(work.start_ns[mine], work.end_ns[mine]) for mine in (work.step == s for s in range(len(steps)))]
-    alone = [subtract(one, busy) for one in each]
+    launched = np.flatnonzero(work.step >= 0)
+    step, each = union_by(work.step[launched], work.start_ns[launched], work.end_ns[launched])
+    device_ns = np.zeros(len(steps), np.int64)
+    np.add.at(device_ns, step, each.end - each.start)
+    free = complement(busy, int(each.start.min()), int(each.end.max())) if len(each) else EMPTY
+    at, alone = intersect_each(each, free)
     return OwnTime(
         host_ns=span - RECORDING_COST_NS * recorded_events(rank),
         idle=subtract(union(*blocked_host(rank)), busy),
-        device_ns=np.array([one.total_ns for one in each], np.int64),
-        alone=Intervals(
-            np.concatenate([nothing.start, *(one.start for one in alone)]),
-            np.concatenate([nothing.end, *(one.end for one in alone)]),
-        ),
-        alone_step=np.repeat(np.arange(len(alone)), [len(one) for one in alone]),
+        device_ns=device_ns,
+        alone=alone,
+        alone_step=step[at],
     )
 
 

@@ -8,6 +8,8 @@ counted more FLOPs. Ranks may take turns at it (samples of uneven length), so th
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.lateness import common_steps
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
 
 Floats = npt.NDArray[np.float64]
@@ -75,7 +78,8 @@ def _compute(rank: Rank, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats
     work = rank.work
     rows = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0))
     number = rank.steps.number[work.step[rows]]
-    rows, at = rows[np.isin(number, numbers)], np.searchsorted(numbers, number[np.isin(number, numbers)])
+    common = among(number, numbers)
+    rows, at = rows[common], np.searchsorted(numbers, number[common])
     time_ns = np.bincount(at, (work.end_ns - work.start_ns)[rows], minlength=len(numbers))
     threads = np.bincount(at, _threads(rank, work.row[rows]), minlength=len(numbers))
     return time_ns.astype(float), threads.astype(float)
@@ -84,14 +88,18 @@ def _compute(rank: Rank, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats
 def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:
     """Return how many threads each kernel has: blocks in its grid times threads in a block; 0 where it is not said."""
     out = np.ones(len(rows))
+    strings = rank.trace.strings
     for name in ("grid", "block"):
-        ids, inverse = np.unique(rank.trace.arg(name).at(rows, missing=-1), return_inverse=True)
-        sizes = np.array([_product(rank.trace.text(int(i)) if i >= 0 else None) for i in ids])
-        out *= sizes[inverse] if len(ids) else 0.0
+        ids = rank.trace.arg(name).at(rows, missing=-1)
+        size_of = np.zeros(len(strings) + 1)  # one more, that of no text, stays 0
+        known = [i for i in distinct(ids).tolist() if i >= 0]
+        size_of[known] = [_product(strings[i]) for i in known]
+        out *= size_of[ids]
     return out
 
 
-def _product(text: str | None) -> float:
+@lru_cache(maxsize=4096)
+def _product(text: str) -> float:
     """Return the product of `[64, 2, 1]`, 0 for anything else."""
-    words = (text or "").strip("[] ").split(",")
-    return float(np.prod([float(w) for w in words])) if all(w.strip().isdigit() for w in words) else 0.0
+    words = text.strip("[] ").split(",")
+    return float(prod(float(w) for w in words)) if all(w.strip().isdigit() for w in words) else 0.0

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from stepscope.analyze.host.busy_operators import running_operators
 from stepscope.intervals import EMPTY, Intervals, clip, intersect, subtract, union, union_of
+from stepscope.records import once_per_record
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -71,6 +72,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
     )
 
 
+@once_per_record
 def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
     """Return when compute, communication and memory operations ran; on a CPU rank operators are the compute."""
     if rank.has_device:

@@ -94,16 +94,23 @@ def with_work_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArr
 
     Times are those of the recorded work: where an earlier change shortened it already, the same share is kept.
     """
+    return rebuilt(replay, programs_with_times(replay, chosen, times_ns))
+
+
+def programs_with_times(replay: Replay, chosen: Chosen, times_ns: Sequence[npt.NDArray[np.float64]]) -> list[Program]:
+    """Return the programs of `with_work_times`."""
     programs = []
     for (program, mask), times, rank in zip(_per_program(replay, chosen), times_ns, _ranks(replay), strict=True):
         if not rank.has_device:
             programs.append(program)
             continue
-        recorded = (rank.work.end_ns - rank.work.start_ns)[program.device_index]
-        share = np.clip(times[program.device_index] / np.maximum(recorded, 1), 0, 1)
-        duration = np.where(mask, np.rint(program.duration_ns * share), program.duration_ns)
-        programs.append(replace(program, duration_ns=duration.astype(np.int64)))
-    return rebuilt(replay, programs)
+        items = np.flatnonzero(mask)
+        rows, duration = program.device_index[items], program.duration_ns.copy()
+        recorded = rank.work.end_ns[rows] - rank.work.start_ns[rows]
+        share = np.clip(times[rows] / np.maximum(recorded, 1), 0, 1)
+        duration[items] = np.rint(duration[items] * share)
+        programs.append(replace(program, duration_ns=duration))
+    return programs
 
 
 def fused_work(replay: Replay, chosen: Chosen, *, launches: int, device_share: float) -> Replay:

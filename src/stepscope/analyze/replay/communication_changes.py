@@ -38,25 +38,27 @@ def transfer_lines(replay: Replay, *, bulk_only: bool = False) -> dict[int, Fit]
     `bulk_only` leaves out the small messages that together carry 5 % of the bytes: they travel by another protocol
     and say nothing about large ones.
     """
-    sizes: dict[int, list[float]] = {}
-    times: dict[int, list[float]] = {}
+    sizes: dict[int, list[Int64s]] = {}
+    times: dict[int, list[Int64s]] = {}
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         items = np.flatnonzero(program.collective != NOTHING)
         rows = program.collective[items]
         size = rank.collectives.full_bytes[rows]
         for op in distinct(rank.collectives.op[rows]):
             mine = (rank.collectives.op[rows] == op) & (size > 0) & (program.duration_ns[items] > 0)
-            sizes.setdefault(int(op), []).extend(size[mine].tolist())
-            times.setdefault(int(op), []).extend(program.duration_ns[items][mine].tolist())
+            sizes.setdefault(int(op), []).append(size[mine])
+            times.setdefault(int(op), []).append(program.duration_ns[items][mine])
     lines = {}
-    for op in (op for op in sizes if sizes[op]):
-        x, y = np.array(sizes[op]), np.array(times[op])
+    for op in sizes:
+        x, y = np.concatenate(sizes[op]), np.concatenate(times[op])
+        if not len(x):
+            continue
         keep = x >= _bulk_size(x) if bulk_only else np.ones(len(x), bool)
         lines[op] = fit(x[keep], y[keep])
     return lines
 
 
-def _bulk_size(sizes: npt.NDArray[np.float64]) -> float:
+def _bulk_size(sizes: Int64s) -> float:
     """Return the size from which on messages carry 95 % of the bytes."""
     ordered = np.sort(sizes)
     return float(ordered[np.searchsorted(np.cumsum(ordered), 0.05 * ordered.sum())])
@@ -187,7 +189,7 @@ def group_items(ops: npt.NDArray[np.uint8], program: Program, only: tuple[int, .
     """Return the items that are collectives of a group (not point-to-point)."""
     items = np.flatnonzero(program.collective != NOTHING)
     op = ops[program.collective[items]]
-    keep = np.isin(op, only) if only else ~np.isin(op, POINT_TO_POINT)
+    keep = among(op, only) if only else ~among(op, POINT_TO_POINT)
     return items[keep]
 
 
@@ -210,5 +212,8 @@ def _with_transfers(replay: Replay, changed: Transfers, kept: Sequence[Mask] | N
 
 def _modelled(lines: dict[int, Fit], op: npt.NDArray[np.integer], size: npt.ArrayLike) -> npt.NDArray[np.float64]:
     sizes = np.asarray(size, float)
-    pairs = zip(op.tolist(), sizes.tolist(), strict=True)
-    return np.array([float(lines[o].time_ns(s)) if o in lines else 0.0 for o, s in pairs])
+    out = np.zeros(len(sizes))
+    for one, line in lines.items():
+        mine = np.flatnonzero(op == one)
+        out[mine] = line.time_ns(sizes[mine])
+    return out

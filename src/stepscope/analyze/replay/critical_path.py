@@ -104,12 +104,11 @@ def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path
     source, lag = _held_by(graph.wiring, start, end)
     source[start <= begin_ns] = NOTHING
     lag[start <= begin_ns] = 0.0
-    before, nodes = source.tolist(), []
-    node = int(np.argmax(end))
-    while node >= 0:
-        nodes.append(node)
-        node = before[node]
-    path = np.array(nodes, np.int64)
+    path, ahead = np.array([np.argmax(end)], np.int64), np.append(source, NOTHING)  # in the last place: of nothing
+    while path[-1] != NOTHING:
+        path = np.append(path, ahead[path])  # twice as long each time
+        ahead = ahead[ahead]
+    path = path[path != NOTHING]
     return _Path(path, start[path], end[path], lag[path])
 
 
@@ -122,9 +121,10 @@ def _held_by(wiring: Wiring, start: Floats, end: Floats) -> tuple[Int64s, Floats
         return source, lag
     first = wiring.first_edge[waiting]
     latest = np.maximum.reduceat(ready, first)
-    num_edges = np.diff(np.append(first, len(ready)))
-    latest_edges = np.flatnonzero(ready == np.repeat(latest, num_edges))
-    binding = latest_edges[np.searchsorted(latest_edges, first)]  # the first of those that end last
+    into = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ready))))
+    latest_edges = np.flatnonzero(ready == latest[into])
+    into = into[latest_edges]
+    binding = latest_edges[np.append(True, into[1:] != into[:-1])]  # the first of those that end last
     held = latest >= start[waiting] - 1
     source[waiting[held]] = wiring.edge_from[binding[held]]
     lag[waiting[held]] = wiring.edge_lag_ns[binding[held]]

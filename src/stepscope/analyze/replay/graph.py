@@ -173,14 +173,15 @@ class _Nodes:
     def durations(self, programs: Sequence[Program], repeats: int) -> tuple[Floats, Floats]:
         """Return what each node takes, and how much of it is the host's own work."""
         out, own = np.zeros(self.count), np.zeros(self.count)
-        for copy in range(repeats):
-            for rank, program in enumerate(programs):
-                host = self.host(rank, copy)
-                out[host], own[host] = program.host.total_ns, stretched_ns(program)[:-1]
-                out[self.device(rank, copy)] = program.duration_ns
-                if copy and len(program):
-                    out[host[0]] += program.tail.total_ns[0]
-                    own[host[0]] += stretched_ns(program)[-1]
+        for rank, program in enumerate(programs):
+            total, stretched, size = program.host.total_ns, stretched_ns(program), self._sizes[rank]
+            for copy in range(repeats):
+                first = self._starts[copy][0][rank]
+                out[first : first + size], own[first : first + size] = total, stretched[:-1]
+                out[first + 2 * size : first + 3 * size] = program.duration_ns
+                if copy and size:
+                    out[first] += program.tail.total_ns[0]
+                    own[first] += stretched[-1]
         return out, own
 
 
@@ -228,9 +229,10 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     edges.add(host, arrival, program.latency_ns)
     edges.add(arrival, device)
     has = np.flatnonzero(program.stream_predecessor != NOTHING)
-    by_kind = np.array([program.queued_gap_ns.get(kind, 0.0) for kind in range(256)])
-    gap = by_kind[program.kind]
-    edges.add(device[program.stream_predecessor[has]], arrival[has], gap[has])
+    gap_of = np.zeros(256)
+    for kind, gap_ns in program.queued_gap_ns.items():
+        gap_of[kind] = gap_ns
+    edges.add(device[program.stream_predecessor[has]], arrival[has], gap_of[program.kind[has]])
     released = np.flatnonzero(program.released_by != NOTHING)
     edges.add(device[program.released_by[released]], host[released])
     source, target = program.waits

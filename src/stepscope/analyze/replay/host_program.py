@@ -15,6 +15,7 @@ from stepscope.analyze.replay.program import EMPTY_PROGRAM, NO_WAITS, NOTHING, P
 from stepscope.intervals import EMPTY, Intervals, subtract, union, union_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 from stepscope.trace.table import Int64s
 
@@ -26,10 +27,10 @@ def host_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     """Return the program of a CPU rank over the steps of these numbers."""
     rank = shared.run.ranks[index]
     c = rank.collectives
-    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
     if not len(wanted):
         return EMPTY_PROGRAM
-    rows = np.flatnonzero(np.isin(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
+    rows = np.flatnonzero(among(c.step, wanted) & (c.issue_ns > np.iinfo(np.int64).min))
     rows = rows[np.argsort(c.issue_ns[rows], kind="stable")]
     if not len(rows):
         return _alone(shared, index, wanted, numbers) if len(host_compute(rank)) else EMPTY_PROGRAM
@@ -82,14 +83,14 @@ def _alone(shared: AlignedRun, index: int, wanted: Int64s, numbers: Int64s) -> P
 
 def issue_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
     """Return the beginning of the first step, when the host asked for each collective, and the end of the last step."""
-    steps = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    steps = np.flatnonzero(among(rank.steps.number, numbers))
     first_ns, last_ns = int(rank.steps.start_ns[steps[0]]), int(rank.steps.end_ns[steps[-1]])
     return np.maximum.accumulate(np.concatenate(([first_ns], rank.collectives.issue_ns[rows], [last_ns])))
 
 
 def step_edges(rank: Rank, numbers: Int64s) -> Int64s:
     """Return the beginning of the first step and the end of each."""
-    steps = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    steps = np.flatnonzero(among(rank.steps.number, numbers))
     return np.concatenate((rank.steps.start_ns[steps][:1], rank.steps.end_ns[steps]))
 
 

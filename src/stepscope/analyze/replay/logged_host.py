@@ -16,6 +16,7 @@ from stepscope.analyze.step.logged_steps import WORK_REGIONS, Floats, region_tim
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog
+from stepscope.stats.distinct import among
 from stepscope.stats.middle import median
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s
@@ -50,7 +51,7 @@ def _own_ns(rank: Rank, did: Activities, region: str, steps: Int64s) -> float:
     rows = rows_named(rank.trace, rows, lambda name: name == region)
     start = rank.trace["ts_ns"][rows]
     at = rank.steps.of(start)
-    kept = (at >= 0) & np.isin(rank.steps.number[np.maximum(at, 0)], steps)
+    kept = (at >= 0) & among(rank.steps.number[np.maximum(at, 0)], steps)
     start, took = start[kept], rank.trace["dur_ns"][rows[kept]]
     own = did.parts(start, start + took).own_ns
     return float(own.sum()) / max(len(steps), 1)

@@ -104,10 +104,10 @@ def device_program(shared: AlignedRun, index: int, numbers: Int64s) -> Program:
     """Return the program of a rank with a device over the steps of these numbers."""
     rank = shared.run.ranks[index]
     work, ts = rank.work, rank.trace["ts_ns"]
-    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
     if not len(wanted):
         return EMPTY_PROGRAM
-    rows = np.flatnonzero((work.launch_row >= 0) & np.isin(work.step, wanted))
+    rows = np.flatnonzero((work.launch_row >= 0) & among(work.step, wanted))
     launched = ts[work.launch_row[rows]]
     order = np.lexsort((work.start_ns[rows], launched))
     rows, launched = rows[order], launched[order]
@@ -204,7 +204,7 @@ def launch_edges(rank: Rank, rows: Int64s, numbers: Int64s) -> Int64s:
     """Return the beginning of the first step, when the host launched each row of its work, and the end of the last
     step: between two of them lies the host's time before an item.
     """
-    wanted = np.flatnonzero(np.isin(rank.steps.number, numbers))
+    wanted = np.flatnonzero(among(rank.steps.number, numbers))
     launched = rank.trace["ts_ns"][rank.work.launch_row[rows]]
     first_ns, last_ns = int(rank.steps.start_ns[wanted[0]]), int(rank.steps.end_ns[wanted[-1]])
     return np.concatenate(([first_ns], launched, [max(last_ns, int(launched[-1]) if len(launched) else last_ns)]))
@@ -219,7 +219,7 @@ def releases(
     Which operation that was is read off the clock: the last one to end before the call returned.
     """
     launched, end_ns = rank.trace["ts_ns"][rank.work.launch_row[rows]], rank.work.end_ns[rows]
-    last_ns = int(rank.steps.end_ns[np.isin(rank.steps.number, numbers)].max())
+    last_ns = int(rank.steps.end_ns[among(rank.steps.number, numbers)].max())
     released_by = np.full(len(launched) + 1, NOTHING, np.int64)
     lag = np.zeros(len(launched) + 1, np.int64)
     starts, ends_, calls = blocking_calls(rank, synchronisations_only=True)

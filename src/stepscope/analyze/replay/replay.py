@@ -34,6 +34,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.each_rank import each_rank
 from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among
 from stepscope.stats.robust import far_longer, recurring_long
 from stepscope.trace.table import Int64s
 
@@ -132,7 +133,8 @@ def replay_of(
 
 def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
     """Return the graph's durations with the host's own work scaled; loading data and stalls stay as they are."""
-    return graph.duration_ns - (1 - factor) * graph.profiled_ns
+    spared = (1 - factor) * graph.profiled_ns
+    return np.subtract(graph.duration_ns, spared, out=spared)
 
 
 def meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
@@ -165,6 +167,12 @@ def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meet
     else:
         graph = _graph(tuple(programs), kept, len(replay.steps))
     changed = replace(replay, programs=tuple(programs), meetings=kept, graph=graph)
+    return replace(changed, period_ns=period_of(changed))
+
+
+def with_factor(replay: Replay, host_factor: float) -> Replay:
+    """Return the same run with another profiler factor."""
+    changed = replace(replay, host_factor=host_factor)
     return replace(changed, period_ns=period_of(changed))
 
 
@@ -225,7 +233,7 @@ def _without_hiccup(shared: AlignedRun, numbers: Int64s) -> tuple[Int64s, tuple[
 def _ordinary_stretch(numbers: Int64s, training: TrainingStep) -> Int64s:
     """Return the longest stretch of steps that are ordinary on every rank; all steps where none is."""
     events = np.array(sorted({n for steps in training.event_steps.values() for n in steps}), np.int64)
-    cuts = np.concatenate(([-1], np.flatnonzero(np.isin(numbers, events)), [len(numbers)]))
+    cuts = np.concatenate(([-1], np.flatnonzero(among(numbers, events)), [len(numbers)]))
     widest = int(np.argmax(np.diff(cuts)))
     stretch = numbers[cuts[widest] + 1 : cuts[widest + 1]]
     return stretch if len(stretch) else numbers
@@ -286,6 +294,6 @@ def _factor_from_events(shared: AlignedRun, programs: tuple[Program, ...], numbe
     """Return the factor that a fixed cost per recorded host event gives."""
     events = host = 0.0
     for rank, program in zip(shared.run.ranks, programs, strict=True):
-        events += int(recorded_events(rank)[np.isin(rank.steps.number, numbers)].sum())
+        events += int(recorded_events(rank)[among(rank.steps.number, numbers)].sum())
         host += float(program.host.own_ns.sum() + program.tail.own_ns.sum())
     return float(np.clip(1 - RECORDING_COST_NS * events / host, 0.5, 1.0)) if host else 1.0

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.intervals import Intervals, clip, union
+from stepscope.stats.distinct import among
 from stepscope.trace.table import Int64s
 
 NOTHING = 255
@@ -30,7 +31,7 @@ class Timeline(NamedTuple):
 
     def of(self, *labels: int) -> Intervals:
         """Return the time that carries one of these labels."""
-        keep = np.isin(self.label, labels)
+        keep = among(self.label, labels)
         return union(self.start[keep], self.end[keep])
 
 
@@ -40,11 +41,11 @@ def painted(layers: Sequence[tuple[int, Intervals]], cuts: npt.ArrayLike) -> Tim
     No segment crosses a cut. Cuts ascend.
     """
     edges = np.asarray(cuts, np.int64)
-    clipped = [(label, clip(x, int(edges[0]), int(edges[-1]))) for label, x in layers]
+    clipped = [(label, clip(x, int(edges[0]), int(edges[-1]))) for label, x in layers if len(x)]
     bounds = _distinct(np.concatenate([edges, *(side for _, x in clipped for side in (x.start, x.end))]))
     label = np.full(len(bounds) - 1, NOTHING, np.uint8)
     for layer, x in reversed(clipped):
-        label[_covered(bounds, x)] = layer
+        np.putmask(label, _covered(bounds, x), layer)
     return Timeline(bounds[:-1], bounds[1:], label)
 
 
@@ -52,9 +53,9 @@ def label_ns(timeline: Timeline, cuts: npt.ArrayLike, num_labels: int) -> Int64s
     """Return the time of each label between neighbouring cuts, as rows of `num_labels` columns."""
     edges = np.asarray(cuts, np.int64)
     out = np.zeros((max(len(edges) - 1, 0), num_labels), np.int64)
-    known = timeline.label < num_labels
+    known = np.flatnonzero(timeline.label < num_labels)
     between = np.searchsorted(edges, timeline.start[known], side="right") - 1
-    np.add.at(out, (between, timeline.label[known]), (timeline.end - timeline.start)[known])
+    np.add.at(out.reshape(-1), between * num_labels + timeline.label[known], (timeline.end - timeline.start)[known])
     return out
 
 

@@ -14,11 +14,12 @@ Neither is one that follows a step which was not recorded or launched nothing: i
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.records import ArrayRecord
+from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
 from stepscope.stats.middle import median
@@ -43,7 +44,7 @@ class StepPeriods(ArrayRecord):
     def __len__(self) -> int:
         return len(self.step)
 
-    @property
+    @cached_property
     def cuts(self) -> Int64s:
         """Return all beginnings and ends, ascending."""
         return distinct(np.concatenate((self.start_ns, self.end_ns)))
@@ -90,6 +91,7 @@ class StepPeriods(ArrayRecord):
         return np.flatnonzero(self.complete) if self.complete.any() else np.arange(len(self))
 
 
+@once_per_record
 def step_periods(rank: Rank) -> StepPeriods | None:
     """Return the periods of a rank's steps, None for a trace that holds nothing to tell them by.
 

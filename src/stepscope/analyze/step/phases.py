@@ -15,12 +15,13 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.regions import Region
 from stepscope.intervals import EMPTY, Intervals, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among
-from stepscope.trace.classify import EventKind, rows_named
+from stepscope.trace.classify import rows_named
 from stepscope.trace.table import Int64s
 
 _GRAPH_LAUNCH = re.compile(r"GraphLaunch")
@@ -62,7 +63,7 @@ class Passes:
         after_last = _since_last(self.backward, moment_ns) < _since_last(self.optimizer, moment_ns)
         out[none_follows] = Phase.FORWARD
         out[none_follows & after_last] = Phase.AFTER_BACKWARD
-        on_engine = np.isin(thread, list(self.autograd_threads))
+        on_engine = among(thread, list(self.autograd_threads))
         out[on_engine & (out == Phase.FORWARD)] = Phase.BACKWARD
         out[_inside(self.optimizer, moment_ns)] = Phase.OPTIMIZER
         out[_inside(self.backward, moment_ns)] = Phase.BACKWARD
@@ -74,11 +75,9 @@ _NEVER = np.iinfo(np.int64).max
 
 def passes(rank: Rank) -> Passes:
     """Return the backward passes and optimizer steps that the host ran."""
-    trace, marks = rank.trace, marks_of(rank)
-    ops = np.flatnonzero(rank.kinds == EventKind.HOST_OP)
+    trace, marks, ops = rank.trace, marks_of(rank), host_calls(rank)
     engine = union_of(_spans(rank, marks.autograd_nodes), _spans(rank, marks.rows_of(Region.BACKWARD)))
-    interruptions = _outside(rank, ops[trace["tid"][ops] == marks.main_thread], engine)
-    backward = _joined(engine, interruptions)
+    backward = _joined(engine, ops.start_ns[ops.of_thread(marks.main_thread)])
     optimizer = rows_named(trace, marks.rows_of(Region.OPTIMIZER), lambda s: "zero_grad" not in s)
     return Passes(
         backward=backward,
@@ -129,18 +128,12 @@ def _spans(rank: Rank, rows: npt.NDArray[np.intp]) -> Intervals:
     return union(start, start + rank.trace["dur_ns"][rows])
 
 
-def _outside(rank: Rank, ops: npt.NDArray[np.intp], engine: Intervals) -> Int64s:
-    """Return when the main thread began operators that are not part of the engine's work."""
-    start = rank.trace["ts_ns"][ops]
-    return np.sort(start[~_inside(engine, start)])
-
-
-def _joined(engine: Intervals, interruptions: Int64s) -> Intervals:
-    """Return the engine's spans, joined where the main thread began nothing between them."""
+def _joined(engine: Intervals, begun: Int64s) -> Intervals:
+    """Return the engine's spans, joined where the main thread, which began operators then, began none between them."""
     if not len(engine):
         return EMPTY
-    before = np.searchsorted(interruptions, engine.end[:-1], side="left")
-    after = np.searchsorted(interruptions, engine.start[1:], side="left")
+    before = np.searchsorted(begun, engine.end[:-1], side="left")
+    after = np.searchsorted(begun, engine.start[1:], side="left")
     first = np.concatenate(([True], after > before))
     last = np.append(np.flatnonzero(first)[1:] - 1, len(engine) - 1)
     return Intervals(engine.start[first], engine.end[last])

@@ -153,7 +153,7 @@ def _extent(work: _Work, first: int, last: int) -> tuple[int, int, int]:
 
 def _told_apart(rank: Rank, work: _Work, messages_ns: Int64s, position: int) -> list[Action]:
     """Return the stretches of forward or backward work between messages."""
-    use = np.flatnonzero(np.isin(work.phase, (Phase.FORWARD, Phase.BACKWARD)))
+    use = np.flatnonzero(among(work.phase, (Phase.FORWARD, Phase.BACKWARD)))
     if not len(use):
         return []
     between = np.searchsorted(messages_ns, work.moment_ns[use])

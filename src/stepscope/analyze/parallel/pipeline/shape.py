@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 
-import numpy as np
-
 from stepscope.analyze.parallel.pipeline.actions import Action
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.contract.collectives import OP_CODE
@@ -72,5 +70,5 @@ def one_step_of_one(
 def _receives(rank: Rank, rows: Int64s) -> int:
     """Return how many operations of a step receive something."""
     c = rank.collectives
-    receiving = np.isin(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
+    receiving = among(c.op[rows], [OP_CODE["recv"], OP_CODE["send_recv"]])
     return int(receiving.sum()) // max(len(rank.steps), 1)

@@ -14,17 +14,17 @@ Shorter holes are ordinary python between two operators: part of what launching 
 """
 
 import re
-from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.host.host_compute import launching_calls
-from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
+from stepscope.analyze.host.calls import host_calls
+from stepscope.analyze.host.host_compute import launching_spans
+from stepscope.analyze.host.runtime_calls import allocations, synchronisations
 from stepscope.analyze.step.layers import Timeline, painted
 from stepscope.analyze.step.regions import Marks
 from stepscope.contract.regions import Region
-from stepscope.intervals import Intervals, union
+from stepscope.intervals import EMPTY, Intervals, union, union_of
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
@@ -57,10 +57,10 @@ def host_blocked(rank: Rank, marks: Marks, cuts: Int64s) -> Timeline:
     threads = launching_threads(rank, marks)
     data = marks.rows_of(Region.DATA)
     layers = {
-        BlockCause.PROFILER: _named_spans(rank, EventKind.OVERHEAD, _is_profilers, None),
+        BlockCause.PROFILER: _spans(rank, _profilers_own(rank), None),
         BlockCause.GC: _collector_spans(rank, threads),
         BlockCause.DATA: _spans(rank, data, threads),
-        BlockCause.ALLOCATOR: _named_spans(rank, EventKind.RUNTIME, is_allocation, threads),
+        BlockCause.ALLOCATOR: _spans(rank, allocations(rank), threads),
         BlockCause.SYNC: _sync_spans(rank, threads),
         BlockCause.STALL: _holes(rank, threads, data),
     }
@@ -81,12 +81,8 @@ def _spans(rank: Rank, rows: Rows, threads: Int64s | None) -> Intervals:
     return union(start, start + trace["dur_ns"][rows])
 
 
-def _named_spans(rank: Rank, kind: EventKind, matches: Callable[[str], bool], threads: Int64s | None) -> Intervals:
-    return _spans(rank, rank.rows_named(matches, kind), threads)
-
-
-def _is_profilers(name: str) -> bool:
-    return bool(_PROFILER.search(name))
+def _profilers_own(rank: Rank) -> Rows:
+    return rank.rows_named(lambda s: bool(_PROFILER.search(s)), EventKind.OVERHEAD)
 
 
 def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
@@ -97,10 +93,10 @@ def _collector_spans(rank: Rank, threads: Int64s) -> Intervals:
 def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
     """Return calls that wait for the device, the operators made for it around them, and copies that block."""
     trace = rank.trace
-    calls = rank.rows_named(is_synchronisation, EventKind.RUNTIME)
+    calls = synchronisations(rank)
     calls = calls[among(trace["tid"][calls], threads)]
     calls = _without_profilers_own(rank, calls)
-    ops = rank.rows_named(lambda s: bool(_SYNC_OP.search(s)), EventKind.HOST_OP)
+    ops = host_calls(rank).rows_named(trace, lambda s: bool(_SYNC_OP.search(s)))
     moments = np.sort(trace["ts_ns"][calls])
     first = np.searchsorted(moments, trace["ts_ns"][ops])
     holds_one = np.searchsorted(moments, trace["ts_ns"][ops] + trace["dur_ns"][ops]) > first
@@ -127,7 +123,8 @@ def _blocking_copies(rank: Rank) -> Rows:
 
 def _holes(rank: Rank, threads: Int64s, data: Rows) -> Intervals:
     """Return the time of 3 ms or more between two records in which these threads did nothing that has a name."""
-    busy = _spans(rank, np.concatenate((launching_calls(rank), data)), threads)
+    recorded = launching_spans(rank)
+    busy = union_of(_spans(rank, data, threads), *(recorded.get(one, EMPTY) for one in threads.tolist()))
     start, end = busy.end[:-1], busy.start[1:]
     long = end - start >= STALL_NS
     return Intervals(start[long], end[long])
