@@ -16,6 +16,7 @@ import numpy as np
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.records import once_per_record
 
 MODEL_ERROR = 0.08
 """of the step: what a replay is wrong by, about, however good its inputs"""
@@ -109,8 +110,8 @@ def saving_range(replay: Replay | None, fix: Fix, saving_ns: float, *, step_ns: 
     half = hypot(max(fix.doubt * abs(saving_ns), MODEL_ERROR * step_ns), misfit)
     low, high = saving_ns - half, saving_ns + half
     if replay is not None and fix.change is not None and not replay.factor_identified:
-        for factor in _OTHER_FACTORS:
-            saved = _with_other_factor(replay, fix.change, factor)
+        for other in _with_other_factors(replay):
+            saved = _saved(other, fix.change)
             if saved is not None:
                 within = bounded(saved * to_step(replay, step_ns) + fix.formula_ns, fix, step_ns=step_ns)
                 low, high = min(low, within), max(high, within)
@@ -125,11 +126,20 @@ def _replayed(replay: Replay | None, fix: Fix) -> float:
     return replay.period_ns - fix.change(replay).period_ns
 
 
-def _with_other_factor(replay: Replay, change: Change, times: float) -> float | None:
-    """Return what the replay saves if the profiler cost another share of the host's time."""
-    factor = float(np.clip(replay.host_factor * times, 0.3, 1.0))
+@once_per_record
+def _with_other_factors(replay: Replay) -> tuple[Replay, ...]:
+    """Return the run as it would be if the profiler cost another share of the host's time.
+
+    The run itself, where the limits leave its own factor, widens no interval around what it saves.
+    """
+    factors = [float(np.clip(replay.host_factor * times, 0.3, 1.0)) for times in _OTHER_FACTORS]
+    others = [replace(replay, host_factor=factor) for factor in factors if factor != replay.host_factor]
+    return tuple(rebuilt(other, replay.programs) for other in others)
+
+
+def _saved(replay: Replay, change: Change) -> float | None:
+    """Return what a change saves; None where it cannot be replayed."""
     try:
-        other = rebuilt(replace(replay, host_factor=factor), replay.programs)
-        return other.period_ns - change(other).period_ns
+        return replay.period_ns - change(replay).period_ns
     except CircularWaits:
         return None

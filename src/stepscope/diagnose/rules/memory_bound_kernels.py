@@ -9,11 +9,12 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
-from stepscope.analyze.replay.changes import with_work_times
+from stepscope.analyze.replay.changes import Change, with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
+from stepscope.records import once_per_record
 from stepscope.trace.classify import EventKind
 
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
@@ -39,7 +40,8 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         return []
     fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, beside, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
-    by_launches = _by_launches(account, chosen, times, leads)
+    fuse = once_per_record(lambda replay: fused_chains(replay, chosen, times, leads))
+    by_launches = _by_launches(account, fuse, chosen, times)
     return [
         Candidate(
             id="memory-bound-kernels",
@@ -48,7 +50,7 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
             + (f"; {_ONLY_LAUNCHES}" if by_launches else ""),
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
             "kernels as one launch and one pass over its largest one.",
-            change=lambda replay: fused_chains(replay, chosen, times, leads),
+            change=fuse,
             limit_ns=min(spent * 1e6, _removed_ns(account, chosen, times)),
             claim="fused kernels",
             cost_ns=spent * 1e6,
@@ -60,15 +62,17 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
 
 
 def _by_launches(
-    account: Account, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]], leads: Sequence[Mask]
+    account: Account, fuse: Change, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]]
 ) -> bool:
     """Return whether less than half of what fusing saves would come of the device's time alone."""
     replay, step = account.owned_replay, account.step
     if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
         return False
-    saves = replay.period_ns - fused_chains(replay, chosen, times, leads).period_ns
+    saves = replay.period_ns - fuse(replay).period_ns
+    if not saves > 0:
+        return False
     on_device = replay.period_ns - with_work_times(replay, chosen, times).period_ns
-    return bool(saves > 0 and on_device < MIN_MOSTLY * saves)
+    return bool(on_device < MIN_MOSTLY * saves)
 
 
 def _removed_ns(account: Account, chosen: Sequence[Mask], fused: Sequence[npt.NDArray[np.float64]]) -> float:
