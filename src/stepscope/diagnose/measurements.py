@@ -14,6 +14,7 @@ from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE
 from stepscope.intervals import intersect, union
 from stepscope.run.aligned import UNMATCHED
+from stepscope.stats.distinct import among
 from stepscope.units import NS_PER_MS, readable_bytes
 
 NO_STEP = "no step was recorded"
@@ -122,7 +123,7 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
     rank, window = account.ranks[index].rank, account.ranks[index].window
     c = rank.collectives
     rows = account.strategy.rows_of(index, *GRADIENT_KINDS)
-    rows = rows[np.isin(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
+    rows = rows[among(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
     if window is None or not len(rows) or not len(rank.steps):
         return None
     spans, wait = union(c.start_ns[rows], c.end_ns[rows]), np.maximum(account.shared.wait_ns[index][rows], 0)

@@ -15,6 +15,7 @@ from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.records import once_per_record
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
@@ -30,7 +31,7 @@ _ONLY_LAUNCHES = "the host is what limits the step, so fusing saves by launching
 def memory_bound_kernels(account: Account) -> list[Candidate]:
     """Return runs of fusible kernels, fused into one pass each."""
     fusible = [
-        np.isin(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
+        among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
         for v in account.ranks
     ]
     beside = [mask & parameter_gradients(v.rank) for v, mask in zip(account.ranks, fusible, strict=True)]
@@ -93,16 +94,17 @@ def _fused_ns(costs: KernelCosts, mask: Mask, beside: Mask) -> tuple[npt.NDArray
     What is `beside` a run, gradients of parameters that no other kernel reads, neither joins nor ends it.
     """
     work = costs.rank.work
-    order = np.lexsort((work.start_ns, work.stream, work.device))
+    order = np.lexsort((work.stream, work.device))  # and by start, as it is
     order = order[~beside[order]]
-    run = np.cumsum(~mask[order] | np.concatenate(([True], ~mask[order][:-1])))
+    joins = mask[order]
+    begins = ~joins
+    begins[1:] |= ~joins[:-1]
+    begins[:1] = True
+    starts = np.flatnonzero(begins)
     duration = costs.duration_ns[order].astype(float)
-    longest = np.zeros(int(run.max()) + 1 if len(run) else 1)
-    total = np.zeros_like(longest)
-    np.maximum.at(longest, run[mask[order]], duration[mask[order]])
-    np.add.at(total, run[mask[order]], duration[mask[order]])
+    longest, total = np.maximum.reduceat(duration, starts), np.add.reduceat(duration, starts)
     share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
     out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
-    out[order] = np.where(mask[order], duration * share[run], duration)
-    first[order] = mask[order] & np.concatenate(([True], run[1:] != run[:-1]))[: len(order)]
+    out[order] = np.where(joins, duration * np.repeat(share, np.diff(starts, append=len(order))), duration)
+    first[order] = joins & begins
     return out, first

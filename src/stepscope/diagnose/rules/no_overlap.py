@@ -12,7 +12,7 @@ from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import among, distinct
 
 _LATE = 0.85
 """of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
@@ -60,7 +60,7 @@ def _sends_per_step(replay: Replay) -> float:
     counts = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         sends = program.collective[program.collective != NOTHING]
-        counts.append(np.isin(rank.collectives.op[sends], GRADIENT_OPS).sum() / len(replay.steps))
+        counts.append(among(rank.collectives.op[sends], GRADIENT_OPS).sum() / len(replay.steps))
     return float(np.mean(counts))
 
 
@@ -69,7 +69,7 @@ def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> flo
     done = weight = 0.0
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
         sends = np.flatnonzero(program.collective != NOTHING)
-        sends = sends[np.isin(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
+        sends = sends[among(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
         computes = (program.collective == NOTHING) & mask[program.device_index]
         for step in distinct(program.step[sends]):
             mine = sends[program.step[sends] == step]
