@@ -5,12 +5,13 @@ what it adds   the same on top of all findings above it, so that no millisecond 
 worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need

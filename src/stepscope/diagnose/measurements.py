@@ -3,8 +3,6 @@
 Shares are of the step in `account.step`: without the profiler's cost where the unprofiled step is known.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.account import Account
@@ -12,6 +10,7 @@ from stepscope.analyze.host.time import data_loading as loading_spans
 from stepscope.analyze.memory.usage import MemoryView
 from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.intervals import intersect, union
 from stepscope.run.aligned import UNMATCHED
 from stepscope.stats.distinct import among

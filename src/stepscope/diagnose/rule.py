@@ -1,10 +1,11 @@
 """A rule: what it finds, in which jobs, what it needs, and how much its fix can remove."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.phases import trains
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate
 from stepscope.diagnose.scope.applied_fixes import made_already
 from stepscope.diagnose.scope.needs import Need, Scope, applies, missing

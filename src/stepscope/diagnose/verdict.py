@@ -8,9 +8,8 @@
 Every rendering shows this one conclusion.
 """
 
-from dataclasses import dataclass
-
 from stepscope.analyze.account import Account
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.conclusion.categories import (
     BALANCED,
     CATEGORY_OF_FINDING,

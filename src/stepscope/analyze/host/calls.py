@@ -4,11 +4,10 @@ Operators of one thread nest. Where two cross, which only broken clocks or async
 belongs to the later one, so that no moment of a thread is counted twice.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank

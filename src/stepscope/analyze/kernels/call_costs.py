@@ -8,8 +8,6 @@ run with gradients off. A recomputed forward runs with gradients on, which the p
 without a forward thread, and it repeats an operator that also ran outside of backward.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
@@ -17,6 +15,7 @@ from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls
 from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.operators import counted_once, operator_cost
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank

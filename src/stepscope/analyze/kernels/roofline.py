@@ -8,7 +8,6 @@ Where Nsight Compute measured a kernel, what it used of the multiprocessors and 
 larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -19,6 +18,7 @@ from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.measured import MeasuredRows
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind
 

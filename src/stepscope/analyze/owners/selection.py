@@ -7,7 +7,6 @@ dots, and the pattern may begin at any of them: `bn` is every module of that nam
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 MODULE = "module:"

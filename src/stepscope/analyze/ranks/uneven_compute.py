@@ -7,12 +7,12 @@ counted more FLOPs. Ranks may take turns at it (samples of uneven length), so th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.lateness import common_steps
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind

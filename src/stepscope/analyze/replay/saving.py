@@ -8,7 +8,7 @@ interval = the modelled change's own error and the replay's misfit to the measur
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import hypot
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
 
 MODEL_ERROR = 0.08

@@ -13,11 +13,11 @@ Neither is one that follows a step which was not recorded or launched nothing: i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct

@@ -3,12 +3,12 @@
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.precisions import PEAK_PRECISIONS
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import read_side_text
 

@@ -60,7 +60,8 @@ def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     trace, work = costs.rank.trace, costs.rank.work
     rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL))
     op = work.op_row[rows]
-    shapes = by_string(trace, trace.arg("input_dims").at(op, missing=NO_STRING), _square_shapes)
+    dims = trace.arg("input_dims").at(op, missing=NO_STRING).astype(np.int32)
+    shapes = by_string(trace, dims, _square_shapes)
     multiplies = by_string(trace, trace["name"][op], lambda name: "bmm" in name).astype(bool)
     found = np.zeros(len(work), bool)
     found[rows] = (shapes == _SQUARE) | ((shapes == _MULTIPLIED_TO_SQUARE) & multiplies)

@@ -11,6 +11,7 @@ from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
 from stepscope.analyze.replay.changes import Change, with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
+from stepscope.analyze.replay.replay import Replay
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
@@ -41,7 +42,11 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         return []
     fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, beside, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
-    fuse = once_per_record(lambda replay: fused_chains(replay, chosen, times, leads))
+
+    @once_per_record
+    def fuse(replay: Replay) -> Replay:
+        return fused_chains(replay, chosen, times, leads)
+
     by_launches = _by_launches(account, fuse, chosen, times)
     return [
         Candidate(

@@ -34,7 +34,7 @@ def sixteen_bit_messages(account: Account) -> bool:
         c = rank.collectives
         rows = np.flatnonzero((c.record_row >= 0) & (c.step >= 0) & (c.full_bytes > 0))
         types = rank.trace.arg("dtype").at(c.record_row[rows], missing=-1)
-        is_narrow = by_string(rank.trace, types, _is_narrow).astype(bool)
+        is_narrow = by_string(rank.trace, types.astype(np.int32), _is_narrow).astype(bool)
         sent += int(c.full_bytes[rows].sum())
         narrow += int(c.full_bytes[rows][is_narrow].sum())
     return sent > 0 and narrow > _MIN_SHARE * sent
