@@ -1,4 +1,4 @@
-"""Frozen dataclasses that are made quickly.
+"""Dataclasses that are made quickly.
 
 The standard library compiles up to six methods of each class from text. There are over two hundred classes on the way
 to a report, and making them was half of what importing our modules took. Here `__init__` is compiled and nothing else.
@@ -19,28 +19,31 @@ if TYPE_CHECKING:
     from dataclasses import dataclass
 else:
 
-    def dataclass(*, frozen: bool, eq: bool = True, repr: bool = True) -> Callable[[type], type]:
-        """Return what makes a class a frozen dataclass; `eq` and `repr` as in the standard library."""
-        if not frozen:
-            raise TypeError("dataclasses that change are made by the standard library")
+    def dataclass(
+        cls: type | None = None, /, *, frozen: bool = False, eq: bool = True, repr: bool = True
+    ) -> type | Callable[[type], type]:
+        """Return the class as a dataclass, or what makes it one; the arguments are those of the standard library."""
 
         def made(cls: type) -> type:
+            cls.__doc__ = cls.__doc__ or cls.__name__  # else a text is made of its signature
             cls = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
-            own = vars(cls)
-            methods = {"__init__": _init(cls), "__setattr__": _assign, "__delattr__": _delete}
+            methods: dict[str, Any] = {"__init__": _init(cls, frozen=frozen)}
             if repr:
                 methods["__repr__"] = _shown
             if eq:
-                methods["__eq__"], methods["__hash__"] = _comparison(cls)
+                methods["__eq__"], hashed = _comparison(cls)
+                methods["__hash__"] = hashed if frozen else None
+            if frozen:
+                methods |= {"__setattr__": _assign, "__delattr__": _delete}
             for name, method in methods.items():
-                if own.get(name) is None:  # a class with __eq__ of its own has None for __hash__
+                if vars(cls).get(name) is None:  # a class with __eq__ of its own has None for __hash__
                     setattr(cls, name, method)
             return cls
 
-        return made
+        return made if cls is None else made(cls)
 
 
-def _init(cls: Any) -> Callable[..., None]:
+def _init(cls: Any, *, frozen: bool) -> Callable[..., None]:
     """Return a method that takes the fields in their order and sets them."""
     known: dict[str, Any] = {"_set": object.__setattr__, "_ABSENT": _ABSENT}
     takes, sets = ["self"], []
@@ -58,7 +61,7 @@ def _init(cls: Any) -> Callable[..., None]:
             value = f"_make_{name}()"
         else:
             continue  # what is not given is the class's own
-        sets.append(f" _set(self, {name!r}, {value})\n")
+        sets.append(f" _set(self, {name!r}, {value})\n" if frozen else f" self.{name} = {value}\n")
     after = " self.__post_init__()\n" if hasattr(cls, "__post_init__") else ""
     exec(f"def __init__({', '.join(takes)}):\n{''.join(sets)}{after} return None", known)
     method: Callable[..., None] = known["__init__"]
