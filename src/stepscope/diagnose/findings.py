@@ -17,7 +17,6 @@ from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
 from stepscope.diagnose.scope.unjudged_work import not_judged
-from stepscope.diagnose.scope.without_steps import told_of_the_window
 from stepscope.diagnose.where import where_of
 from stepscope.records import once_per_record
 
@@ -64,8 +63,14 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
         found = [_replayed_once(c) for rule in usable for c in rule(account)]
-        chosen.add(found if in_steps else [told_of_the_window(c) for c in found])
+        chosen.add(found if in_steps else _told_of_the_window(found))
     return _diagnosis(account, chosen.candidates, replays)
+
+
+def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:
+    from stepscope.diagnose.scope.without_steps import told_of_the_window  # only for runs without steps
+
+    return [told_of_the_window(c) for c in candidates]
 
 
 def _replayed_once(candidate: Candidate) -> Candidate:

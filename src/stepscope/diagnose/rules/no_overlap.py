@@ -5,7 +5,6 @@ import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, larger_messages
-from stepscope.analyze.replay.overlap_changes import overlapped
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.regions import Region
@@ -29,6 +28,8 @@ def no_overlap(account: Account) -> list[Candidate]:
     done = _backward_done(account.replay, backward)
     if done is None or done < _LATE:
         return []
+    from stepscope.analyze.replay.overlap_changes import overlapped  # only where the fault is there
+
     exposed = account.step.ns("exposed_transfer")
     efficiency = account.overlap_efficiency
     return [
