@@ -14,7 +14,7 @@ from tests.source_trees import ROOT, source_nodes, source_trees
 
 # Standard library only: both sides stand on it.
 GROUND = ("errors", "units", "version", "output_path", "side_file", "json_text", "bounded_server", "contract")
-SMALL = ("intervals", "records", "stats")
+SMALL = ("dataclass", "intervals", "records", "stats")
 DESK = (  # lowest first
     *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),
     *("investigate", "tune", "tables", "report", "analysis", "cli"),

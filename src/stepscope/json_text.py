@@ -9,6 +9,8 @@ import math
 from typing import Any
 
 _MAX_NAMED = 3
+AS_IT_IS = frozenset({str, int, bool, type(None)})
+"""types of values that are written as they are; a number with a fraction may not be finite"""
 WARNINGS = "warnings"
 
 
@@ -55,7 +57,10 @@ def _finite(value: Any, name: str, found: list[str]) -> Any:
         found.append(name or "the document")
         return None
     if isinstance(value, dict):
-        return {key: _finite(one, f"{name}.{key}" if name else str(key), found) for key, one in value.items()}
+        return {
+            key: one if type(one) in AS_IT_IS else _finite(one, f"{name}.{key}" if name else str(key), found)
+            for key, one in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_finite(one, f"{name}.{i}" if name else str(i), found) for i, one in enumerate(value)]
     return value

@@ -4,7 +4,7 @@ Each field is the answer of one file of this room; this file only asks them in o
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun, aligned

@@ -1,11 +1,10 @@
 """What is known of one rank of a run: its window and its waits; in full also its budget and what its kernels cost."""
 
-from dataclasses import dataclass
-
 from stepscope.analyze.attribution.budget import RankBudget
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.ranks.collectives import RankWait
 from stepscope.analyze.ranks.window import RankAccount
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 

@@ -6,13 +6,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
 
 from stepscope.cli.output import check_outputs, write_json
+from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
 from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import console, plain_table

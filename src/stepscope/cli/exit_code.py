@@ -7,7 +7,6 @@ foresaw is 2 as well, since 1 would read as a gate; `STEPSCOPE_DEBUG=1` shows wh
 import errno
 import os
 import sys
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -53,6 +52,8 @@ def _run(command: Callable[[], int]) -> int:
 def _after(name: str, error: BaseException) -> int:
     """Return the exit code for what a command raised, after saying it."""
     if debugging() and not isinstance(error, BrokenPipeError | KeyboardInterrupt):
+        import traceback  # only where something went wrong
+
         traceback.print_exception(error)
     _give_up_if_broken(sys.stdout)
     if isinstance(error, BrokenPipeError):  # the reader of our output left, as `head` does

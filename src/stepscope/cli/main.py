@@ -1,7 +1,6 @@
 """The `stepscope` command: read the arguments, let the command run, turn errors into one line and an exit code."""
 
 import argparse
-import difflib
 import gc
 import os
 import sys
@@ -174,6 +173,8 @@ def _add_how_much(parser: argparse.ArgumentParser) -> None:
 def _no_command(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     """Return after --help or --version; otherwise say which commands there are."""
     if arguments and not arguments[0].startswith("-"):
+        import difflib  # only for names that are wrong
+
         close = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
         meant = f"did you mean {close[0]}?" if close else f"use one of {', '.join(COMMANDS)}"
         raise UsageError(f"unknown command {arguments[0]!r}; {meant}")

@@ -1,12 +1,12 @@
 """What differs between two benchmarks: series of the same name, with intervals over their runs and steps."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from stepscope.compare.reports import ONE_VALUE, Metric, interval_or_reason
+from stepscope.dataclass import dataclass
 from stepscope.results.folder import BenchResults, BenchSeries, joined_series
 from stepscope.stats.bootstrap import Difference, difference
 from stepscope.stats.robust import slow_start

@@ -9,10 +9,10 @@ is told by its file, its function and its text; by its number only where the tex
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.compare.reports import interval_or_reason
+from stepscope.dataclass import dataclass
 from stepscope.document.code import CodeRow, code_view
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS

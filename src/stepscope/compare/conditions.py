@@ -16,9 +16,9 @@ import difflib
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding_ids import FINDING_IDS
 from stepscope.errors import UsageError
 

@@ -5,7 +5,6 @@ A number that samples were kept of comes with their interval; with several runs 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from stepscope.compare.conditions import dotted_numbers
 from stepscope.compare.finding_change import FATES, Key, fate, savings_by_key
 from stepscope.compare.runs import Comparison
+from stepscope.dataclass import dataclass
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS
 

@@ -4,13 +4,13 @@ Of many equals some differ by chance alone: p-values are raised for how many the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import nan
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.compare.samples import PerStepTimes
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.autocorrelation import CONFIDENCE, mean_errors
 from stepscope.stats.bootstrap import Difference, holm, same

@@ -4,7 +4,6 @@ Times without the profiler are compared where both sides have them, else times w
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from stepscope.analyze.step.parts import PARTS
 from stepscope.compare.rows import Row, changed_rows, recentred, rows_of
 from stepscope.compare.samples import RunSamples, StepSamples, StepTimes
+from stepscope.dataclass import dataclass
 from stepscope.document.plain_values import ms_or_none
 from stepscope.stats.autocorrelation import MIN_SAMPLES
 from stepscope.stats.bootstrap import Difference, difference

@@ -5,7 +5,6 @@ are medians over ranks, everything else means over ranks. Steps of the warm-up a
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ from stepscope.analyze.host.calls import host_calls, sum_by
 from stepscope.analyze.step.parts import PARTS
 from stepscope.analyze.step.periods import NO_STEP
 from stepscope.analyze.step.steadiness import Series, log_series, median_over_ranks, recorded_series
+from stepscope.dataclass import dataclass
 from stepscope.document.light import step_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.light import LightRun

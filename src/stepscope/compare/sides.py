@@ -1,7 +1,6 @@
 """Two sides of a comparison as accounts, and the document that says what differs between them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.account import Account
@@ -12,6 +11,7 @@ from stepscope.compare.gates import judge_changes
 from stepscope.compare.reports import compared
 from stepscope.compare.runs import compare
 from stepscope.compare.samples import RunSamples, light_samples, run_samples
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.document.light import light_json
 from stepscope.document.report import report_json

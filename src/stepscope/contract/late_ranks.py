@@ -12,7 +12,6 @@ Standard library only: the job scores itself while it runs, the desk scores what
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import fmean, median
 
 DEFAULT_WINDOW_STEPS = 100
 DEFAULT_SCORE = 2.0
@@ -44,18 +43,16 @@ def rank_scores(
     >>> [s.rank for s in rank_scores({0: 10.0, 1: 10.2, 2: 14.0}) if s.straggler]
     [2]
     """
+    from statistics import fmean, median  # only where ranks are compared: it takes long to import
+
     scores = []
     for rank, own in own_ms.items():
         others = [value for other, value in own_ms.items() if other != rank]
         if not others or median(others) <= 0:
             continue
         late = own - median(others)
-        score = late / max(_sigma(others), NOISE_SHARE * median(others))
+        sigma = _SIGMA_OF_MAD * median(abs(value - median(others)) for value in others)
+        score = late / max(sigma, NOISE_SHARE * median(others))
         times = own / fmean(others)
         scores.append(RankScore(rank, own, late, times, score, score >= threshold and times >= slowdown))
     return sorted(scores, key=lambda s: -s.late_ms)
-
-
-def _sigma(values: list[float]) -> float:
-    middle = median(values)
-    return _SIGMA_OF_MAD * median(abs(value - middle) for value in values)

@@ -16,9 +16,8 @@ A check passes only where the number is good. Between good and bad it fails, and
 A number that is not known is `None` and the check `not measured`.
 """
 
-from dataclasses import dataclass
-
 from stepscope.analyze.account import Account
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.measurements import (
     Measurement,
     data_loading,

@@ -6,14 +6,13 @@ where most short kernels are launched, and the profiler costs most where most ev
 
 from collections import defaultdict
 
-import numpy as np
-
 from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.roofline import SHORT_NS
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.diagnose.finding import Where
 from stepscope.diagnose.where import MAX_PLACES, Costs, costs_by_owner, places, user_lines
 from stepscope.run.matching.match import POINT_TO_POINT
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
 
@@ -22,7 +21,7 @@ def schedule_lines(account: Account) -> tuple[Where, ...]:
     asked: dict[tuple[str, int], float] = defaultdict(float)
     for owned in _known(account):
         c = owned.rank.collectives
-        messages = (c.step >= 0) & np.isin(c.op, POINT_TO_POINT)
+        messages = (c.step >= 0) & among(c.op, POINT_TO_POINT)
         for (stack, caller, _), count in costs_by_owner(owned.by_collective, messages.astype(float)).items():
             lines = user_lines(owned, caller if caller >= 0 else stack)
             if lines:

@@ -1,9 +1,10 @@
 """What a rule says: one cause of lost time, what fixing it would save, how that is known and what to do."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.saving import Fix
+from stepscope.dataclass import dataclass
 
 MIN_MOSTLY = 0.5
 """share of a finding's cost from which a line is what it is mostly about"""

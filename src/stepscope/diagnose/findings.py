@@ -5,19 +5,20 @@ what it adds   the same on top of all findings above it, so that no millisecond 
 worth a line   a fix that saves something alone, and still does once the specific causes that save more are fixed
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, Saving, bounded, saving_of, saving_range, to_step
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Finding, Where
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import Need
 from stepscope.diagnose.scope.unexamined_faults import UnexaminedFault, not_examined
 from stepscope.diagnose.scope.unjudged_work import not_judged
-from stepscope.diagnose.scope.without_steps import told_of_the_window
 from stepscope.diagnose.where import where_of
+from stepscope.records import once_per_record
 
 MIN_SAVING_SHARE = 0.02
 """a fix that saves a smaller share of the step is not worth a line"""
@@ -61,9 +62,21 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     chosen = _Selection(replays)
     for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
-        found = [c for rule in usable for c in rule(account)]
-        chosen.add(found if in_steps else [told_of_the_window(c) for c in found])
+        found = [_replayed_once(c) for rule in usable for c in rule(account)]
+        chosen.add(found if in_steps else _told_of_the_window(found))
     return _diagnosis(account, chosen.candidates, replays)
+
+
+def _told_of_the_window(candidates: list[Candidate]) -> list[Candidate]:
+    from stepscope.diagnose.scope.without_steps import told_of_the_window  # only for runs without steps
+
+    return [told_of_the_window(c) for c in candidates]
+
+
+def _replayed_once(candidate: Candidate) -> Candidate:
+    """Return the candidate with its change made once of each run that it is tried on."""
+    change = candidate.change
+    return candidate if change is None else replace(candidate, change=once_per_record(change))
 
 
 class _Replays:
@@ -72,7 +85,10 @@ class _Replays:
     def __init__(self, replay: Replay | None, step_ns: float) -> None:
         self.recorded = replay
         self.step_ns = step_ns
-        self._made: dict[int, tuple[Candidate, Replay]] = {}
+
+    def can_save(self, candidate: Candidate, share: float) -> bool:
+        """Return whether a candidate's fix claims enough time to save this share of the step."""
+        return candidate.limit_ns is None or max(0.0, candidate.limit_ns) >= share * self.step_ns
 
     def saving_ns(self, start: Replay | None, candidate: Candidate) -> float:
         """Return what a candidate's fix saves on top of a replay, never below zero."""
@@ -86,28 +102,14 @@ class _Replays:
         if candidate.change is None:
             return start
         try:
-            return self._of_recorded(candidate) if start is self.recorded else candidate.change(start)
+            return candidate.change(start)
         except CircularWaits:
             return start
-
-    def _of_recorded(self, candidate: Candidate) -> Replay:
-        """Return the recorded run with a fix made, asked for several times and made once."""
-        assert self.recorded is not None and candidate.change is not None
-        if id(candidate) not in self._made:
-            self._made[id(candidate)] = candidate, candidate.change(self.recorded)
-        return self._made[id(candidate)][1]
-
-    def _known_fix(self, candidate: Candidate) -> Fix:
-        """Return a candidate's fix that makes the recorded run's change once."""
-        fix, change = candidate.fix, candidate.change
-        if change is None:
-            return fix
-        return replace(fix, change=lambda run: self._of_recorded(candidate) if run is self.recorded else change(run))
 
     def alone(self, candidate: Candidate) -> Saving:
         """Return what a fix saves by itself, with its interval."""
         try:
-            found = saving_of(self.recorded, self._known_fix(candidate), step_ns=self.step_ns)
+            found = saving_of(self.recorded, candidate.fix, step_ns=self.step_ns)
         except CircularWaits:
             return Saving(0.0, 0.0, 0.0)
         if found.ns >= 0:
@@ -126,6 +128,7 @@ class _Selection:
     def add(self, candidates: list[Candidate]) -> None:
         """Take the candidates in the order of what each still saves, as far as that is worth a line."""
         step_ns = self._replays.step_ns
+        candidates = [c for c in candidates if c.always or self._replays.can_save(c, _MIN_SAVING_ALONE)]
         alone = [self._replays.saving_ns(self._replays.recorded, c) for c in candidates]
         open_ = [i for i, c in enumerate(candidates) if c.always or alone[i] >= _MIN_SAVING_ALONE * step_ns]
         while open_:

@@ -11,7 +11,7 @@ from stepscope.analyze.memory.usage import MemoryView, RankMemory
 from stepscope.contract.collectives import element_bytes
 from stepscope.diagnose.measurements import NO_DEVICE, Measurement, on_device
 from stepscope.run.matching.match import POINT_TO_POINT
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import among, distinct
 from stepscope.units import readable_bytes
 
 _NARROW = ("fp16", "bf16", "fp8")
@@ -116,7 +116,7 @@ def message_mb(account: Account) -> Measurement:
 
 def _sizes(account: Account, index: int) -> np.ndarray:
     c = account.run.ranks[index].collectives
-    size = c.full_bytes[(c.step >= 0) & ~np.isin(c.op, POINT_TO_POINT)]
+    size = c.full_bytes[(c.step >= 0) & ~among(c.op, POINT_TO_POINT)]
     return size[size > 0].astype(float)
 
 

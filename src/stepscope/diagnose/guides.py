@@ -4,9 +4,8 @@ dear or the batch small. Each item is measured and marked pass, fail or not meas
 A guide is shown when its subject applies to the run; a subject that cannot be judged does not apply.
 """
 
-from dataclasses import dataclass
-
 from stepscope.analyze.account import Account
+from stepscope.dataclass import dataclass
 from stepscope.diagnose import guide_measures as of
 from stepscope.diagnose import guide_remedies as remedies
 from stepscope.diagnose.checks import Check, Range, checked

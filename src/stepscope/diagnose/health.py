@@ -1,10 +1,9 @@
 """Is the run healthy, rank by rank? Each rank's step by what it is spent on, and who is late."""
 
-from dataclasses import dataclass
-
 from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.without_profiler import Floats
 from stepscope.analyze.step.parts import PART_CODE
+from stepscope.dataclass import dataclass
 
 COLUMNS = {
     "compute": ("forward", "backward", "optimizer", "other_compute"),

@@ -3,8 +3,6 @@
 Shares are of the step in `account.step`: without the profiler's cost where the unprofiled step is known.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.account import Account
@@ -12,8 +10,10 @@ from stepscope.analyze.host.time import data_loading as loading_spans
 from stepscope.analyze.memory.usage import MemoryView
 from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.intervals import intersect, union
 from stepscope.run.aligned import UNMATCHED
+from stepscope.stats.distinct import among
 from stepscope.units import NS_PER_MS, readable_bytes
 
 NO_STEP = "no step was recorded"
@@ -122,7 +122,7 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
     rank, window = account.ranks[index].rank, account.ranks[index].window
     c = rank.collectives
     rows = account.strategy.rows_of(index, *GRADIENT_KINDS)
-    rows = rows[np.isin(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
+    rows = rows[among(c.op[rows], _REDUCTIONS) & (c.step[rows] >= 0)]
     if window is None or not len(rows) or not len(rank.steps):
         return None
     spans, wait = union(c.start_ns[rows], c.end_ns[rows]), np.maximum(account.shared.wait_ns[index][rows], 0)

@@ -1,12 +1,13 @@
 """A rule: what it finds, in which jobs, what it needs, and how much its fix can remove."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.phases import trains
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate
-from stepscope.diagnose.scope.applied_fixes import applied
+from stepscope.diagnose.scope.applied_fixes import made_already
 from stepscope.diagnose.scope.needs import Need, Scope, applies, missing
 
 
@@ -29,9 +30,7 @@ class Rule:
         """Return what the rule sees, without fixes that the run has made already."""
         if self.training_only and not trains(account.strategy.passes):
             return []
-        found = self.find(account)
-        done = applied(account) if found else {}
-        found = [c for c in found if c.id not in done]
+        found = [c for c in self.find(account) if made_already(account, c.id) is None]
         if self.limit is None or not found:
             return found
         most_ns, claim = self.limit(account), self.limit.__name__

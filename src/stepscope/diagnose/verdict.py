@@ -8,9 +8,8 @@
 Every rendering shows this one conclusion.
 """
 
-from dataclasses import dataclass
-
 from stepscope.analyze.account import Account
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.conclusion.categories import (
     BALANCED,
     CATEGORY_OF_FINDING,
@@ -21,7 +20,6 @@ from stepscope.diagnose.conclusion.categories import (
     category_times_ns,
 )
 from stepscope.diagnose.conclusion.headline import cost_in_words
-from stepscope.diagnose.conclusion.removable import removable_ns
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.diagnose.scope.applied_fixes import applied
@@ -99,6 +97,8 @@ def _doubt(account: Account, category: str, time_ns: float) -> str | None:
     """Return why the largest category does not bound the step after all, None where it does as far as is known."""
     if category == "straggler-bound" and not account.stragglers:
         return "no rank is later than the others: they take turns"
+    from stepscope.diagnose.conclusion.removable import removable_ns  # only where no finding decides
+
     saved = removable_ns(account, category)
     if saved is None or saved >= _AGREES * time_ns:
         return None

@@ -5,13 +5,13 @@ called from there, so rows do not add up; `own_...` is what no other row of the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
 from stepscope.analyze.replay.owner_savings import is_around_step
 from stepscope.contract.run_folder import SCHEMA
+from stepscope.dataclass import dataclass
 from stepscope.document.plain_values import ms_or_none
 from stepscope.errors import UsageError
 from stepscope.run.quality import rank_ranges

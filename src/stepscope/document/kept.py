@@ -14,13 +14,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import stepscope
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, SCHEMA, atomic_write, rank_of
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.sources import find_sources
 from stepscope.side_file import MAX_BYTES, read_side_json

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from stepscope.json_text import AS_IT_IS
 from stepscope.stats.robust import Spread
 from stepscope.units import NS_PER_MS, ms
 
@@ -16,8 +17,13 @@ def plain(value: Any) -> Any:
     >>> plain({"share": float("nan"), "ranks": (0, 1)})
     {'share': None, 'ranks': [0, 1]}
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+    kind = type(value)
+    if kind in AS_IT_IS:
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if is_dataclass(kind):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(kind)}
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

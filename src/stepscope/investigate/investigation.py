@@ -4,8 +4,8 @@ Each step asks one question, answers it in a sentence and keeps the numbers it r
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.checks import FAIL, checks_of
 from stepscope.diagnose.finding import Evidence, Finding
 from stepscope.diagnose.guides import guides_of

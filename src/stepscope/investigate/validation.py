@@ -6,7 +6,6 @@ came true  = the measured saving lies in that interval
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from stepscope.analyze.account import Account
 from stepscope.compare.finding_change import CAME, FIXED, Key, fate, savings_by_key
 from stepscope.compare.runs import step_difference
 from stepscope.compare.samples import step_samples
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis
 from stepscope.records import ArrayRecord

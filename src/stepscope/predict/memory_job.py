@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +9,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.memory.moments import Moments, rank_moments
 from stepscope.analyze.ranks.phase_compute import phase_compute_ns
 from stepscope.analyze.step.phases import Phase
+from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 from stepscope.units import NS_PER_S

@@ -8,11 +8,11 @@ The model's shape is not recorded, so activations are not among them: `stepscope
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.memory.moments import Moments
 from stepscope.cost.models.layout import Optimizer
+from stepscope.dataclass import dataclass
 
 _MOMENTS = {"Adam": Optimizer.ADAM, "AdamW": Optimizer.ADAM}
 """by the class of the optimizer; others may keep anything (SGD a momentum or nothing)"""

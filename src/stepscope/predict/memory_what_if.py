@@ -11,7 +11,7 @@ category or a fact of the job is unknown, so is the answer, with the reason. doc
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ import numpy.typing as npt
 from stepscope.analyze.memory.moments import Moments
 from stepscope.analyze.step.phases import Phase
 from stepscope.cost.models.activations import block_input_shares
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.predict.memory_job import MemoryJob
 from stepscope.units import NS_PER_S

@@ -7,7 +7,7 @@ values; what the recorded ranks waited already is in the replay, the rest is add
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
@@ -19,6 +19,7 @@ from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.cost.collectives.calibration import Calibration, calibrate
 from stepscope.cost.collectives.closed_form import Fabric
 from stepscope.cost.collectives.recorded_run import points_from_run
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.predict.scale_transfers import Floats, Transfers, growing_rows, scaled_transfers
 from stepscope.records import ArrayRecord

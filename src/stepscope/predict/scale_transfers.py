@@ -6,7 +6,6 @@ stays in it. With links alone there is nothing to compare: the transfer takes wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from stepscope.contract.collectives import OPS
 from stepscope.cost.collectives.calibration import Calibration, Estimate
 from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.cost.collectives.points import OPERATIONS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 

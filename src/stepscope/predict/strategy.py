@@ -5,7 +5,7 @@ allow is a candidate; for each the largest micro-batch that fits is taken.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.flops import Recompute, Transformer, training_flops_per_token, utilisation
@@ -13,6 +13,7 @@ from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
 from stepscope.cost.models.memory import Memory, training_memory
 from stepscope.cost.models.parameters import checked, parameters
 from stepscope.cost.strategies.time import CollectiveTimes
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.predict.strategy_time import Speed, StepTime, step_time
 from stepscope.units import readable_bytes

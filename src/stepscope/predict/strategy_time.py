@@ -8,14 +8,13 @@ pipeline             (p - 1) / m of the time of its micro-batches on top
 optimizer            memory-bound: 28 bytes per weight of this rank with Adam in fp32
 """
 
-from dataclasses import dataclass
-
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.flops import Transformer, training_flops_per_token
 from stepscope.cost.models.layout import Layout, Optimizer, Sharding
 from stepscope.cost.models.parameters import on_rank, weights
 from stepscope.cost.strategies.time import CollectiveTimes
 from stepscope.cost.strategies.traffic import Traffic, strategy_traffic
+from stepscope.dataclass import dataclass
 from stepscope.units import NS_PER_S
 
 

@@ -1,11 +1,11 @@
 """A folder of runs: what is shown of each one, as rows for every rendering and as a table on the terminal."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
+from stepscope.dataclass import dataclass
 from stepscope.report.fit import print_fitting
 from stepscope.report.text.terminal import name_text, plain_table, row_name
 

@@ -1,11 +1,12 @@
 """What does a benchmark's results folder hold: series of step times by name, each of one or several runs?"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import SCHEMA, json_object_in
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.sources import RESULTS_JSON
 from stepscope.side_file import is_number

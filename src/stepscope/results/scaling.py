@@ -5,9 +5,9 @@ weak     the same work for every rank:   T1 / TN
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.results.times import bench_times, ratio
 
 

@@ -1,8 +1,8 @@
 """Which series of a benchmark to take: the simplest, unless another one is clearly faster."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.results.times import bench_times, ratio
 
 Runs = Sequence[Sequence[float]]

@@ -4,12 +4,13 @@ A doubt is evidence and remedy, as in pyperf: a measurement that is not steady i
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, isnan, nan
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.stats.bootstrap import difference, interval
 from stepscope.stats.robust import mad_sigma, slow_start
 from stepscope.units import NS_PER_MS

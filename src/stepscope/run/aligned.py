@@ -1,11 +1,12 @@
 """The run on one clock: offsets, matched collectives, and how long each rank waited in each of them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.clocks.machines import machine_of_rank, one_clock_per_machine
 from stepscope.run.clocks.offsets import Clocks, align_clocks

@@ -12,11 +12,11 @@ Launches are the work of a device too: a trace that holds launches and no kernel
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.run.device_work import DeviceWork
 from stepscope.trace.device_processes import labels
 from stepscope.trace.table import Trace

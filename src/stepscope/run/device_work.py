@@ -7,11 +7,11 @@ Work launched before the window has no launch event: it is in the window, but in
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord

@@ -1,9 +1,9 @@
 """A run without traces, as light mode leaves it: its step logs, and what the run folder says of the job."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.load import run_description

@@ -3,12 +3,13 @@
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import RUN_JSON, rank_file
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.flight import FLIGHT_RECORDER
 from stepscope.run.imports.one_recording import one_recording_each

@@ -1,8 +1,8 @@
 """Kernels as Nsight Compute measured them, from the files of a run folder."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
 from stepscope.run.imports.detect import beside
 from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT

@@ -1,10 +1,11 @@
 """Which memory snapshots does a run folder hold, and what did the job say of its storages?"""
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from stepscope.contract.run_folder import json_object, rank_file, rank_of
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.imports.detect import beside
 from stepscope.run.imports.torch_dumps import MEMORY_SNAPSHOT

@@ -7,7 +7,6 @@ index is checked, and a file that does not hold together is refused as a whole w
 
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 
 from stepscope.contract.owners import AUTOGRAD, EXECUTING, FUNCTIONS, OTHER, OWNERS_SCHEMA, TRAINING
 from stepscope.contract.run_folder import owners_file
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.side_file import MAX_BYTES, parsed_json, read_side_file
 from stepscope.trace.table import Int64s

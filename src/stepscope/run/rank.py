@@ -1,13 +1,13 @@
 """One rank: its trace with kinds, steps, device work and collectives joined. What the analyses work on."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.from_kernels import device_collectives
 from stepscope.run.collectives.table import Collectives

@@ -11,11 +11,12 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import rank_of
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.imports.detect import beside
 from stepscope.run.imports.nccl import NCCL_LOG

@@ -7,11 +7,11 @@ objects are counted; a last line that is cut is normal while the job runs. What 
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
 from stepscope.side_file import is_number, side_file_lines
 from stepscope.units import readable_bytes
 

@@ -4,11 +4,12 @@ Anybody may have put files and names there: a name that leads out of the folder,
 file of the size that the recorder keeps, or no text, has no lines.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 
 from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
 from stepscope.contract.run_folder import SOURCE_FOLDER
+from stepscope.dataclass import dataclass
 from stepscope.side_file import read_side_file
 
 

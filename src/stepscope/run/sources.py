@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.units import printable
 

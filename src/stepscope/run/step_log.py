@@ -7,7 +7,7 @@ any other line that is no step is counted.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepscope.contract.run_folder import json_object, rank_of
 from stepscope.contract.step_line import WARMUP
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
 from stepscope.run.step_columns import MISSING as MISSING

@@ -13,11 +13,11 @@ The last three need all ranks (`derived_steps.py`). They tell steps apart, but t
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.step_search.serving import serving_step
 from stepscope.stats.distinct import among, union_of_values

@@ -6,13 +6,13 @@
 A value that is not of its kind is unknown, as is one that the driver did not give.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number
 

@@ -13,12 +13,12 @@ The interval has the shape of the draws and the width of Student's t.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import inf, nan
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.autocorrelation import CONFIDENCE, MIN_SAMPLES, Floats, block_length, mean_errors, num_trimmed
 from stepscope.stats.middle import median, quantiles

@@ -1,12 +1,12 @@
 """Robust statistics: medians, spreads and slopes that one outlier cannot move."""
 
-from dataclasses import dataclass
 from itertools import pairwise
 from math import erfc, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.stats.middle import median, quantiles
 
 Floats = npt.NDArray[np.float64]

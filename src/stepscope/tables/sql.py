@@ -6,9 +6,9 @@ query runs. A table is made only where the query names it.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES

@@ -1,7 +1,6 @@
 """One table of a run: columns as NumPy arrays, and the same as Arrow where pyarrow is installed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.tables.schema import Column, TableSchema

@@ -10,10 +10,11 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from queue import SimpleQueue
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES

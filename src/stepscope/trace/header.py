@@ -6,9 +6,9 @@ picked out one by one.
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.side_file import ParsedJson, unusable_fields, usable
 
 MAX_HEADER_BYTES = 4 << 20

@@ -14,12 +14,12 @@ by one process within one window, so each file tells its own range:
 Files are judged one by one: ranks whose clocks lie hours apart are as good as any.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.schema import ARGS, NONE_NS, ArgKind
 from stepscope.trace.table import Int64s, SparseColumn

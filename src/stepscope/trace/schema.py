@@ -5,8 +5,9 @@ a value in every row. `ARGS` are sparse: two arrays `(row, value)` per key, rows
 event carries other arguments. Anything else in an event is read on demand through its byte offset.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from stepscope.dataclass import dataclass
 
 NONE_NS = -(2**63)
 """In `ts_ns` and `dur_ns`: the event has no such field (metadata, flows, instants)."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-import zstandard
 from zlib_ng import zlib_ng
 
 from stepscope.errors import TraceError
@@ -94,6 +93,8 @@ class Stream:
         self.truncated = self.truncated or not inflate.eof
 
     def _unzstd(self, f: IO[bytes], size: int) -> Iterator[bytes]:
+        import zstandard  # only where a trace is packed that way
+
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW).stream_reader(
             cast(IO[bytes], _CountingReader(f, self)),
             read_size=COMPRESSED_CHUNK,

@@ -1,11 +1,12 @@
 """One trace file as columns: what every reader returns and everything after it works on."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.schema import NO_STRING, STRING_ID_BASE
 

@@ -9,8 +9,8 @@ rounding. Inexact ones, which were asked for, may be a few percent off, and how 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.tune.candidates import EQUAL, INEXACT
 from stepscope.tune.trial import Trial
 

@@ -8,10 +8,11 @@ A setting that can change results is of one of three kinds, and is judged by it:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from stepscope.contract import tuning as names
+from stepscope.dataclass import dataclass
 from stepscope.tune.job import Job, Loader
 
 EQUAL, ROUNDING, INEXACT = "equal", "rounding", "inexact"

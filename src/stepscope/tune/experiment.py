@@ -9,8 +9,9 @@ has run is judged as it is.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from stepscope.dataclass import dataclass
 from stepscope.tune.candidates import Candidate, together
 from stepscope.tune.rounds import BASE, Out, order_of, still_in, why_out
 from stepscope.tune.trial import Trial

@@ -8,10 +8,10 @@ setting that is left undecided is looked at once more, after more rounds.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
+from stepscope.dataclass import dataclass
 from stepscope.stats.student_t import t_quantile
 
 MAX_FALSE = 0.05

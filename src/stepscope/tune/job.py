@@ -1,7 +1,6 @@
 """What is known of a job before anything is tried, from the folder of its first run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from stepscope.contract.run_folder import RUN_JSON, json_object_in, rank_file
 from stepscope.contract.tuning import TRIAL
+from stepscope.dataclass import dataclass
 from stepscope.run.step_log import step_logs
 
 

@@ -6,10 +6,10 @@ changes results is given up at once.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log
 from statistics import fmean
 
+from stepscope.dataclass import dataclass
 from stepscope.tune.agreement import Agreement, agreement
 from stepscope.tune.candidates import Candidate
 from stepscope.tune.trial import Trial

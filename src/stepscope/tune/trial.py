@@ -7,12 +7,12 @@ own times, since the host runs ahead of it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.run_folder import json_object_in, rank_file
 from stepscope.contract.tuning import TRIAL
+from stepscope.dataclass import dataclass
 from stepscope.run.step_log import MISSING, StepLog, step_logs
 from stepscope.units import NS_PER_MS
 

@@ -6,9 +6,9 @@ more than the best of them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
+from stepscope.dataclass import dataclass
 from stepscope.tune.agreement import Agreement, agreement
 from stepscope.tune.candidates import Candidate
 from stepscope.tune.gain import Gain, gain

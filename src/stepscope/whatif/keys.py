@@ -3,7 +3,7 @@
 Texts only: the help shows them without the analysis, `settings` has the change that each stands for.
 """
 
-from dataclasses import dataclass
+from stepscope.dataclass import dataclass
 
 FAMILY = "kernel:FAMILY"
 

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from stepscope.analyze.replay.saving import Fix
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.contract.regions import Region
 from stepscope.cost.operators.families import Family
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges

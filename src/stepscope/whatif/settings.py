@@ -7,7 +7,6 @@ A setting that a finding proposes (`optimizer=fused`) saves what the finding say
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import (
@@ -22,6 +21,7 @@ from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.predicted_step import Prediction, predict
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.setting_of_finding import FINDING_OF_SETTING
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges

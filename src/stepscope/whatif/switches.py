@@ -4,7 +4,6 @@ Each is the recorded run replayed with the changes, as the findings' savings are
 consists of. The path is brought to the predicted step's length, because a replay may be a little off the measured one.
 """
 
-from dataclasses import dataclass
 from itertools import combinations
 
 from stepscope.analyze.account import Account
@@ -12,6 +11,7 @@ from stepscope.analyze.replay.critical_path import critical_path
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, bounded, to_step
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.findings import Diagnosis
 
 MAX_FIXES = 8

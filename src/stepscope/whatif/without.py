@@ -7,13 +7,13 @@ what else a deletion brings about (parameters that lose their gradient).
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.selection import OwnerName, owner_name
 from stepscope.analyze.replay.owner_part import claimed_ns, part_of
 from stepscope.analyze.replay.owner_removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif.setting_changes import SettingChange

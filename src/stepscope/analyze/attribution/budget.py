@@ -16,7 +16,6 @@ Parts are integer nanoseconds and sum to the period.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ from stepscope.analyze.step.layers import NOTHING, label_ns, painted
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE, PARTS
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
 from stepscope.analyze.step.regions import Regions, marks_of, regions
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import UNMATCHED, AlignedRun

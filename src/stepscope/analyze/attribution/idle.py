@@ -16,7 +16,6 @@ them is `max(0, idle - D)`. So idle time that looks like launching goes to the l
 have taken more than idle time has given.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -25,6 +24,7 @@ import numpy.typing as npt
 from stepscope.analyze.attribution.blocks import BlockCause, host_blocked
 from stepscope.analyze.step.layers import NOTHING, Timeline, painted
 from stepscope.analyze.step.regions import Marks
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, covered_ns, intersect
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank

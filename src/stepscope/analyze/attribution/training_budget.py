@@ -12,7 +12,6 @@ steps, by the regions of the step log:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from stepscope.analyze.step.periods import NO_STEP, StepPeriods
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.analyze.step.training_step import TrainingStep
 from stepscope.contract.step_line import BACKWARD, CLIPPING, FORWARD, GRADIENT_SYNC, LR_SCHEDULING, OPTIMIZER
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.robust import FAR_LONGER

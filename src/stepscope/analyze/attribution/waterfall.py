@@ -9,7 +9,6 @@ lost whole. Of the time in which it does, the model's FLOPs at peak rate are `ac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.step.parts import PART_CODE
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 
 ACHIEVED = "achieved"
 

@@ -18,7 +18,7 @@ know is `unknown`, with a warning. What recurs in other steps than the window's 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from stepscope.analyze.attribution.idle import CAUSE_NAMES, Cause
 from stepscope.analyze.attribution.training_budget import LogAdditions
 from stepscope.analyze.step.parts import PART_CODE, PARTS
 from stepscope.analyze.step.periods import profiled_step_ns
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.units import ms, ns_of_ms

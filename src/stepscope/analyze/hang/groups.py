@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
+from stepscope.dataclass import dataclass
 from stepscope.trace.pickles.flight_recorder import FlightDump, FlightEntry, Frame
 
 _LIBRARY_FOLDERS = ("site-packages/", "dist-packages/", "<frozen", "<string>", "??")

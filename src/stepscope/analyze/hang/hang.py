@@ -6,12 +6,12 @@ wait in another group; following who waits for whom leads to the ranks that wait
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from stepscope.analyze.hang.groups import GroupCalls, group_calls
 from stepscope.analyze.hang.mismatch import Mismatch, first_mismatch
 from stepscope.analyze.hang.pairs import UnpairedCall, unpaired_calls
+from stepscope.dataclass import dataclass
 from stepscope.trace.pickles.flight_recorder import FlightDump, FlightEntry
 
 MISSING, MISMATCH, STUCK, BEHIND, DONE = "missing-rank", "mismatch", "not-finished", "behind", "finished"

@@ -5,10 +5,10 @@ another size, and ranks wait for what will never come, or exchange the wrong dat
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.hang.groups import GroupCalls, elements, usual
 from stepscope.contract.collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER
+from stepscope.dataclass import dataclass
 from stepscope.trace.pickles.flight_recorder import FlightEntry
 
 ORDER, LEFT_OUT, EXTRA, SHAPE, DTYPE = "wrong-order", "left-out", "extra-call", "wrong-shape", "wrong-type"

@@ -1,9 +1,9 @@
 """Which sends and receives have no other side? Per pair of ranks of a group, as many of one as of the other."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from stepscope.contract.collectives import RECV, SEND
+from stepscope.dataclass import dataclass
 from stepscope.trace.pickles.flight_recorder import FlightDump, FlightEntry
 
 

@@ -5,12 +5,12 @@ belongs to the later one, so that no moment of a thread is counted twice.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank

@@ -5,7 +5,7 @@ stretches in which no thread of the host has anything recorded although the loop
 collection, logging, checkpointing, a lock, sleep; and operators that compute on the host and launch nothing.
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from stepscope.analyze.host.runtime_calls import (
     synchronisations,
 )
 from stepscope.contract.regions import Region, named_region
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank

@@ -6,10 +6,10 @@ are named after. None: nothing tells.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.kernels.chip import device_facts
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 
 _NVIDIA_WARP = 32

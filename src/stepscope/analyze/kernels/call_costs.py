@@ -9,7 +9,6 @@ without a forward thread, and it repeats an operator that also ran outside of ba
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -21,6 +20,7 @@ from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.contract.regions import EVALUATE
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.operators import counted_once, may_cost, operator_cost
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank

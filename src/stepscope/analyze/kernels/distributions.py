@@ -5,13 +5,13 @@ and the device has not begun: at 0 the device waits for the host.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.kernels.call_costs import FAMILIES
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct

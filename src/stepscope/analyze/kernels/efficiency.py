@@ -8,12 +8,12 @@ cost is no loss of the job.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 from stepscope.analyze.kernels.flops_in_trace import RecordedFlops, precision_shares, recorded_flops
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.cost.chips.hardware import Lookup, Peak, mfu_peak
+from stepscope.dataclass import dataclass
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number

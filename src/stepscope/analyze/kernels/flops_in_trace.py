@@ -6,13 +6,13 @@ all of the device's matrix-product time: kernels in CUDA graphs and custom kerne
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.host.calls import Mask, sum_by
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
+from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
 from stepscope.stats.middle import median
 from stepscope.trace.classify import by_string

@@ -5,7 +5,6 @@ the names tell (the sum of a split product's parts does none of them); bytes go 
 """
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,6 +14,7 @@ from stepscope.analyze.host.calls import Floats, Mask
 from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE, PRECISION_CODE, CallCosts
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.kernel_names import KernelClass, kernel_class
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank

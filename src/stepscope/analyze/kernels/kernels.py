@@ -1,7 +1,7 @@
 """Which kernels took the device's time, how fast were they, and what held them back?"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +11,7 @@ from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 from stepscope.run.device_work import Rows, numbered
 from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.trace.classify import EventKind, of_kinds

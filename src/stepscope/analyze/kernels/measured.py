@@ -5,13 +5,13 @@ Kernels beyond the last measured launch did the same work: the measured ones cou
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats
 from stepscope.analyze.kernels.measured_names import kernels_named
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.measured_kernels import MeasuredLaunches

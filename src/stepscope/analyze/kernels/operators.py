@@ -6,12 +6,13 @@ to the innermost operator around the launch. Memory is what an operator itself a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from enum import Enum
 
 import numpy as np
 
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls, sum_by
+from stepscope.dataclass import dataclass
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct

@@ -8,7 +8,6 @@ Where Nsight Compute measured a kernel, what it used of the multiprocessors and 
 larger of the two, and latency where both are below MIN_BUSY_PCT, as in Nsight Compute's own rule (Speed of Light).
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from stepscope.analyze.host.calls import Floats, Mask
 from stepscope.analyze.kernels.call_costs import PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.cost.chips.table import Chip
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.classify import EventKind
 

@@ -9,13 +9,13 @@ MFU         FLOPs per step / (peak of all devices x time per step), pauses inclu
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.analyze.ranks.log_stragglers import LateRank, lateness
 from stepscope.contract.live import RankStatus
 from stepscope.contract.step_line import WARMUP
 from stepscope.cost.chips.hardware import look_up, mfu_peak
+from stepscope.dataclass import dataclass
 from stepscope.run.live.running import Line, Running, RunningRank
 from stepscope.run.side_lines import number
 from stepscope.run.step_log import step_log_of

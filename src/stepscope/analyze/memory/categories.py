@@ -11,13 +11,12 @@ Blocks from before the window that are freed in it become what blocks of their s
 the rest of the window; where there are none, freed in backward means activations and elsewhere gradients.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.memory.events import NOT_HERE, Blocks, MemoryEvents
 from stepscope.analyze.step.phases import Passes, Phase, Phases
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
 from stepscope.trace.table import Int64s

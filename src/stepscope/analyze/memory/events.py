@@ -4,11 +4,12 @@ Every event says how many bytes at which address, negative for a free, and the a
 allocation and the next free at its address are one block. Blocks can begin before the window and end after it.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind

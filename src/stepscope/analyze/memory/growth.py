@@ -1,11 +1,10 @@
 """Does memory grow from step to step? A leak shows as a slope that chance does not give."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.steadiness import SIGNIFICANT
+from stepscope.dataclass import dataclass
 from stepscope.stats.middle import median
 from stepscope.stats.robust import trend
 

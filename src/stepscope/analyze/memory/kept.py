@@ -6,10 +6,10 @@ is known by itself; a few bytes that it creates there while the state is older a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.trace.table import Int64s
 
 WEIGHTS, GRADIENTS, OPTIMIZER_STATE, OTHER, KEPT = "weights", "gradients", "optimizer_state", "other", "kept"

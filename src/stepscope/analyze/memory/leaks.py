@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.memory.categories import ACTIVATIONS, OTHER, CategorisedBlocks
 from stepscope.analyze.memory.events import NOT_HERE
+from stepscope.dataclass import dataclass
 from stepscope.trace.table import Int64s
 
 _MIN_STEPS = 2

@@ -4,7 +4,7 @@ The curves behind the peak: what is changed in one category changes each of them
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from stepscope.analyze.memory.categories import CATEGORIES, CategorisedBlocks, c
 from stepscope.analyze.memory.events import MemoryEvents, blocks_of, memory_events
 from stepscope.analyze.memory.kept import FromBefore
 from stepscope.analyze.step.phases import Passes, Phase, Phases
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank

@@ -2,12 +2,12 @@
 
 import re
 import sys
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.host.calls import HostCalls, call_stacks
 from stepscope.contract.regions import EVALUATE
+from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, rows_named
 from stepscope.trace.table import Int64s

@@ -6,7 +6,6 @@ of it is fragmented cannot be told from totals.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +22,7 @@ from stepscope.analyze.memory.sources import Holder, holders, operators_at, read
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.ranks.traffic import over_ranks
 from stepscope.analyze.step.phases import Passes, Phase
+from stepscope.dataclass import dataclass
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_log import StepLog

@@ -9,10 +9,9 @@ pieces of at most `_MAX_EDITS` differences each and with a bound on the whole: s
 unmatched instead of taking minutes.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.trace.table import Int64s
 
 NOTHING = -1

@@ -1,6 +1,6 @@
 """What a line, a module, or all of a run costs per step: the records."""
 
-from dataclasses import dataclass
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

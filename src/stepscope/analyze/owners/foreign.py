@@ -10,7 +10,6 @@ Such steps are slower than others, so what is said of the host is of steps with 
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 import numpy as np
@@ -23,6 +22,7 @@ from stepscope.analyze.owners.match import operators_and_ranges
 from stepscope.analyze.owners.ownership import NOBODY, Ids, Mask, OwnedWork, Ownership
 from stepscope.analyze.step.regions import Marks, marks_of
 from stepscope.contract.owners import FUNCTIONS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import lookup
 from stepscope.run.owners import Frame

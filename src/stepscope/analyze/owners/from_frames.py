@@ -1,7 +1,6 @@
 """Owners of a rank's recorded steps by its file of owners: matched, inherited, or between two lines."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from stepscope.analyze.owners.match import OperatorMatch, matched
 from stepscope.analyze.owners.ownership import NOBODY, HostTime, Ids, OwnedWork, Ownership, nobody
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.owners import TRAINING
+from stepscope.dataclass import dataclass
 from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s

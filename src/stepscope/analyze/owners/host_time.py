@@ -7,7 +7,7 @@ only what is left of it (`runs`) is the line's that called backward.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from stepscope.analyze.host.calls import HostCalls
 from stepscope.analyze.owners.ownership import HostTime, Mask, OwnedWork
 from stepscope.analyze.owners.spans import Spans, thread_spans
 from stepscope.analyze.step.regions import Marks
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank

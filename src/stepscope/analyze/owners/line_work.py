@@ -6,12 +6,13 @@ a line is `apart` where nothing it did has a backward, it calls neither backward
 to the device.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.owners.ownership import Mask, Ownership
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, by_string

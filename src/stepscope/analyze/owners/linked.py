@@ -13,13 +13,14 @@ Where an operator was called (`caller`) is kept beside it: the line of `loss.bac
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.busy_operators import CALLS
 from stepscope.contract.regions import EVALUATE
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.owners import Frame, OwnedThread, RankOwners
 from stepscope.trace.table import Int64s

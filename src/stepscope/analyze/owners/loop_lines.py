@@ -23,7 +23,6 @@ place. What it returned may have replaced the gradient: that is not recorded, an
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +32,7 @@ from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.step.regions import loop_in, marks_of
 from stepscope.contract.owners import HOOK
 from stepscope.contract.regions import EVALUATE, Region
+from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.owners import Frame

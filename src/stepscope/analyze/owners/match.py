@@ -10,7 +10,6 @@ calls) are laid side by side first, and what is left by single operators.
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from stepscope.analyze.owners.align import NOTHING, Tries, aligned
 from stepscope.analyze.owners.linked import LinkedThread
 from stepscope.analyze.step.regions import Marks
 from stepscope.contract.owners import AUTOGRAD, TRAINING
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.owners import RankOwners
 from stepscope.run.rank import Rank

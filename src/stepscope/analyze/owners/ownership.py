@@ -8,13 +8,13 @@ collective                        the operator that asked for it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import HostCalls
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import Rows

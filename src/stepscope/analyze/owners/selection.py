@@ -7,14 +7,13 @@ dots, and the pattern may begin at any of them: `bn` is every module of that nam
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 MODULE = "module:"
@@ -74,8 +73,7 @@ def _module(text: str, owned: Sequence[Ownership]) -> OwnerName:
     pattern = text.removeprefix(MODULE)
     paths = {path for one in owned for path in one.modules if path}
     if not pattern or not any(module_fits(path, pattern) for path in paths):
-        near = get_close_matches(pattern, sorted(paths), n=_MAX_NAMED, cutoff=0.3) or sorted(paths)[:_MAX_NAMED]
-        listed = ", ".join(near) or "none, because no module was recorded"
+        listed = ", ".join(_near(pattern, sorted(paths))) or "none, because no module was recorded"
         raise UsageError(f"{text}: no module of that name ran in the recorded steps; there are {listed}")
     return OwnerName(text, pattern=pattern)
 
@@ -103,5 +101,12 @@ def module_fits(path: str, pattern: str) -> bool:
 
 def _files(given: str, owned: Sequence[Ownership]) -> str:
     users = sorted({f.file for one in owned for f in one.frames if f.is_user})
-    near = get_close_matches(given, users, n=_MAX_NAMED, cutoff=0.3) or users[:_MAX_NAMED]
+    near = _near(given, users)
     return f"files with recorded lines are {', '.join(near)}" if near else "no file of the user's has recorded lines"
+
+
+def _near(given: str, known: list[str]) -> list[str]:
+    """Return the names most like one that is not known, or the first of all."""
+    from difflib import get_close_matches  # only for names that are wrong
+
+    return get_close_matches(given, known, n=_MAX_NAMED, cutoff=0.3) or known[:_MAX_NAMED]

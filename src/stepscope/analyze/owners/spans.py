@@ -1,10 +1,9 @@
 """What was the innermost thing on a thread at each moment: an operator, a range, or nothing that was recorded?"""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.host.calls import HostCalls
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.table import Int64s
 

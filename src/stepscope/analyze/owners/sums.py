@@ -1,6 +1,6 @@
 """What did each distinct owner of a rank take per step: of the host, the device, communication, FLOPs and memory?"""
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from stepscope.analyze.kernels.call_costs import CallCosts
 from stepscope.analyze.owners.cost import Cost
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
 from stepscope.analyze.ranks.window import host_compute
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, subtract, union
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank

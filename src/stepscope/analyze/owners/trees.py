@@ -8,12 +8,13 @@ Small nodes are put together as "others", so that a tree stays small however lar
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import COLUMNS, Floats, OwnerSums
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 
 MAX_NODES = 400

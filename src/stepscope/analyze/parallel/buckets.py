@@ -10,7 +10,6 @@ one per step, however many passes a step has.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
 from stepscope.contract.regions import EVALUATE
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun

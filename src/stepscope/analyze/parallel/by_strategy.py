@@ -1,7 +1,6 @@
 """Everything that depends on how the job is parallel: one view per dimension that it has."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.parallel.buckets import BucketView, bucket_view
 from stepscope.analyze.parallel.context_parallel import ContextParallelView, context_parallel_view
@@ -11,6 +10,7 @@ from stepscope.analyze.parallel.sharding import ShardingView, sharding_view
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.parallel.tensor_parallel import TensorParallelView, tensor_parallel_view
 from stepscope.analyze.ranks.window import RankAccount
+from stepscope.dataclass import dataclass
 from stepscope.run.aligned import AlignedRun
 
 

@@ -5,7 +5,6 @@ unequal work. The imbalance is the largest compute time of a rank against the me
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from stepscope.analyze.ranks.traffic import (
     share_of_step_pct,
 )
 from stepscope.analyze.ranks.window import RankAccount
+from stepscope.dataclass import dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.stats.robust import Spread
 

@@ -10,7 +10,6 @@ The imbalance is the largest load against the mean: all ranks wait for the fulle
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.side_file import is_number, parsed_json

@@ -7,7 +7,6 @@ counts of other exchanges) are set aside first as `small`.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from stepscope.analyze.parallel.hints import Hints
 from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.collectives.table import Collectives

@@ -1,10 +1,10 @@
 """What else a trace says about how the job is parallel: wrappers, kernels of experts, uneven messages."""
 
 import re
-from dataclasses import dataclass
 
 from stepscope.analyze.parallel.pipeline.actions import MARKED_ACTION
 from stepscope.contract.collectives import EXPERT_KERNEL, OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind

@@ -9,7 +9,6 @@ computation before it has ended and everything waits.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase, Phases
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among

@@ -18,7 +18,6 @@ agree the answer is *stated*, where only the traffic speaks it is a *pattern*, a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from stepscope.analyze.parallel.hints import Hints, hints_of_rank
 from stepscope.analyze.ranks.traffic import launched_in_steps, num_steps
 from stepscope.analyze.step.phases import Passes, Phase, Phases, collective_phases, passes
 from stepscope.contract.collectives import OPS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group, header_groups
 from stepscope.run.load import Run

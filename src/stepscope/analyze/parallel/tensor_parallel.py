@@ -10,7 +10,6 @@ of a layer is what is exposed of its exchange, against the time from the end of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic, share_of_step_pct
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Phase
+from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun

@@ -1,13 +1,13 @@
 """What did each kind of collective cost: bytes, waiting, transfer, exposed time, bandwidth, and who came last?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.contract.collectives import OPS, bus_factor
+from stepscope.dataclass import dataclass
 from stepscope.intervals import clip, covered_ns, subtract, union, union_by
 from stepscope.records import once_per_record
 from stepscope.run.aligned import UNMATCHED, AlignedRun

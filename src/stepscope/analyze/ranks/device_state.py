@@ -6,12 +6,12 @@ as throttling. Memory in use on the device beyond what this job's ranks have res
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.run.quality import rank_ranges
 from stepscope.run.step_log import StepLog
 from stepscope.run.telemetry import Telemetry

@@ -7,7 +7,6 @@ it. That needs no events, so it is asked of all ranks of a job, those that are n
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.outlined_rank import own_time_of
 from stepscope.analyze.ranks.own_time import own_ns
 from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, union, union_of
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.matching.match import POINT_TO_POINT

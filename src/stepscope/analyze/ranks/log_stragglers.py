@@ -14,13 +14,13 @@ equal ranks the later one in most of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.late_ranks import DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS, NOISE_SHARE
+from stepscope.dataclass import dataclass
 from stepscope.run.step_log import StepLog
 from stepscope.stats.middle import median
 from stepscope.stats.robust import Centre, centre, mad_sigma, medians_without_each, slow_start

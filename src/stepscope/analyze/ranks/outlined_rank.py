@@ -7,13 +7,13 @@ So clocks, matching, waits, late ranks and the collectives of a job are of all i
 events finds none: analyses of single ranks are never asked of it.
 """
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from stepscope.analyze.ranks.own_time import OwnTime, own_time
 from stepscope.analyze.ranks.window import RankAccount, rank_account
+from stepscope.dataclass import dataclass
 from stepscope.run.device_name import Device
 from stepscope.run.device_work import DeviceWork
 from stepscope.run.rank import Rank

@@ -8,12 +8,12 @@ the steps' periods (`step_periods.py`), so work from before the window does not 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.ranks.window import device_activity
 from stepscope.analyze.step.periods import StepPeriods, step_periods
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank

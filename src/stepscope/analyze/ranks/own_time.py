@@ -8,13 +8,12 @@ own trace. So that much is taken from the trace alone (`own_time`), is small, an
     device  = |work of the step| - |its communication alone on the device, and waiting|
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, recorded_events
 from stepscope.analyze.ranks.window import host_compute
+from stepscope.dataclass import dataclass
 from stepscope.intervals import (
     EMPTY,
     Intervals,

@@ -5,13 +5,12 @@ rank to rank are known; a collective's bytes are counted as a ring sends them, e
 because no trace says which way they took.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.traffic import num_steps
 from stepscope.contract.collectives import OPS, bus_factor
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.collectives.groups import Group

@@ -6,7 +6,6 @@ others do not.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.time import data_loading, recorded_events
 from stepscope.analyze.ranks.lateness import Lateness, late_ranks
 from stepscope.contract.late_ranks import DEFAULT_SCORE, DEFAULT_SLOWDOWN, DEFAULT_WINDOW_STEPS
+from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns, union
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.load import Run

@@ -1,13 +1,14 @@
 """What did one kind of communication cost each rank per step, and how do the ranks differ?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.periods import step_periods
+from stepscope.dataclass import dataclass
 from stepscope.intervals import covered_ns, union
 from stepscope.run.aligned import UNMATCHED, AlignedRun
 from stepscope.run.rank import Rank

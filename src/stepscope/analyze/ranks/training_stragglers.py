@@ -16,7 +16,7 @@ only (it alone saves checkpoints) shows in what recurs (`recurring.py`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -27,6 +27,7 @@ from stepscope.analyze.ranks.log_stragglers import WAITING, LateRank, lateness
 from stepscope.analyze.ranks.stragglers import Straggler
 from stepscope.analyze.step.recurring import DATA_CAUSES, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
+from stepscope.dataclass import dataclass
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.step_log import StepLog
 from stepscope.stats.middle import median

@@ -7,7 +7,6 @@ counted more FLOPs. Ranks may take turns at it (samples of uneven length), so th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.ranks.lateness import common_steps
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct

@@ -5,9 +5,8 @@ without a device the host's operators are the compute and the collective's execu
 (`docs/metrics/step.md`, "The account of a CPU rank").
 """
 
-from dataclasses import dataclass
-
 from stepscope.analyze.host.busy_operators import running_operators
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, clip, intersect, subtract, union, union_of
 from stepscope.records import once_per_record
 from stepscope.run.rank import Rank

@@ -5,13 +5,13 @@ on it has slack: so much later it could end without the run ending later.
 """
 
 from collections import defaultdict
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.replay.graph import Floats, Graph, Wiring, end_times, step_ends
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay, with_host_factor
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.middle import median

@@ -11,12 +11,13 @@ to end several times, so that a change shows in the steady state and not in how 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.replay.program import NOTHING, Program
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.distinct import distinct
 from stepscope.trace.scanner import WaitGraph

@@ -7,7 +7,7 @@ ranks is what the replay says it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.host_program import host_activities, issue_edges, step_edges
 from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, releases
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank

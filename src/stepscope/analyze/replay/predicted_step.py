@@ -1,11 +1,11 @@
 """What would the step take with these changes, and how sure is that?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.replay.graph import end_times, step_ends
 from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.analyze.replay.saving import Fix, saving_of, to_step, together
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ The recorded steps as a dependency graph. One item per launched device operation
 Gaps of the device are thus consequences, not data, and change when their cause does.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import HostParts, blocking_calls, host_parts
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.device_work import numbered

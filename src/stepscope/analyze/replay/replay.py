@@ -8,7 +8,7 @@ it, and the doubt is larger.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from stepscope.analyze.replay.program import Program, device_program
 from stepscope.analyze.replay.unprofiled_lateness import as_late_as_known
 from stepscope.analyze.step.recurring import NOTHING_RECURS, Recurring
 from stepscope.analyze.step.training_step import TrainingStep
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.each_rank import each_rank

@@ -8,7 +8,6 @@ interval = the modelled change's own error and the replay's misfit to the measur
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import hypot
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from stepscope.analyze.replay.changes import Change
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.replay import Replay, with_factor
+from stepscope.dataclass import dataclass
 from stepscope.records import once_per_record
 
 MODEL_ERROR = 0.08
@@ -128,9 +128,12 @@ def _replayed(replay: Replay | None, fix: Fix) -> float:
 
 @once_per_record
 def _with_other_factors(replay: Replay) -> tuple[Replay, ...]:
-    """Return the replay as it would be if the profiler cost other shares of the host's time."""
+    """Return the replay as it would be if the profiler cost other shares of the host's time.
+
+    The run itself, where the limits leave its own factor, widens no interval around what it saves.
+    """
     factors = (float(np.clip(replay.host_factor * times, 0.3, 1.0)) for times in _OTHER_FACTORS)
-    return tuple(with_factor(replay, factor) for factor in factors)
+    return tuple(with_factor(replay, factor) for factor in factors if factor != replay.host_factor)
 
 
 def _saved(replay: Replay, change: Change) -> float | None:

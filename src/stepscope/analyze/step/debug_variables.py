@@ -1,8 +1,9 @@
 """Which variables for debugging were set while the job ran? They slow every step, and no rule can tell by how much."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from stepscope.dataclass import dataclass
 
 _ON = frozenset(("1", "true", "yes", "on", "y", "t"))
 

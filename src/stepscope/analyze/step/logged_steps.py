@@ -1,7 +1,6 @@
 """Which steps of a rank's log are ordinary, and what stands out in the others?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -17,6 +16,7 @@ from stepscope.contract.step_line import (
     OPTIMIZER,
     WINDOW,
 )
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.middle import median

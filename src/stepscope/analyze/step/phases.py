@@ -9,7 +9,6 @@ the optimizer is neither. So no annotation by the user is needed.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.step.regions import marks_of
 from stepscope.contract.regions import Region
+from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals, union, union_of
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among

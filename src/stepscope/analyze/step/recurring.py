@@ -8,12 +8,13 @@ step the job waits for the rank that is busy longest with it:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.step_line import DATA_LOADING, LOADER_START
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.middle import median
 

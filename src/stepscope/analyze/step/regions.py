@@ -15,12 +15,12 @@ are themselves differentiated.
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.regions import EVALUATE, OLD_NODE, Region, named_region
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows, enclosing

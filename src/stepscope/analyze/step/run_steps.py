@@ -5,13 +5,13 @@ From the step logs; without them from the recorded steps, all of which are profi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.periods import NO_STEP, step_periods
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION, LOADER_START
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog

@@ -4,11 +4,10 @@ The engine's own ranges say how many requests and tokens each step had (`run/ste
 its period on the device (`step/periods.py`): the host runs ahead of it.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.step.periods import NO_STEP, StepPeriods, step_periods
+from stepscope.dataclass import dataclass
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
 from stepscope.run.step_search.serving import DECODE, MIXED, PREFILL, ServingStep, serving_step

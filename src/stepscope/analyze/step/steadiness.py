@@ -5,12 +5,12 @@ median over ranks, step by step: ranks that wait for each other take equally lon
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.step.periods import step_periods
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.load import Run
 from stepscope.run.step_log import StepLog

@@ -9,7 +9,6 @@ A single long step without a named cause is a hiccup: it is left out, and said.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
@@ -31,6 +30,7 @@ from stepscope.contract.step_line import (
     DATA_LOADING,
     LOADER_START,
 )
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.step_log import StepLog
 from stepscope.stats.distinct import common

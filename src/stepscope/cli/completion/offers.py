@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stepscope.cli.arguments.lazy_parser import LazyParser
 from stepscope.cli.main import COMMANDS, command_parser
+from stepscope.dataclass import dataclass
 
 MAX_HELP = 60
 

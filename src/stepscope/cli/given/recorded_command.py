@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cli.messages import print_stderr, say_with_answer
 from stepscope.cli.record import last_words, warnings_before
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.launch import launch

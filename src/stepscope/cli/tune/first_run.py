@@ -5,11 +5,11 @@ import platform
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cli.messages import is_quiet, print_stderr, warn
 from stepscope.cli.record import shown, warnings_before
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun

@@ -4,12 +4,12 @@ import os
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cli.messages import is_quiet, print_stderr
 from stepscope.cli.output import make_folder
 from stepscope.cli.record import shown
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.record.config import RecordConfig
 from stepscope.record.launch.bounded_run import BoundedRun

@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from stepscope.compare.history.newest import in_time
 from stepscope.compare.history.row import HistoryRow
+from stepscope.dataclass import dataclass
 
 KINDS = ("commit", "config", "host", "device")
 

@@ -6,11 +6,11 @@ A newest run above it is a regression, below it an improvement; with fewer than 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, log, sqrt
 from statistics import fmean, stdev
 
 from stepscope.compare.history.row import HistoryRow
+from stepscope.dataclass import dataclass
 from stepscope.stats.student_t import t_quantile
 
 MIN_BEFORE = 4

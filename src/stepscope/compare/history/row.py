@@ -6,12 +6,13 @@ Every value comes from files that anybody may have written: what is not of its k
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from stepscope.analyze.ranks.log_stragglers import lateness
+from stepscope.dataclass import dataclass
 from stepscope.run.step_log import StepLog, unprofiled_step
 from stepscope.side_file import is_number
 from stepscope.units import ms

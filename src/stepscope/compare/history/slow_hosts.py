@@ -11,11 +11,11 @@ rank 0 as its single rank is not named: rank 0 often does more.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.compare.history.row import HistoryRow, HostTime
+from stepscope.dataclass import dataclass
 from stepscope.stats.bootstrap import holm
 
 MAX_P = 0.01

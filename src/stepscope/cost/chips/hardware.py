@@ -8,9 +8,9 @@ Otherwise never a guess: a name that no row matches, or that leaves several chip
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.cost.chips.table import Chip, built_in_chips, families, shared_names
+from stepscope.dataclass import dataclass
 
 GIB = 2**30
 _VENDOR = re.compile(r"^(NVIDIA|AMD Instinct|AMD|Intel)\s+", re.IGNORECASE)

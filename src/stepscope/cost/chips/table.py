@@ -7,13 +7,13 @@ read in a twentieth of the time.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.cost.name_patterns import matches_whole
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import read_side_text
 

@@ -5,11 +5,10 @@ as much as milliseconds, and its absolute value, so that single outliers do not 
 the points (or through one, with no latency or no bandwidth term), so the best is found by trying them all.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.stats.distinct import distinct
 from stepscope.stats.middle import median, quantiles

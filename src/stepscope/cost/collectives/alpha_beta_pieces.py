@@ -7,13 +7,13 @@ log(predicted / measured). Joints are added one by one where they help most, at 
 leaving out each size in turn.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.cost.collectives.alpha_beta import Floats, by_size, checked_points, fit
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 
 MAX_PIECES = 4

@@ -7,7 +7,7 @@ that holds 90 % of them is the one that every prediction uses. It is wider where
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from stepscope.cost.collectives.alpha_beta_pieces import LeftOutErrors, fit_piec
 from stepscope.cost.collectives.curve import Curve
 from stepscope.cost.collectives.points import OPERATIONS, Point
 from stepscope.cost.collectives.worlds import WorldSizes
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.stats.middle import median, quantiles

@@ -10,10 +10,10 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import ceil, log2, sqrt
 
 from stepscope.contract.collectives import bus_factor
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 ALGORITHMS = ("ring", "tree", "hierarchical")

@@ -1,10 +1,9 @@
 """Time against size of one operation among so many ranks, as fitted to measurements."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.cost.collectives.alpha_beta_pieces import LeftOutErrors, Pieces
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 
 _MIN_R2 = 0.8

@@ -5,10 +5,9 @@ attention, which keeps neither scores nor probabilities, it is 32 H. Autocast ke
 casts a norm's output once for each matrix that takes it: 36 H, or 40 H where queries, keys and values have one each.
 """
 
-from dataclasses import dataclass
-
 from stepscope.cost.models.flops import Recompute, Transformer
 from stepscope.cost.models.layout import Precision
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

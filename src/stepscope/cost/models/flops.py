@@ -5,8 +5,9 @@ mask), normalisation, activations and look-ups not counted. Training is three ti
 gradients of inputs and of weights. "6 N per token" has the 2 and the 3 in it already.
 """
 
-from dataclasses import dataclass
 from enum import Enum
+
+from stepscope.dataclass import dataclass
 
 
 class Recompute(Enum):

@@ -1,8 +1,8 @@
 """How a training job is spread over devices and how it keeps its numbers: the terms that costs are stated in."""
 
-from dataclasses import dataclass
 from enum import Enum
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 

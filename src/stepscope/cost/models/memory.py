@@ -7,12 +7,12 @@ The peak is looked for where it can be: at the loss, in each layer's backward, i
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from stepscope.cost.models.activations import Batch, head_bytes, kept_bytes, layer_bytes
 from stepscope.cost.models.flops import Recompute, Transformer
 from stepscope.cost.models.layout import Layout, Optimizer, Precision, Sharding
 from stepscope.cost.models.parameters import checked, on_rank, summed, weights
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 CONTEXT_BYTES = 500_000_000

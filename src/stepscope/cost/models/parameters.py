@@ -4,12 +4,13 @@ Linear layers are counted without biases, which are below a thousandth of the wh
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from stepscope.cost.models.flops import Experts, LatentAttention, Transformer
 from stepscope.cost.models.layout import Layout
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError
 from stepscope.side_file import read_side_json
 from stepscope.units import printable

@@ -6,7 +6,6 @@ hardware work but no model work: `recomputed_flops`. With fewer key than query h
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stepscope.contract.flops import (
     ATTENTION,
@@ -17,6 +16,7 @@ from stepscope.contract.flops import (
 )
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.recorded_inputs import Call, Shape, Tensor
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """What an operator or kernel does: its family, and the work one call of an operator takes."""
 
-from dataclasses import dataclass
 from enum import Enum
+
+from stepscope.dataclass import dataclass
 
 
 class Family(Enum):

@@ -5,12 +5,12 @@ cuDNN, CUTLASS, FlashAttention, Tensile, Composable Kernel, MIOpen and FBGEMM. A
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 from stepscope.cost.name_patterns import Fragments, any_of, holds
 from stepscope.cost.operators.families import MATMUL_FAMILIES, Family
 from stepscope.cost.operators.tensor_core_names import operand_type, uses_tensor_cores
+from stepscope.dataclass import dataclass
 
 _MAX_NAME_LENGTH = 4000
 """Characters that are looked at; template names can be longer but say everything earlier."""

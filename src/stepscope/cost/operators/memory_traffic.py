@@ -5,10 +5,10 @@ operators broadcast theirs. *Lists* (fused and foreach optimizers) do the same f
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from stepscope.cost.operators.families import Family, OpCost
 from stepscope.cost.operators.recorded_inputs import Call, Shape, Tensor
+from stepscope.dataclass import dataclass
 
 CostFunction = Callable[[Call], OpCost | None]
 

@@ -10,8 +10,8 @@ The profiler writes lists of more than 30 tensors as an empty list: their size i
 """
 
 import math
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.side_file import parsed_json
 
 Shape = tuple[int, ...]

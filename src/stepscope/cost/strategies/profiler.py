@@ -9,7 +9,6 @@ The model only needs `parameters()` whose items know `numel()` and `element_size
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from stepscope.cost.collectives.calibration_file import load_calibration
 from stepscope.cost.collectives.closed_form import Fabric
 from stepscope.cost.strategies.time import CommTime, times_of, total_time
 from stepscope.cost.strategies.traffic import BUCKET_BYTES, Traffic, ddp_traffic, fsdp_traffic
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 from stepscope.units import NS_PER_MS
 

@@ -1,9 +1,9 @@
 """A simulated step as `stepscope.bench.simulate.step` wrote it: its traffic and its memory."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.cost.strategies.traffic import Traffic
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import read_side_json
 

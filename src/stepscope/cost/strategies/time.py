@@ -1,11 +1,11 @@
 """Where collective times come from: a calibration, with its interval, or a fabric's links, without."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from stepscope.cost.collectives.calibration import Calibration
 from stepscope.cost.collectives.closed_form import Fabric, fastest
 from stepscope.cost.strategies.traffic import Traffic
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ Bytes are the full buffer of the operation. With weights of W bytes and gradient
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from stepscope.contract.collectives import bus_factor
 from stepscope.cost.models.activations import Batch
 from stepscope.cost.models.flops import Recompute, Transformer
 from stepscope.cost.models.layout import Layout, Sharding
 from stepscope.cost.models.parameters import Weight, checked, on_rank, weights
+from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
 
 BUCKET_BYTES = 25 * 2**20

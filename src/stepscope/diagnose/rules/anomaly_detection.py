@@ -6,7 +6,6 @@ inside the nodes that autograd evaluates.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.step.regions import loop_in
 from stepscope.contract.regions import EVALUATE, Region
 from stepscope.contract.step_line import ANOMALY_DETECTION
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.intervals import EMPTY, Intervals, covered_ns, union, union_of

@@ -8,7 +8,7 @@ from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import among, distinct
 
 _OTHER_USES = ("tp", "pp", "ep", "cp", "embedding")
 
@@ -34,5 +34,5 @@ def communicates(replay: Replay) -> bool:
 def group_rows(rank: Rank) -> npt.NDArray[np.int64]:
     """Return a rank's group collectives launched in recorded steps, in the order they were issued."""
     c = rank.collectives
-    rows = np.flatnonzero((c.step >= 0) & ~np.isin(c.op, POINT_TO_POINT))
+    rows = np.flatnonzero((c.step >= 0) & ~among(c.op, POINT_TO_POINT))
     return rows[np.argsort(c.issue_ns[rows], kind="stable")]

@@ -1,7 +1,5 @@
 """`straggler` by line: some ranks spend time in a line that the others do not."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.account import Account
@@ -11,6 +9,7 @@ from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.ranks.training_stragglers import cleared_by_logs
 from stepscope.analyze.replay.owner_part import part_for
 from stepscope.analyze.replay.owner_removal import NO_PART
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, host_only, without_parts
 from stepscope.diagnose.rules.measures import host_ms

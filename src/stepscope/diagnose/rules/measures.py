@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.records import once_per_record
 from stepscope.stats.middle import lower_median
 from stepscope.trace.classify import EventKind, by_string
 from stepscope.units import NS_PER_MS
@@ -54,6 +55,7 @@ def device_ms(account: Account, chosen: Sequence[Mask]) -> float:
     return float(np.mean(totals)) / NS_PER_MS if totals else 0.0
 
 
+@once_per_record
 def transfers_to_device(account: Account) -> list[Mask]:
     """Return per rank which work copies from the host to the device."""
     out = []

@@ -1,6 +1,7 @@
 """`memory-bound-attention`: attention written out, with its S x S matrices in memory."""
 
 import json
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -11,14 +12,16 @@ from stepscope.analyze.replay.changes import with_work_times
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
-from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.schema import NO_STRING
 
 _MIN_SEQUENCE = 128
 _REACHED = 0.4
 """share of the peak that fused attention reaches, forward and backward together"""
 _BACKWARD_REPEATS = 1.2
 """fused attention computes the scores again in backward"""
+_SQUARE, _MULTIPLIED_TO_SQUARE = 1, 2
+"""an input is square; the product of the first two inputs is"""
 
 
 def memory_bound_attention(account: Account) -> list[Candidate]:
@@ -54,35 +57,35 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
 
 def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     """Return the work of operators that read or write a batch of square matrices of sequence length."""
-    rank, work = costs.rank, costs.rank.work
-    op = distinct(work.op_row[(work.op_row >= 0) & (work.step >= 0)])
-    names, dims = rank.trace["name"][op], rank.trace.arg("input_dims").at(op, missing=-1)
-    strings = rank.trace.strings
-    _, first, variant = np.unique(
-        names.astype(np.int64) * (len(strings) + 1) + dims, return_index=True, return_inverse=True
-    )
-    pairs = zip(names[first].tolist(), dims[first].tolist(), strict=True)
-    verdicts = [shape >= 0 and _is_square(strings[name], strings[shape]) for name, shape in pairs]
-    square = np.zeros(rank.trace.num_events + 1, bool)
-    square[op] = np.array(verdicts, bool)[variant]
-    return square[work.op_row] & (work.op_row >= 0) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL)
+    trace, work = costs.rank.trace, costs.rank.work
+    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL))
+    op = work.op_row[rows]
+    dims = trace.arg("input_dims").at(op, missing=NO_STRING).astype(np.int32)
+    shapes = by_string(trace, dims, _square_shapes)
+    multiplies = by_string(trace, trace["name"][op], lambda name: "bmm" in name).astype(bool)
+    found = np.zeros(len(work), bool)
+    found[rows] = (shapes == _SQUARE) | ((shapes == _MULTIPLIED_TO_SQUARE) & multiplies)
+    return found
 
 
-def _is_square(name: str, dims: str) -> bool:
+@lru_cache(maxsize=4096)
+def _square_shapes(dims: str) -> int:
+    """Return which square matrices of sequence length the shapes of an operator's inputs tell of; 0 for none."""
     try:
         found = json.loads(dims)
     except (ValueError, RecursionError):
-        return False
+        return 0
     listed = found if isinstance(found, list) else []
-    shapes = [s for s in listed if isinstance(s, list) and all(isinstance(n, int) for n in s)]
-    if any(len(s) >= 3 and s[-1] == s[-2] >= _MIN_SEQUENCE for s in shapes):
-        return True
-    two = [s for s in shapes if len(s) >= 3][:2]
+    shapes = [s for s in listed if isinstance(s, list) and len(s) >= 3 and all(isinstance(n, int) for n in s)]
+    if any(s[-1] == s[-2] >= _MIN_SEQUENCE for s in shapes):
+        return _SQUARE
+    if len(shapes) < 2:
+        return 0
     # Scores are a product of (S, d) and (d, S) with d < S.
-    return "bmm" in name and len(two) == 2 and two[0][-2] == two[1][-1] >= _MIN_SEQUENCE > 0 and two[0][-1] < two[0][-2]
+    (*_, rows, inner), (*_, columns) = shapes[:2]
+    return _MULTIPLIED_TO_SQUARE if rows == columns >= _MIN_SEQUENCE and inner < rows else 0
 
 
 def _has_softmax(costs: KernelCosts, mask: npt.NDArray[np.bool_]) -> bool:
-    rank = costs.rank
-    rows = distinct(rank.work.op_row[mask])
-    return any("softmax" in (rank.trace.text(int(n)) or "") for n in distinct(rank.trace["name"][rows]))
+    trace, work = costs.rank.trace, costs.rank.work
+    return bool(by_string(trace, trace["name"][work.op_row[mask]], lambda name: "softmax" in name).any())

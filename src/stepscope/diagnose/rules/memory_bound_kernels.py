@@ -9,11 +9,14 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
 from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
-from stepscope.analyze.replay.changes import with_work_times
+from stepscope.analyze.replay.changes import Change, with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
+from stepscope.analyze.replay.replay import Replay
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
+from stepscope.records import once_per_record
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
 _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, Family.COPY, Family.REDUCTION)]
@@ -29,7 +32,7 @@ _ONLY_LAUNCHES = "the host is what limits the step, so fusing saves by launching
 def memory_bound_kernels(account: Account) -> list[Candidate]:
     """Return runs of fusible kernels, fused into one pass each."""
     fusible = [
-        np.isin(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
+        among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
         for v in account.ranks
     ]
     beside = [mask & parameter_gradients(v.rank) for v, mask in zip(account.ranks, fusible, strict=True)]
@@ -39,7 +42,12 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         return []
     fused = [_fused_ns(v.costs, mask, leaf) for v, mask, leaf in zip(account.ranks, chosen, beside, strict=True)]
     times, leads = [f[0] for f in fused], [f[1] for f in fused]
-    by_launches = _by_launches(account, chosen, times, leads)
+
+    @once_per_record
+    def fuse(replay: Replay) -> Replay:
+        return fused_chains(replay, chosen, times, leads)
+
+    by_launches = _by_launches(account, fuse, chosen, times)
     return [
         Candidate(
             id="memory-bound-kernels",
@@ -48,7 +56,7 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
             + (f"; {_ONLY_LAUNCHES}" if by_launches else ""),
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
             "kernels as one launch and one pass over its largest one.",
-            change=lambda replay: fused_chains(replay, chosen, times, leads),
+            change=fuse,
             limit_ns=min(spent * 1e6, _removed_ns(account, chosen, times)),
             claim="fused kernels",
             cost_ns=spent * 1e6,
@@ -60,15 +68,17 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
 
 
 def _by_launches(
-    account: Account, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]], leads: Sequence[Mask]
+    account: Account, fuse: Change, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]]
 ) -> bool:
     """Return whether less than half of what fusing saves would come of the device's time alone."""
     replay, step = account.owned_replay, account.step
     if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
         return False
-    saves = replay.period_ns - fused_chains(replay, chosen, times, leads).period_ns
+    saves = replay.period_ns - fuse(replay).period_ns
+    if not saves > 0:
+        return False
     on_device = replay.period_ns - with_work_times(replay, chosen, times).period_ns
-    return bool(saves > 0 and on_device < MIN_MOSTLY * saves)
+    return bool(on_device < MIN_MOSTLY * saves)
 
 
 def _removed_ns(account: Account, chosen: Sequence[Mask], fused: Sequence[npt.NDArray[np.float64]]) -> float:
@@ -89,16 +99,17 @@ def _fused_ns(costs: KernelCosts, mask: Mask, beside: Mask) -> tuple[npt.NDArray
     What is `beside` a run, gradients of parameters that no other kernel reads, neither joins nor ends it.
     """
     work = costs.rank.work
-    order = np.lexsort((work.start_ns, work.stream, work.device))
+    order = np.lexsort((work.stream, work.device))  # and by start, as it is
     order = order[~beside[order]]
-    run = np.cumsum(~mask[order] | np.concatenate(([True], ~mask[order][:-1])))
+    joins = mask[order]
+    begins = ~joins
+    begins[1:] |= ~joins[:-1]
+    begins[:1] = True
+    starts = np.flatnonzero(begins)
     duration = costs.duration_ns[order].astype(float)
-    longest = np.zeros(int(run.max()) + 1 if len(run) else 1)
-    total = np.zeros_like(longest)
-    np.maximum.at(longest, run[mask[order]], duration[mask[order]])
-    np.add.at(total, run[mask[order]], duration[mask[order]])
+    longest, total = np.maximum.reduceat(duration, starts), np.add.reduceat(duration, starts)
     share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
     out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
-    out[order] = np.where(mask[order], duration * share[run], duration)
-    first[order] = mask[order] & np.concatenate(([True], run[1:] != run[:-1]))[: len(order)]
+    out[order] = np.where(joins, duration * np.repeat(share, np.diff(starts, append=len(order))), duration)
+    first[order] = joins & begins
     return out, first

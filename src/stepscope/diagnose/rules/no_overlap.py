@@ -5,14 +5,13 @@ import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, larger_messages
-from stepscope.analyze.replay.overlap_changes import overlapped
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import among, distinct
 
 _LATE = 0.85
 """of the backward pass done when the mean gradient byte is sent; evenly spread it would be half"""
@@ -29,6 +28,8 @@ def no_overlap(account: Account) -> list[Candidate]:
     done = _backward_done(account.replay, backward)
     if done is None or done < _LATE:
         return []
+    from stepscope.analyze.replay.overlap_changes import overlapped  # only where the fault is there
+
     exposed = account.step.ns("exposed_transfer")
     efficiency = account.overlap_efficiency
     return [
@@ -60,7 +61,7 @@ def _sends_per_step(replay: Replay) -> float:
     counts = []
     for rank, program in zip(replay.shared.run.ranks, replay.programs, strict=True):
         sends = program.collective[program.collective != NOTHING]
-        counts.append(np.isin(rank.collectives.op[sends], GRADIENT_OPS).sum() / len(replay.steps))
+        counts.append(among(rank.collectives.op[sends], GRADIENT_OPS).sum() / len(replay.steps))
     return float(np.mean(counts))
 
 
@@ -69,7 +70,7 @@ def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> flo
     done = weight = 0.0
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
         sends = np.flatnonzero(program.collective != NOTHING)
-        sends = sends[np.isin(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
+        sends = sends[among(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
         computes = (program.collective == NOTHING) & mask[program.device_index]
         for step in distinct(program.step[sends]):
             mine = sends[program.step[sends] == step]

@@ -13,6 +13,7 @@ from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.cost.chips.table import Chip
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import device_ms
+from stepscope.stats.distinct import among
 
 _WIDE = (PRECISION_CODE["fp64"], PRECISION_CODE["fp32"], PRECISION_CODE["tf32"])
 _REACHED = 0.6
@@ -33,9 +34,9 @@ def precision(account: Account) -> list[Candidate]:
     if chip is None or peak is None:
         return []
     costs = [view.costs for view in account.ranks]
-    chosen = [c.is_matmul & np.isin(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in costs]
+    chosen = [c.is_matmul & among(c.precision, _WIDE) & (c.rank.work.step >= 0) for c in costs]
     spent = device_ms(account, chosen)
-    narrow = device_ms(account, [c.is_matmul & np.isin(c.precision, _NARROW) & (c.rank.work.step >= 0) for c in costs])
+    narrow = device_ms(account, [c.is_matmul & among(c.precision, _NARROW) & (c.rank.work.step >= 0) for c in costs])
     mixed = narrow > spent / 2
     needed = _MIN_SHARE_BESIDE_NARROW if mixed else _MIN_SHARE_OF_STEP
     if account.step is None or spent * 1e6 < needed * account.step.step_ns:

@@ -2,13 +2,12 @@
 to say it.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES, OUTSIDE, Recurring
 from stepscope.contract.step_line import CHECKPOINT, COMPILATION, EVALUATION, GARBAGE_COLLECTION
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Evidence
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.stats.middle import median

@@ -8,9 +8,10 @@ from stepscope.analyze.replay.changes import without_work
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, without_collectives
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
+from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
 
 _BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
@@ -56,12 +57,13 @@ def needed_share(account: Account) -> float:
     return 1 - again / sent if sent and min((n for _, _, n in found), default=1) > 1 else 1.0
 
 
+@once_per_record
 def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
     """Return which gradient collectives a later one of the same step repeats, and how often a step repeats them."""
     c = rank.collectives
     mask = np.zeros(len(c), bool)
     rows = group_rows(rank)
-    rows = rows[np.isin(c.op[rows], GRADIENT_OPS)]
+    rows = rows[among(c.op[rows], GRADIENT_OPS)]
     fewest = None
     for step in distinct(c.step[rows]):
         mine = rows[c.step[rows] == step]

@@ -7,6 +7,7 @@ from stepscope.analyze.replay.changes import with_transfer_times
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.run.matching.match import POINT_TO_POINT
+from stepscope.stats.distinct import among
 from stepscope.stats.middle import median
 
 _FAR_SLOWER = 2.0
@@ -45,7 +46,7 @@ def _transfers(account: Account) -> np.ndarray:
 
 def _ns_per_byte(account: Account, transfer: np.ndarray, group: int) -> float | None:
     matches = account.shared.matches
-    mine = (matches.group == group) & (matches.size_bytes > 0) & ~np.isin(matches.op, POINT_TO_POINT)
+    mine = (matches.group == group) & (matches.size_bytes > 0) & ~among(matches.op, POINT_TO_POINT)
     if mine.sum() < _MIN_COUNT:
         return None
     return median(transfer[mine] / matches.size_bytes[mine])

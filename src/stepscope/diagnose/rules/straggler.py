@@ -12,7 +12,6 @@ from stepscope.analyze.replay.changes import evenly_spread
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.owned_change import at
-from stepscope.diagnose.rules.lone_lines import lone_lines, without_lone_lines
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.units import ms
 
@@ -75,6 +74,8 @@ def _slow(late: list[Straggler], unprofiled: list[LateRank], devices: Sequence[D
 
 def _placed(account: Account, late: Candidate) -> Candidate:
     """Return a late rank with the lines that it alone executes, where taking them out saves most of its lateness."""
+    from stepscope.diagnose.rules.lone_lines import lone_lines, without_lone_lines  # only where a rank is late
+
     replay, as_peers = account.owned_replay, late.change
     lines = lone_lines(account, late.ranks)
     if replay is None or as_peers is None or not lines:

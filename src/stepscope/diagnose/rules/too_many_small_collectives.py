@@ -4,7 +4,6 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.communication_changes import GOOD_MESSAGE_BYTES, larger_messages
-from stepscope.analyze.replay.fewer_calls import fewer_calls
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_rows
 from stepscope.diagnose.rules.measures import host_ms
@@ -55,6 +54,8 @@ def _by_count(account: Account) -> list[Candidate]:
     calls = sum(len(group_rows(r)) for r in ranks) / max(sum(len(r.steps) for r in ranks), 1)
     if calls < _MANY_UNSIZED:
         return []
+    from stepscope.analyze.replay.fewer_calls import fewer_calls  # only for traces without sizes
+
     took = np.concatenate([(r.collectives.end_ns - r.collectives.start_ns)[group_rows(r)] for r in ranks])
     return [
         Candidate(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from stepscope.analyze.account import Account
+from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string
@@ -17,8 +18,13 @@ _NARROW = ("half", "bfloat16", "float8")
 
 def applied(account: Account) -> dict[str, str]:
     """Return the findings whose fix the run has made, and how that shows."""
-    known = ((finding, said(account)) for finding, said in _SHOWS.items())
+    known = ((finding, made_already(account, finding)) for finding in _SHOWS)
     return {finding: why for finding, why in known if why is not None}
+
+
+def made_already(account: Account, finding: str) -> str | None:
+    """Return how it shows that the run has made a finding's fix, None where it does not."""
+    return _SHOWS[finding](account) if finding in _SHOWS else None
 
 
 def sixteen_bit_messages(account: Account) -> bool:
@@ -28,16 +34,17 @@ def sixteen_bit_messages(account: Account) -> bool:
         c = rank.collectives
         rows = np.flatnonzero((c.record_row >= 0) & (c.step >= 0) & (c.full_bytes > 0))
         types = rank.trace.arg("dtype").at(c.record_row[rows], missing=-1)
-        is_narrow = np.array([t >= 0 and _is_narrow(rank.trace.text(int(t))) for t in types.tolist()], bool)
+        is_narrow = by_string(rank.trace, types.astype(np.int32), _is_narrow).astype(bool)
         sent += int(c.full_bytes[rows].sum())
         narrow += int(c.full_bytes[rows][is_narrow].sum())
     return sent > 0 and narrow > _MIN_SHARE * sent
 
 
-def _is_narrow(dtype: str | None) -> bool:
-    return any(word in (dtype or "").lower() for word in _NARROW)
+def _is_narrow(dtype: str) -> bool:
+    return any(word in dtype.lower() for word in _NARROW)
 
 
+@once_per_record
 def _graphs(account: Account) -> str | None:
     """Return how much of the device's work graphs launch, None where that is less than half."""
     launched = [_graph_share(rank) for rank in account.run.ranks if rank.has_device]
@@ -51,6 +58,7 @@ def _graph_share(rank: Rank) -> float:
     return float(by_graph.mean()) if len(rows) else 0.0
 
 
+@once_per_record
 def _compiled(account: Account) -> str | None:
     """Return that the model is compiled, where most of the device's work is launched inside regions of the compiler."""
     shares = [_compiled_share(rank) for rank in account.run.ranks if rank.has_device]

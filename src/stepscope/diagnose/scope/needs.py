@@ -8,6 +8,7 @@ from enum import Enum
 
 from stepscope.analyze.account import Account
 from stepscope.cost.chips.hardware import mfu_peak
+from stepscope.records import once_per_record
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind
 
@@ -66,6 +67,11 @@ def _ranks_said(account: Account) -> str:
     return f"all {account.run.world_size} ranks: {len(account.run.ranks_read)} recorded"
 
 
+@once_per_record
+def _has_operators(account: Account) -> bool:
+    return all((r.kinds == EventKind.HOST_OP).any() for r in account.run.ranks)
+
+
 def _has_launches(account: Account) -> bool:
     with_device = [r for r in account.run.ranks if r.has_device]
     return not with_device or all((r.work.launch_row >= 0).any() for r in with_device)
@@ -85,7 +91,7 @@ _IS_THERE: dict[Need, Callable[[Account], bool]] = {
     Need.STEPS: lambda a: a.num_steps > 0,
     Need.ALL_RANKS: _every_rank,
     Need.DEVICE: lambda a: any(r.has_device for r in a.run.ranks),
-    Need.HOST: lambda a: all((r.kinds == EventKind.HOST_OP).any() for r in a.run.ranks),
+    Need.HOST: _has_operators,
     Need.LAUNCHES: _has_launches,
     Need.SHAPES: _has_shapes,
     Need.SIZES: _has_sizes,

@@ -1,9 +1,9 @@
 """Which faults has nobody looked for? All clear is a claim: it holds only for rules that had what they need."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from stepscope.analyze.account import Account
+from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.rules import BY_OWNER, GENERAL, SPECIFIC
 from stepscope.diagnose.scope.needs import applies

@@ -2,12 +2,13 @@
 traces or accounts is left in it, so that a page of any size can be built for a test.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.report.html.launches import Launch
 

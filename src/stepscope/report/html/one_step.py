@@ -5,13 +5,13 @@ because that is what the device did at the time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.step.periods import NO_STEP
 from stepscope.contract.collectives import OPS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.report.html.data import NO_MATCH, Grid, MatchedCollectives, Slices
 from stepscope.report.html.launches import Launch, launches

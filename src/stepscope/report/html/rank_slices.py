@@ -1,6 +1,6 @@
 """What ran on one rank between two moments: kernels, collectives, copies, and what the host said it was doing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.step.phases import Phase
 from stepscope.contract.collectives import OPS
 from stepscope.contract.regions import Region
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.report.html.data import KINDS, LANE_OF_KIND, NO_MATCH, Codes
 from stepscope.report.html.idle_spans import idle_spans

@@ -1,9 +1,9 @@
 """Scales with round ticks: times, bytes and plain numbers along a side of a picture."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from stepscope.dataclass import dataclass
 from stepscope.report.pictures.drawing import Shape, polyline, words
 from stepscope.units import readable_bytes
 

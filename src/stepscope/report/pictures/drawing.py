@@ -7,10 +7,11 @@ Words in it may come from a trace: the page shows them as text, and the SVG esca
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from html import escape
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.units import printable
 
 PALETTE = {

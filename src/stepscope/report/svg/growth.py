@@ -3,9 +3,10 @@ proportion.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
+
+from stepscope.dataclass import dataclass
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 300, 240, 52, 46, 34, 14
 _COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626")

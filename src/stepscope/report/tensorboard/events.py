@@ -1,9 +1,9 @@
 """TensorBoard's event files: numbers over steps, written without TensorBoard."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from stepscope.contract.tensorboard import scalars_record, version_record
+from stepscope.dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The numbers beside a source line: which columns a run needs, and how they are written."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.document.code import CodeRow
 from stepscope.units import NS_PER_MS
 

@@ -5,11 +5,12 @@ python frames, the host, all but two steps in the middle, short slices. Steps an
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.report.timeline.limit import MAX_SLICES
 from stepscope.run.collectives.gloo import span_rows
 from stepscope.run.device_work import DEVICE_KINDS

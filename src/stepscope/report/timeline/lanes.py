@@ -9,8 +9,7 @@ overlap at their edges, or ranges of one thread that cross, break that, and the 
              C ====
 """
 
-from dataclasses import dataclass
-
+from stepscope.dataclass import dataclass
 from stepscope.trace.table import Int64s
 
 MAX_LANES = 64

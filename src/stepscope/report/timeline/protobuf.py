@@ -5,11 +5,11 @@ one row per message and the bytes each row uses; matrices side by side, cut to t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 
 _VARINT, _FIXED64, _LENGTH = 0, 1, 2

@@ -10,12 +10,12 @@ Each complete event of the traces is one slice, as long as it was. Collectives t
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OPS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.report.timeline.filter import Filter, collective_rows, fitted, shown_rows
 from stepscope.report.timeline.lanes import lanes

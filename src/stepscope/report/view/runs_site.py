@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from stepscope.dataclass import dataclass
 from stepscope.report.view.server import Answer, Site
 
 MAX_KEPT = 4

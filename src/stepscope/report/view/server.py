@@ -11,13 +11,14 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from stepscope.bounded_server import LOOPBACK, BoundedServer
+from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError, UsageError
 
 PORTS_TRIED = 20

@@ -3,11 +3,12 @@
 import math
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.json_text import json_text
 from stepscope.report.view.server import Answer
 from stepscope.report.view.shell import POLICY, shell_page

@@ -6,12 +6,12 @@ sort      a column's name; unknown values come last either way
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.tables.table import Cells, Table
 
 MAX_WORDS = 16

@@ -6,9 +6,10 @@ the first variant differs from itself between its runs. Where it does, others ar
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import dist, hypot, inf, isfinite
 from typing import Any, NamedTuple
+
+from stepscope.dataclass import dataclass
 
 Check = Mapping[str, Any]
 Tolerance = Mapping[str, Any]

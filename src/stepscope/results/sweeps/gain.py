@@ -1,9 +1,9 @@
 """What did a variant of a sweep win? From two rows of the results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.results.times import ratio
 
 _MATTERS = 1.05

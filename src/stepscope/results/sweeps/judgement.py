@@ -1,10 +1,10 @@
 """How did each variant of a sweep do? Its time, memory and results beside those of the first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.results.sweeps.agreement import Agreement, Check, agreement
 from stepscope.results.sweeps.gain import Gain, Row, gain
 from stepscope.units import ns_of_ms

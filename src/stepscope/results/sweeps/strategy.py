@@ -7,8 +7,8 @@ its step is shorter than that of the one so found, it is taken. So a small model
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.results.sweeps.judgement import VariantResult
 from stepscope.results.times import ratio
 from stepscope.units import readable_bytes

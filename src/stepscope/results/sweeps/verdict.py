@@ -1,10 +1,10 @@
 """What does a sweep recommend? Every variant judged against the first, and the advice."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from stepscope.cost.chips.hardware import look_up, mfu_peak
+from stepscope.dataclass import dataclass
 from stepscope.results.sweeps.advice import communication_saved, held_memory, memory_advice, size_advice, time_advice
 from stepscope.results.sweeps.judgement import VariantResult, variant_result
 from stepscope.results.sweeps.strategy import Recommendation, recommendation, strategy_sentences

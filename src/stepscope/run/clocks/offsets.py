@@ -8,11 +8,12 @@ them ends.
     shared time = local time + offset + drift x (local time - reference)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.clocks.bounds import unequal_ends, within_bounds
 from stepscope.run.clocks.changes import drifts, jumps

@@ -8,11 +8,12 @@ An answer came between question and receipt, so the true offset lies within the 
 Such bounds cut into those of the collectives; ranks that no collective ties to the others get their offset from them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.run.clocks.machines import machine_of_rank
 from stepscope.run.clocks.offsets import FLOOR_NS, Clocks
 from stepscope.run.load import Run

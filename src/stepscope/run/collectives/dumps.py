@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.imports.detect import beside
 from stepscope.run.imports.torch_dumps import FLIGHT_RECORDER

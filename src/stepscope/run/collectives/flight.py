@@ -8,7 +8,6 @@ finds its calls too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from stepscope.contract.collectives import OP_CODE, element_bytes, op_name
 from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.collectives.groups import MAX_RANK, UNKNOWN_GROUP, Group
 from stepscope.run.collectives.shapes import UNKNOWN, shape_elements

@@ -1,8 +1,8 @@
 """Which process groups does a rank take part in, and which ranks belong to each?"""
 
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.side_file import parsed_json
 from stepscope.trace.table import Trace
 

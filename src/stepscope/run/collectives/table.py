@@ -1,13 +1,13 @@
 """The communication operations of one rank as a table: one row per kernel or gloo span, and one per message."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.device_work import Rows

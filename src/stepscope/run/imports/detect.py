@@ -5,11 +5,11 @@ the same to every reader.
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.imports.format import Format, file_head
 from stepscope.run.imports.known import FORMATS

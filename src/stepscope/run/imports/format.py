@@ -2,9 +2,9 @@
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from stepscope.dataclass import dataclass
 from stepscope.side_file import open_side_file
 
 HEAD_BYTES = 1 << 16

@@ -11,10 +11,10 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.contract.run_folder import RUN_JSON, atomic_write, json_object_in, rank_file
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, StepscopeError, UsageError
 from stepscope.output_path import why_no_file
 from stepscope.run.imports.detect import format_of

@@ -8,12 +8,12 @@ held against. A line that cannot be read is left out: it may be one that is bein
 import contextlib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.live import RankStatus, read_status
 from stepscope.contract.run_folder import RUN_JSON, facts_file, json_object, json_object_in, rank_of
+from stepscope.dataclass import dataclass
 from stepscope.run.side_lines import number
 from stepscope.run.step_columns import is_count
 from stepscope.side_file import appended

@@ -6,13 +6,14 @@ from rank to rank. Where a rank recorded fewer (a cut file, a shifted window), i
 operation and size fit in exactly one way; otherwise it stays unmatched and is counted (`sequences.py`).
 """
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.collectives import OP_CODE, OPS
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.collectives.groups import Group
 from stepscope.run.matching.sequences import NO_STEP, shared_columns

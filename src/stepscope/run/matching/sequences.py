@@ -8,12 +8,12 @@
 All sequences are flat arrays in which an entry is one call, so that a thousand ranks take no loop over calls.
 """
 
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.table import Int64s
 

@@ -5,9 +5,9 @@ the change would look like the profiler's own cost. So the steps since then are 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.run.step_log import StepLog, log_since, unprofiled_step
 from stepscope.units import ms
 

@@ -11,9 +11,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.load import Run
 from stepscope.run.remote.address import base_name, is_address, shown_address

@@ -8,11 +8,10 @@ Of all anchors the most frequent one with pieces as alike as the best has the sh
 alike the least alike piece is. Any anchor would do; the one before which the device idles longest begins the step.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import DeviceWork
 from stepscope.stats.middle import median

@@ -11,8 +11,9 @@ unless the name says more (speculation).
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from stepscope.dataclass import dataclass
 
 PREFILL, DECODE, MIXED = "prefill", "decode", "mixed"
 

@@ -6,11 +6,12 @@
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from stepscope.contract.collectives import op_name
 from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
 from stepscope.side_file import is_number
 
 MAX_KINDS = 2_000

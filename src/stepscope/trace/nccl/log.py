@@ -6,10 +6,11 @@ The algorithm is what NCCL says it chose, never what a kernel's name suggests.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from stepscope.contract.collectives import ALL_GATHER, REDUCE_SCATTER, op_name
+from stepscope.dataclass import dataclass
 from stepscope.trace.nccl import lines as of
 from stepscope.trace.nccl.lines import LogLine, log_line
 

@@ -6,12 +6,13 @@ All share one table of strings. Values are kept in the type of their column from
 place; what is the same for every row of a database (`ph`, `offset`) is kept once.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.budget import BYTES_PER_TEXT, Share
 from stepscope.trace.nsight.database import Bools

@@ -9,12 +9,13 @@ CUPTI_ACTIVITY_KIND_OVERHEAD, PROFILER_OVERHEAD             overhead
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from stepscope.contract.collectives import op_name
+from stepscope.dataclass import dataclass
 from stepscope.trace.nsight.database import Bools, Database, integers
 from stepscope.trace.nsight.device_rows import PID_SHIFT, text_ids
 from stepscope.trace.nsight.events import Rows, Texts

@@ -10,8 +10,8 @@ ranks`, `Rank`). They are there only where the export was made with `--include-b
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from stepscope.dataclass import dataclass
 from stepscope.trace.nsight.database import Database, integers
 
 _HEADER = struct.Struct("<IIIIQQ")

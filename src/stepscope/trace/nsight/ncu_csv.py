@@ -11,9 +11,10 @@ Lines before the header (`==PROF== ...`) are skipped. Numbers are written in the
 import csv
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import side_file_lines
 from stepscope.trace.nsight.ncu_metrics import KernelMetrics, is_read, kernel_metrics

@@ -9,7 +9,8 @@ stalls         smsp__average_warps_issue_stalled_<reason>_per_issue_active.ratio
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from stepscope.dataclass import dataclass
 
 MAX_PERCENT = 1000.0
 """some percentages of peak go past 100 by a little; none by as much"""

@@ -8,7 +8,6 @@ The programs are given a file and an output, never a shell line; they have MAX_S
 import hashlib
 import os
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -88,6 +87,8 @@ def require_tool(tool: str, path: Path) -> str:
 
 def _run(tool: str, arguments: list[str], path: Path, folder: Path) -> bytes:
     """Return what a program wrote on its standard output."""
+    import subprocess  # only where there is one to run
+
     program = require_tool(tool, path)
     shown, by_hand = printable(str(path)), _BY_HAND[tool].format(printable(path.name))
     try:

@@ -5,12 +5,12 @@ export of any size takes the same memory.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import TraceError
 from stepscope.trace.budget import Budget
 from stepscope.trace.nsight.database import Database, integers

@@ -7,9 +7,9 @@ rank          by NCCL's communicators where their payloads are there; by RANK an
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.trace.nsight.database import Database, integers
 from stepscope.trace.nsight.nccl_payload import NcclCall, world_of
 

@@ -9,8 +9,9 @@ Numbers in names make each of millions of texts another one; without them there 
 """
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
+
+from stepscope.dataclass import dataclass
 
 _SEQUENCE, _OP_ID, _SIZES, _INPUTS = ", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = "
 _MAX_DIGITS = 18

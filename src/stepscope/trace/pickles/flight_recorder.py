@@ -7,13 +7,13 @@ Three forms, told apart by their first byte: the pickle that torch writes when a
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepscope.contract.collectives import op_name
 from stepscope.contract.run_folder import json_object
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.side_file import open_side_file, parsed_json, read_side_file, side_file_lines
 from stepscope.trace.pickles.apart import read_pickled

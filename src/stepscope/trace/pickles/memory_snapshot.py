@@ -4,10 +4,10 @@
 interned: an allocation has the number of its stack, a stack the numbers of its frames.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.trace.pickles.apart import read_pickled
 from stepscope.trace.pickles.flight_recorder import Frame

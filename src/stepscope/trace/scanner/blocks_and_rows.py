@@ -1,12 +1,13 @@
 """What a scanner is told and what it gives back."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from stepscope.dataclass import dataclass
 
 Buffer = bytes | bytearray | memoryview
 

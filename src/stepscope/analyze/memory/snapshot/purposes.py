@@ -15,12 +15,12 @@ that allocated it and how long it lived:
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
 from stepscope.analyze.memory.snapshot.replay import NOT_HERE, SMALL, History, rounded
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.pickles.flight_recorder import Frame
 from stepscope.trace.pickles.memory_snapshot import ALLOC, FREE, MemorySnapshot

@@ -7,10 +7,10 @@ has to hold the very blocks that the snapshot lists; `differs_bytes` says by how
 """
 
 from bisect import bisect_right, insort
-from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.pickles.memory_snapshot import (
     ALLOC,

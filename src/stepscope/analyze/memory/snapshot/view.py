@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from stepscope.analyze.hang.groups import user_frame
 from stepscope.analyze.memory.snapshot.purposes import OTHER, PURPOSES, Part, Purposes, purposes_of
 from stepscope.analyze.memory.snapshot.replay import NOT_HERE, History, history_of
+from stepscope.dataclass import dataclass
 from stepscope.stats.distinct import distinct
 from stepscope.trace.pickles.memory_snapshot import MemorySnapshot
 

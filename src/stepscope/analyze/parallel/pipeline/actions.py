@@ -10,7 +10,7 @@ A stretch of far fewer operations than usual (zeroing gradients, seeding a backw
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stepscope.analyze.ranks.window import host_compute
 from stepscope.analyze.step.phases import Passes, Phase, work_phases
 from stepscope.analyze.step.regions import marks_of
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import enclosing

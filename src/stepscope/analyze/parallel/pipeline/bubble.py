@@ -8,7 +8,6 @@ holes inside a micro-batch's own work are *gaps*: neither goes away with more mi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.periods import step_periods
 from stepscope.analyze.step.phases import Phase, work_phases
 from stepscope.contract.collectives import OP_CODE
+from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, covered_ns, intersect, subtract, union, union_of
 from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank

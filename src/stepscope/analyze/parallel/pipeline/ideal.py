@@ -8,9 +8,9 @@ is free and what it needs has been computed, messages take no time.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from stepscope.analyze.parallel.pipeline.actions import Action
+from stepscope.dataclass import dataclass
 
 GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED, ZERO_BUBBLE, OTHER = (
     "gpipe", "1f1b", "interleaved-1f1b", "interleaved-gpipe", "zero-bubble", "other",

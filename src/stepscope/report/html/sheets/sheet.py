@@ -5,9 +5,10 @@ Numbers carry the unit that they are in, and the page writes them the way the re
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
+from stepscope.dataclass import dataclass
 from stepscope.document.plain_values import plain
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.pack import packed
