@@ -31,6 +31,8 @@ class Flags(IntFlag):
     """the file is an array of events, not an object with `traceEvents`"""
     LOST = 4
     """the block before ended in damage: search for an event first"""
+    NEW_ROWS = 8
+    """the rows that are there have been copied"""
 
 
 class TextFlags(IntFlag):

@@ -8,7 +8,7 @@
 #include "recover.h"
 #include "waits.h"
 
-enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4 };
+enum parse_flags { FINAL = 1, TOP_ARRAY = 2, LOST = 4, NEW_ROWS = 8 };
 
 static struct result {
     u32 rows, consumed, lost, cut;
@@ -24,7 +24,20 @@ EXPORT(input_buffer) u8 *input_buffer(u32 bytes, u32 kept) {
     return input = enlarge(input, kept, (u64)bytes + PADDING);
 }
 
-EXPORT(setup) int setup(void) { return grow_table() && allocate_columns() && allocate_shapes(); }
+static struct layout {
+    const void *columns[8];
+    const struct result *result;
+    const u32 *arg_counts, *arg_rows;
+    const i64 *arg_values;
+} layout;
+
+/* Make room for everything; returns where the host finds what, or 0 without memory. */
+EXPORT(setup) const struct layout *setup(void) {
+    if (!grow_table() || !allocate_columns() || !allocate_shapes()) return 0;
+    layout = (struct layout){{col_ph, col_cat, col_name, col_pid, col_tid, col_ts, col_dur, col_offset},
+                             &result, arg_counts, arg_rows, arg_values};
+    return &layout;
+}
 
 /* Take `count` keys from the input buffer: length, column and kind, a byte each, then the text. */
 EXPORT(configure_keys) int configure_keys(u32 count) {
@@ -33,29 +46,14 @@ EXPORT(configure_keys) int configure_keys(u32 count) {
     return 1;
 }
 
-EXPORT(result_at) const struct result *result_at(void) { return &result; }
-EXPORT(arg_counts_at) const u32 *arg_counts_at(void) { return arg_counts; }
-EXPORT(arg_rows_at) const u32 *arg_rows_at(void) { return arg_rows; }
-EXPORT(arg_values_at) const i64 *arg_values_at(void) { return arg_values; }
-EXPORT(column_at) const void *column_at(u32 column) {
-    const void *columns[] = {col_ph, col_cat, col_name, col_pid, col_tid, col_ts, col_dur, col_offset};
-    return columns[column];
-}
-
 static void note_bad(const u8 *p) {
     if (result.has_bad) return;
     result.has_bad = 1;
     result.first_bad = (u32)(p - input);
 }
 
-/* Forget the rows that the host has copied. */
-EXPORT(clear_rows) void clear_rows(void) {
-    rows = 0;
-    __builtin_memset(arg_counts, 0, sizeof arg_counts);
-}
-
-/* Read events from byte `from` of the `length` bytes in the input buffer, behind the rows that are there; their
- * offsets count from `base` bytes before the buffer. Returns a status; the rest is in `result`: rows filled, bytes
+/* Read events from byte `from` of the `length` bytes in the input buffer, behind the rows that are there unless those
+ * were copied (NEW_ROWS); their offsets count from `base` bytes before the buffer. Returns a status; the rest is in `result`: rows filled, bytes
  * consumed, whether reading is lost (pass it on as LOST), whether an event was cut off. */
 EXPORT(parse) int parse(u32 length, u32 from, u32 flags, u32 base) {
     const u8 *p = input + from;
@@ -68,6 +66,10 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags, u32 base) {
     __builtin_memset(&result, 0, sizeof result);
     __builtin_memset(&counts, 0, sizeof counts);
     first_offset = base;
+    if (flags & NEW_ROWS) {
+        rows = 0;
+        __builtin_memset(arg_counts, 0, sizeof arg_counts);
+    }
     cut = 0;
     holds_events = 0;
     waste = 0;

@@ -32,12 +32,11 @@ class Scanner:
         self._wasm = Instance()
         self._input = self._length = self._capacity = 0
         self._pending = self._origin = 0  # rows, and where in the file their offsets count from
-        self._require(self._wasm.call("setup"))
-        self._columns = [self._wasm.call("column_at", i) for i in range(len(DENSE))]
-        self._result = self._wasm.call("result_at")
-        self._arg_counts = self._wasm.call("arg_counts_at")
-        self._arg_rows = self._wasm.call("arg_rows_at")
-        self._arg_values = self._wasm.call("arg_values_at")
+        layout = self._wasm.call("setup")
+        self._require(layout)
+        *self._columns, self._result, self._arg_counts, self._arg_rows, self._arg_values = self._wasm.view(
+            layout, "uint32", len(DENSE) + 4
+        ).tolist()
         keys = [(k.encode(), number, c.kind.value) for number, c in enumerate(ARGS) for k in c.keys]
         self.put(b"".join(bytes((len(text), column, kind)) + text for text, column, kind in keys))
         self._require(self._wasm.call("configure_keys", len(keys)))
@@ -68,7 +67,8 @@ class Scanner:
         position = another = 0
         status = Status.ROWS_FULL
         while status == Status.ROWS_FULL:
-            status = Status(self._wasm.call("parse", length, position, int(flags), offset - self._origin))
+            new_rows = Flags.NONE if self._pending else Flags.NEW_ROWS
+            status = Status(self._wasm.call("parse", length, position, int(flags | new_rows), offset - self._origin))
             found = self._wasm.view(self._result, "uint32", 14).tolist()
             self._pending, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
             another |= holds_events
@@ -91,7 +91,6 @@ class Scanner:
         """Hand over the rows that wait."""
         if self._pending:
             sink(self._rows(self._pending))
-            self._wasm.run("clear_rows")
             self._pending = 0
 
     def num_texts(self) -> int:
