@@ -56,12 +56,6 @@ class HostCalls(ArrayRecord):
         """Return the rows of the calls whose name satisfies `matches`, in the order of this table."""
         return self.row[np.flatnonzero(by_string(trace, self.name, matches))]
 
-    @property
-    def threads(self) -> list[int]:
-        """Return the threads, ascending."""
-        first = np.flatnonzero(self.thread[1:] != self.thread[:-1]) + 1
-        return [*self.thread[:1].tolist(), *self.thread[first].tolist()]
-
     def of_thread(self, thread: int) -> slice:
         """Return where the calls of a thread lie: together, by start."""
         low, high = np.searchsorted(self.thread, [thread, thread + 1])

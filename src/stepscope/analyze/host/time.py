@@ -10,22 +10,15 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.host.host_compute import MIN_HOLE_NS, launching_spans
-from stepscope.analyze.host.runtime_calls import (
-    allocations,
-    is_allocation,
-    runtime_rows,
-    runtime_starts,
-    synchronisations,
-)
+from stepscope.analyze.host.runtime_calls import allocations, is_allocation, runtime_rows, synchronisations
 from stepscope.contract.regions import Region, named_region
 from stepscope.dataclass import dataclass
 from stepscope.intervals import Intervals, complement, covered_ns, intersect, subtract, union, union_of
 from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct, union_of_values
-from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
 _FULL_QUEUE_NS = 500_000
@@ -204,13 +197,12 @@ def stalling(rank: Rank) -> Intervals:
 @once_per_record
 def recorded_events(rank: Rank) -> Int64s:
     """Return how many host events each step holds, each of which took the host about RECORDING_COST_NS to record."""
-    steps, ops = rank.steps, host_calls(rank)
+    steps = rank.steps
     if not len(steps):
         return np.zeros(0, np.int64)
+    recorded = np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP, EventKind.RUNTIME)))
     edges = np.minimum(np.append(steps.start_ns, steps.end_ns.max()), steps.end_ns.max())
-    sorted_starts = [ops.start_ns[ops.of_thread(one)] for one in ops.threads]
-    counts = [np.diff(np.searchsorted(x, edges)) for x in (*sorted_starts, runtime_starts(rank))]
-    return np.asarray(np.sum(counts, axis=0), np.int64)
+    return np.diff(np.searchsorted(_sorted(rank.trace["ts_ns"][recorded]), edges))
 
 
 def _spans(rank: Rank, rows: np.ndarray) -> Intervals:
