@@ -1,9 +1,9 @@
 """A stream of events parsed block by block, on one thread or several, with the same result.
 
-With two threads, one unpacks what the other parses. With more, or where nothing is packed, blocks are cut where one
-event ends and the next begins, as far as the bytes tell, and parsed ahead of knowing whether that is right. A block's
-result counts only if the block before it ended exactly at the cut; otherwise it is parsed again behind what the other
-left, so a separator inside a string costs time, not truth.
+What is packed takes as long to unpack as to parse, so one thread does either. What is not is cut into blocks where one
+event ends and the next begins, as far as the bytes tell, which are parsed ahead of knowing whether that is right. A
+block's result counts only if the block before it ended exactly at the cut; otherwise it is parsed again behind what the
+other left, so a separator inside a string costs time, not truth.
 """
 
 import re

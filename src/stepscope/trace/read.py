@@ -57,8 +57,8 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
     events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
     second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
     following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
-    in_two = threads == 2 and stream.packed
-    following = second.watched(unpacked_ahead(following) if in_two else following)
+    ahead = threads > 1 and stream.packed
+    following = second.watched(unpacked_ahead(following) if ahead else following)
     del data
 
     def done() -> None:
@@ -66,7 +66,7 @@ def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int
         if progress:
             progress(stream.read_bytes)
 
-    if threads == 1 or in_two:
+    if threads == 1 or ahead:
         parse_serially(events, following, done=done)
     else:
         parse_ahead(events, following, threads=threads, done=done)
