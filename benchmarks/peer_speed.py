@@ -9,6 +9,7 @@ that of the whole process. Peers get the runs up to `--peer-ranks` ranks: they n
 """
 
 import argparse
+import compileall
 import json
 import os
 import resource
@@ -37,6 +38,7 @@ Row = dict[str, Any]
 
 def speed_table(arguments: argparse.Namespace) -> str:
     """Return the whole table as Markdown, after measuring it."""
+    compileall.compile_dir(ROOT / "src", quiet=1)  # as an installed package is
     python = arguments.peers or str(peer_python(arguments.folder / "both-peers", PEER_PACKAGES))
     rows = []
     for name, files, ranks in inputs(arguments):

@@ -1,5 +1,6 @@
 """The command line itself: codes, one-line errors, help, pipes that close, interrupts."""
 
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -145,3 +146,16 @@ def test_reader_that_leaves_is_no_error() -> None:
 def test_paths_with_odd_characters_stay_on_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path / "a\nb\x1b[0m")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted as Linux lists them")
+def test_a_report_starts_no_threads_of_blas_and_leaves_no_variable_for_what_comes_after() -> None:
+    run = Path(__file__).parents[1] / "data" / "h200-fsdp2"
+    code = (
+        "import os, sys; from stepscope.cli.main import main; code = main(sys.argv[1:]);"
+        "print(code, os.environ.get('OPENBLAS_NUM_THREADS'), len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    )
+    words = [sys.executable, "-c", code, "report", str(run), "--json", "-", "--no-cache"]
+    variables = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANG_S, env=variables, check=True)
+    assert done.stderr.splitlines()[-1] == "0 None 1"

@@ -46,6 +46,9 @@ COMMANDS = {
     "completion": "completion of commands and options for bash, zsh or fish",
 }
 
+_DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "history"}
+"""commands that start no job"""
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _QUIET = {"-q", "--quiet"}
 _VERBOSE = {"-v", "--verbose"}
 
@@ -70,7 +73,9 @@ def main(argv: list[str] | None = None) -> int:
         if _QUIET & how_much:
             said.enter_context(quiet())
         if _VERBOSE & how_much:
-            said.enter_context(_debugging())
+            said.enter_context(_with_variable(DEBUG, "1"))  # let errors say where they come from
+        if arguments and arguments[0] in _DESK and _BLAS_THREADS not in os.environ:
+            said.enter_context(_with_variable(_BLAS_THREADS, "1"))  # NumPy starts some that wait in a busy loop
         if not arguments or arguments[0] not in COMMANDS:
             return run_to_exit_code("stepscope", lambda: _no_command(_parser(), arguments))
         return run_to_exit_code(f"stepscope {arguments[0]}", lambda: _command(*arguments))
@@ -84,17 +89,17 @@ def _without_how_much(given: Sequence[str]) -> tuple[list[str], set[str]]:
 
 
 @contextmanager
-def _debugging() -> Iterator[None]:
-    """Let errors say where they come from, here and in the processes that this one starts."""
-    before = os.environ.get(DEBUG)
-    os.environ[DEBUG] = "1"
+def _with_variable(name: str, value: str) -> Iterator[None]:
+    """Let a variable have this value, here and in the processes that this one starts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[DEBUG]
+            del os.environ[name]
         else:
-            os.environ[DEBUG] = before
+            os.environ[name] = before
 
 
 def _command(name: str, *arguments: str) -> int:
