@@ -4,9 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.run.traces import event, trace_of
 
-from stepscope.trace.classify import EventKind, by_string, event_kinds, rows_named
+from stepscope.trace.classify import _COMMUNICATES, COMMUNICATION, EventKind, by_string, event_kinds, rows_named
 from stepscope.trace.table import SparseColumn
 
 
@@ -132,3 +134,9 @@ def test_sparse_column_gives_the_same_by_search_and_by_table(asked: list[int]) -
     assert column.at(many, missing=-5).tolist() == expected
     far = SparseColumn(np.array([2, 3, 9, 10_000]), np.array([20, 30, 90, 1]))  # too long for a table of so few rows
     assert far.at(many, missing=-5).tolist() == expected
+
+
+@settings(deadline=None)
+@given(st.from_regex(COMMUNICATION))
+def test_every_name_of_communication_has_a_part_that_is_looked_for_first(name: str) -> None:
+    assert not name.isascii() or any(part in name.lower() for part in _COMMUNICATES)

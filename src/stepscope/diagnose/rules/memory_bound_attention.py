@@ -68,7 +68,7 @@ def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     return found
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # texts may have 64 kB each
 def _square_shapes(dims: str) -> int:
     """Return which square matrices of sequence length the shapes of an operator's inputs tell of; 0 for none."""
     try:
