@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from stepscope.analyze.host.calls import HostCalls, host_calls
 from stepscope.analyze.host.runtime_calls import runtime_rows, runtime_starts
-from stepscope.intervals import Intervals, closed, union, union_of
+from stepscope.intervals import Intervals, closed, union_by
 from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
@@ -30,18 +30,15 @@ def launching_spans(rank: Rank) -> dict[int, Intervals]:
     """
     trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
     launching = _outermost(ops, computing_operators(rank))
-    start = trace["ts_ns"][calls]
-    recorded = (
-        (ops.thread[launching], ops.start_ns[launching], ops.end_ns[launching]),
-        (trace["tid"][calls], start, start + trace["dur_ns"][calls]),
-    )
-    spans: dict[int, Intervals] = {}
-    for thread, begin, end in recorded:
-        for one in distinct(thread).tolist():
-            mine = np.flatnonzero(thread == one)
-            ran = closed(union(begin[mine], end[mine]), MIN_HOLE_NS)
-            spans[one] = union_of(spans[one], ran) if one in spans else ran
-    return spans
+    called = trace["ts_ns"][calls]
+    thread = np.concatenate((ops.thread[launching], trace["tid"][calls]))
+    start = np.concatenate((ops.start_ns[launching], called))
+    end = np.concatenate((ops.end_ns[launching], called + trace["dur_ns"][calls]))
+    threads = distinct(thread)
+    of, ran = union_by(np.searchsorted(threads, thread), start, end)
+    bounds = np.searchsorted(of, np.arange(len(threads) + 1)).tolist()
+    each = zip(threads.tolist(), bounds[:-1], bounds[1:], strict=True)
+    return {one: closed(Intervals(ran.start[a:b], ran.end[a:b]), MIN_HOLE_NS) for one, a, b in each}
 
 
 def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:
