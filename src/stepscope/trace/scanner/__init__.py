@@ -4,11 +4,11 @@
 `scanner.wasm` is built from the C files here by `tools/build_scanner.py`:
 
     scanner.c     what the host calls, and the loop over a block's events
-    event.h       one event into the next row          columns.h   the rows being filled
+    shape.h       events that repeat, by comparing     columns.h   the rows being filled
+    event.h       one event into the next row          waits.h     earliest times in a graph, for the replay
     recover.h     what happens where an event is bad   call_stack.h   who encloses whom
     text.h        where strings and values end         decimal.h   numbers, exactly
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
-    waits.h       earliest times in a graph, for the replay
 """
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags

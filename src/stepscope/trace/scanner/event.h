@@ -111,7 +111,8 @@ NOINLINE const u8 *read_key(const u8 *p, const u8 *end, u8 *scratch, const u8 **
     return after_colon(p, end);
 }
 
-/* Read any value as a text: strings by content, null as no text, anything else by its JSON text. */
+/* Read any value as a text: strings by content, null as no text, anything else by its JSON text. That of a number is
+ * the content of a string with the same characters. */
 NOINLINE const u8 *read_new_text(const u8 *p, const u8 *end, i32 *id) {
     u32 recovered = lenient ? TEXT_LENIENT : 0;
     if (LIKELY(*p == '"')) {
@@ -125,7 +126,7 @@ NOINLINE const u8 *read_new_text(const u8 *p, const u8 *end, i32 *id) {
     if (UNLIKELY(!q)) return 0;
     if (q >= end) return fail(q, end);
     if (q - p == 4 && load32(p) == WORD('n', 'u', 'l', 'l')) *id = NO_STRING;
-    else *id = intern(p, (u32)(q - p), recovered | TEXT_JSON);
+    else *id = intern(p, (u32)(q - p), recovered | (*p == '[' || *p == '{' ? TEXT_JSON : 0));
     return q;
 }
 

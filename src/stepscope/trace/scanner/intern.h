@@ -15,7 +15,7 @@ enum {
 };
 
 enum text_flags {
-    TEXT_JSON = 1,      /* the JSON text of a value, not the content of a string */
+    TEXT_JSON = 1,      /* the JSON text of a list or an object */
     TEXT_ESCAPED = 2,   /* holds a backslash */
     TEXT_SHORTENED = 4,
     TEXT_LENIENT = 8,    /* read leniently: may hold control characters and bare quotes */

@@ -1,10 +1,11 @@
 /* Events that repeat: what is the same is compared as bytes, and only the numbers are read.
  *
  * A job does the same things step after step, so most events differ from an earlier one in their times and ids alone.
- * The text of an event is cut into parts, each a literal and the number behind it; events that begin alike share their
- * first parts, as the paths of a tree do. The last part of a path knows what all its literals mean, because they were
- * read once the long way, and the same bytes mean the same again. Nothing is stored before the last part fits, so an
- * event that leaves the known paths is read the long way, and its own path is added. */
+ * The text of an event is cut into parts, each a literal and the number behind it. Its shape lists them, with what the
+ * literals mean, because they were read once the long way and the same bytes mean the same again. What followed the
+ * last two events is tried first. Where that is wrong, the parts are looked for in a tree, in which events that begin
+ * alike share their first ones. Nothing is stored before the last part fits, so an event that leaves the known paths is
+ * read the long way, and its own shape is added. */
 #pragma once
 #include "event.h"
 
@@ -13,10 +14,10 @@ enum {
     MAX_CONSTANTS = 24,
     MAX_LITERAL = 1 << 11,  /* bytes of a part */
     MAX_NODES = 1 << 14,
-    MAX_SHAPES = 1 << 12,
-    MAX_LITERALS = 1 << 20, /* bytes; where one of these is reached, all is forgotten and learned anew */
+    SHAPE_BYTES = 32,       /* shapes begin at a multiple of them, by which they are numbered */
+    MAX_SHAPES = 1 << 16,   /* so many times SHAPE_BYTES; where it is reached, all is forgotten and learned anew */
     NODE_SLOTS = 1 << 12,
-    FOLLOWERS = 1 << 13,
+    FOLLOWER_BITS = 14,
     MAX_CHAIN = 64,         /* nodes in a slot that are looked at */
     MAX_CREDIT = 1 << 13,
     CREDIT_PER_EVENT = 2,
@@ -26,13 +27,13 @@ enum {
 enum part_kind { PART_END, PART_TS, PART_DUR, PART_INT, PART_SKIPPED };
 
 struct part {
-    const u8 *literal; /* readable up to a multiple of 16 bytes */
-    u16 length;
+    u16 length;      /* of the literal */
     u8 kind, column; /* of the number behind it */
 };
 
 /* A part in the tree. */
 struct node {
+    const u8 *literal;
     struct part part;
     u16 parent;
     u16 chained; /* the next node in its slot */
@@ -42,32 +43,35 @@ struct node {
     u32 middle;  /* of its literal: most others differ there */
 };
 
-/* What the literals of an event say, and the nodes they are in. */
+struct constant {
+    i32 column, value;
+};
+
+/* An event: its parts, what their literals say, and behind it all that is read in a row: the constants, the literals,
+ * and last the nodes they are in. */
 struct shape {
     i64 pid, tid;
     i32 cat, name;
     u8 ph;
-    u8 num_constants;
-    u16 path[MAX_PARTS];
-    struct constant {
-        i32 column, value;
-    } constants[MAX_CONSTANTS];
+    u8 num_parts, num_constants;
+    u32 literal_bytes;
+    struct part parts[];
 };
 
 static struct node *nodes; /* from 1 on: 0 is none, and the parent of first parts */
-static struct shape *shapes;
-static u8 *literals;
-static u32 num_nodes, num_shapes, literals_used;
-static u16 *node_slots;              /* the first node in each, by parent and first bytes */
-static u16 followers[FOLLOWERS];     /* shape number + 1, by the two shapes before */
-static u32 last_shape, shape_before; /* number + 1 */
-static u32 credit;                   /* how many events may yet be learned: few where nothing repeats */
+static u8 *shapes;         /* from number 1 on */
+static u32 num_nodes, next_shape;
+static u16 *node_slots;                   /* the first node in each, by parent and first bytes */
+static u16 followers[1 << FOLLOWER_BITS]; /* the shape, by those before */
+static u64 history;                       /* a hash of the last shapes */
+static u32 credit;                        /* how many events may yet be learned: few where nothing repeats */
 
 static const u8 FIRST_BYTES[32] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
 
 static void forget_shapes(void) {
     num_nodes = 1;
-    num_shapes = literals_used = last_shape = shape_before = 0;
+    next_shape = 1;
+    history = 0;
     nodes[0] = (struct node){0};
     __builtin_memset(node_slots, 0, NODE_SLOTS * sizeof *node_slots);
     __builtin_memset(followers, 0, sizeof followers);
@@ -75,25 +79,40 @@ static void forget_shapes(void) {
 
 static int allocate_shapes(void) {
     nodes = allocate((u64)MAX_NODES * sizeof *nodes);
-    shapes = allocate((u64)MAX_SHAPES * sizeof *shapes);
-    literals = allocate(MAX_LITERALS + 16);
+    shapes = allocate((u64)MAX_SHAPES * SHAPE_BYTES + 16); /* literals are readable past their end */
     node_slots = allocate((u64)NODE_SLOTS * sizeof *node_slots);
-    if (!nodes || !shapes || !literals || !node_slots) return 0;
+    if (!nodes || !shapes || !node_slots) return 0;
     forget_shapes();
     credit = MAX_CREDIT;
     return 1;
 }
 
+INLINE struct shape *shape_at(u32 number) { return (struct shape *)(shapes + number * SHAPE_BYTES); }
+INLINE const u8 *literals_of(const struct shape *s) { return (const u8 *)(s->parts + s->num_parts); }
+INLINE const struct constant *constants_of(const struct shape *s) {
+    return (const struct constant *)(((u32)literals_of(s) + s->literal_bytes + 3) & ~3u);
+}
+INLINE const u16 *path_of(const struct shape *s) { return (const u16 *)(constants_of(s) + s->num_constants); }
+
 /* Return whether a part stands at `p`, as far as its number's first digit. */
-INLINE int stands_at(const struct part *part, const u8 *p, const u8 *end) {
+INLINE int stands_at(const struct part *part, const u8 *literal, const u8 *p, const u8 *end) {
     u32 length = part->length, rest = length & 15, whole = length - rest;
     if (UNLIKELY((u32)(end - p) < length)) return 0;
     v128_t mask = wasm_v128_load(FIRST_BYTES + 16 - rest);
-    v128_t differ = wasm_v128_xor(wasm_v128_load(part->literal + whole), wasm_v128_load(p + whole));
+    v128_t differ = wasm_v128_xor(wasm_v128_load(literal + whole), wasm_v128_load(p + whole));
     differ = wasm_v128_and(differ, mask);
-    for (u32 i = 0; i < whole; i += 16)
-        differ = wasm_v128_or(differ, wasm_v128_xor(wasm_v128_load(part->literal + i), wasm_v128_load(p + i)));
+    const u8 *stop = p + whole, *q = p;
+    for (; q + 32 <= stop; q += 32, literal += 32) {
+        v128_t one = wasm_v128_xor(wasm_v128_load(literal), wasm_v128_load(q));
+        v128_t two = wasm_v128_xor(wasm_v128_load(literal + 16), wasm_v128_load(q + 16));
+        differ = wasm_v128_or(differ, wasm_v128_or(one, two));
+    }
+    if (q < stop) differ = wasm_v128_or(differ, wasm_v128_xor(wasm_v128_load(literal), wasm_v128_load(q)));
     return !wasm_v128_any_true(differ) && (part->kind == PART_END ? p[length] == ',' : is_digit(p[length]));
+}
+
+NOINLINE int node_stands_at(const struct node *n, const u8 *p, const u8 *end) {
+    return stands_at(&n->part, n->literal, p, end);
 }
 
 /* How many of its first bytes a literal is found by, a half of them for long ones: no more than it has, because a
@@ -128,7 +147,7 @@ static u32 child_of(u32 parent, const u8 *p, const u8 *end, u32 count) {
     for (u32 found = *first; found && steps--; before = found, found = nodes[found].chained) {
         const struct node *n = &nodes[found];
         if (n->parent != parent || (u32)(end - p) < n->part.length) continue;
-        if (middle_of(p, n->part.length) != n->middle || !stands_at(&n->part, p, end)) continue;
+        if (middle_of(p, n->part.length) != n->middle || !node_stands_at(n, p, end)) continue;
         if (before) { /* to the front */
             nodes[before].chained = nodes[found].chained;
             nodes[found].chained = *first;
@@ -148,64 +167,98 @@ NOINLINE u32 find_child(u32 parent, const u8 *p, const u8 *end) {
     return found;
 }
 
-/* Return where the shape is kept that follows the last two. */
+/* Return where the shape is kept that follows the last ones. */
 INLINE u16 *follower(void) {
-    u32 h = last_shape * 0x9e3779b1u ^ shape_before * 0x85ebca6bu;
-    return &followers[(h ^ h >> 15) * 0x2c1b3c6du >> 19];
+    u64 h = history * 0x9e3779b97f4a7c15ull;
+    return &followers[(h ^ h >> 29) * 0xd6e8feb86659fd93ull >> (64 - FOLLOWER_BITS)];
 }
 
-INLINE void note_shape(u32 number) {
-    shape_before = last_shape;
-    last_shape = number + 1;
+/* A shape leaves the history when twelve others have come. */
+INLINE void note_shape(u32 number) { history = (history << 5) + number * 0x9e3779b1u; }
+
+/* What was read of an event along known parts. */
+struct numbers {
+    i64 ts, dur, values[MAX_PARTS];
+    u8 columns[MAX_PARTS];
+    u32 count;
+};
+
+/* Read the number behind a part; returns the byte after it, or 0. */
+INLINE const u8 *read_number(const struct part *part, const u8 *p, const u8 *end, struct numbers *read) {
+    if (part->kind <= PART_DUR) return short_time(p, part->kind == PART_TS ? &read->ts : &read->dur);
+    if (UNLIKELY(part->kind == PART_SKIPPED)) return word_end(p, end);
+    u64 value;
+    p = short_digits(p, &value);
+    read->values[read->count] = (i64)value;
+    read->columns[read->count++] = part->column;
+    return p;
+}
+
+NOINLINE const u8 *read_number_behind(const struct node *n, const u8 *p, const u8 *end, struct numbers *read) {
+    return read_number(&n->part, p, end, read);
+}
+
+/* Go on behind a node along the tree; returns the number of the shape at whose end this arrives, or 0. */
+NOINLINE u32 follow_tree(u32 node, const u8 **at, const u8 *end, struct numbers *read) {
+    const u8 *p = *at;
+    for (;;) {
+        u32 next = nodes[node].latest;
+        if (!next || !node_stands_at(&nodes[next], p, end)) next = find_child(node, p, end);
+        if (UNLIKELY(!next)) return 0;
+        nodes[node].latest = (u16)next;
+        node = next;
+        p += nodes[node].part.length;
+        if (nodes[node].part.kind == PART_END) break;
+        p = read_number_behind(&nodes[node], p, end, read);
+        if (UNLIKELY(!p)) return 0;
+    }
+    *at = p;
+    return nodes[node].shape;
 }
 
 /* Read the event at `p` along known parts into its row; returns the byte after it, or 0. */
 static const u8 *read_known(const u8 *p, const u8 *end, u32 offset) {
-    i64 values[MAX_PARTS], ts = NONE_NS, dur = NONE_NS;
-    u8 columns[MAX_PARTS];
-    u32 num_values = 0, parent = 0;
-    const struct node *n;
+    struct numbers read;
     if (UNLIKELY(!credit && rows % TRIED_OF)) return 0;
+    read.ts = read.dur = NONE_NS;
+    read.count = 0;
     u16 *slot = follower();
-    u32 expected = *slot;
-    const u16 *path = expected ? shapes[expected - 1].path : 0;
-    for (;;) {
-        u32 next = path ? *path++ : nodes[parent].latest;
-        if (UNLIKELY(!next || !stands_at(&nodes[next].part, p, end))) {
-            path = 0;
-            next = find_child(parent, p, end);
-            if (UNLIKELY(!next)) return 0;
-        }
-        nodes[parent].latest = (u16)next;
-        n = &nodes[next];
-        parent = next;
-        p += n->part.length;
-        if (n->part.kind == PART_END) break;
-        if (n->part.kind <= PART_DUR) {
-            p = short_time(p, n->part.kind == PART_TS ? &ts : &dur);
+    u32 number = *slot;
+    const struct shape *s = shape_at(number);
+    u32 node = 0;
+    if (LIKELY(number != 0)) {
+        const struct part *part = s->parts;
+        for (const u8 *literal = literals_of(s);; part++) {
+            if (UNLIKELY(!stands_at(part, literal, p, end))) {
+                node = part == s->parts ? 0 : path_of(s)[part - s->parts - 1];
+                number = 0;
+                break;
+            }
+            p += part->length;
+            literal += part->length;
+            if (part->kind == PART_END) break;
+            p = read_number(part, p, end, &read);
             if (UNLIKELY(!p)) return 0;
-        } else if (LIKELY(n->part.kind == PART_INT)) {
-            u64 value;
-            p = short_digits(p, &value);
-            values[num_values] = (i64)value;
-            columns[num_values++] = n->part.column;
-        } else {
-            p = word_end(p, end);
         }
     }
-    const struct shape *s = &shapes[n->shape];
-    *slot = (u16)(n->shape + 1);
-    note_shape(n->shape);
+    if (UNLIKELY(!number)) {
+        number = follow_tree(node, &p, end, &read);
+        if (UNLIKELY(!number)) return 0;
+        s = shape_at(number);
+        *slot = (u16)number;
+    }
+    note_shape(number);
     col_ph[rows] = s->ph;
     col_cat[rows] = s->cat;
     col_name[rows] = s->name;
     col_pid[rows] = s->pid;
     col_tid[rows] = s->tid;
-    col_ts[rows] = ts;
-    col_dur[rows] = dur;
+    col_ts[rows] = read.ts;
+    col_dur[rows] = read.dur;
     col_offset[rows] = offset;
-    for (u32 i = 0; i < num_values; i++) add_arg(columns[i], values[i]);
-    for (u32 i = 0; i < s->num_constants; i++) add_arg(s->constants[i].column, s->constants[i].value);
+    for (u32 i = 0; i < read.count; i++) add_arg(read.columns[i], read.values[i]);
+    const struct constant *constant = constants_of(s);
+    for (u32 i = s->num_constants; i--; constant++) add_arg(constant->column, constant->value);
     rows++;
     if (credit < MAX_CREDIT) credit += CREDIT_PER_EVENT;
     return p;
@@ -214,9 +267,10 @@ static const u8 *read_known(const u8 *p, const u8 *end, u32 offset) {
 /* An event cut into parts. */
 struct draft {
     const u8 *from; /* up to here it is */
-    u32 num_parts;
+    u32 num_parts, num_constants, literal_bytes;
     struct part parts[MAX_PARTS];
-    struct shape shape;
+    const u8 *literals[MAX_PARTS];
+    struct constant constants[MAX_CONSTANTS];
     u64 columns[MAX_COLUMNS / 64 + 1]; /* those that have a value: a key that comes twice has no fixed place */
     int has_ts, has_dur, has_args;
 };
@@ -225,7 +279,9 @@ struct draft {
 static int add_part(struct draft *d, const u8 *p, const u8 *q, enum part_kind kind, u32 column) {
     u32 length = (u32)(p - d->from);
     if (d->num_parts == MAX_PARTS || length > MAX_LITERAL) return 0;
-    d->parts[d->num_parts++] = (struct part){d->from, (u16)length, (u8)kind, (u8)column};
+    d->literals[d->num_parts] = d->from;
+    d->parts[d->num_parts++] = (struct part){(u16)length, (u8)kind, (u8)column};
+    d->literal_bytes += length;
     d->from = q;
     return 1;
 }
@@ -248,8 +304,8 @@ static int add_arg_part(struct draft *d, const struct key *k, const u8 *p, const
     u32 n = arg_counts[column];
     if (!n || arg_rows[column * STRIDE + n - 1] != rows - 1) return 1; /* null */
     i64 value = arg_values[column * STRIDE + n - 1];
-    if (d->shape.num_constants == MAX_CONSTANTS || value != (i32)value) return 0;
-    d->shape.constants[d->shape.num_constants++] = (struct constant){(i32)column, (i32)value};
+    if (d->num_constants == MAX_CONSTANTS || value != (i32)value) return 0;
+    d->constants[d->num_constants++] = (struct constant){(i32)column, (i32)value};
     return 1;
 }
 
@@ -276,48 +332,66 @@ static const u8 *add_object(struct draft *d, const u8 *p, const u8 *end, int is_
     return p;
 }
 
+/* Return a new shape with what a draft says of the event in this row; 0 if there is no more room. */
+static struct shape *add_shape(const struct draft *d, u32 row) {
+    u32 bytes = sizeof(struct shape) + d->num_parts * (sizeof(struct part) + sizeof(u16)) + d->literal_bytes + 3 +
+                d->num_constants * sizeof(struct constant);
+    u32 number = next_shape;
+    next_shape += (bytes + SHAPE_BYTES - 1) / SHAPE_BYTES;
+    if (next_shape > MAX_SHAPES) return 0;
+    struct shape *s = shape_at(number);
+    *s = (struct shape){col_pid[row], col_tid[row], col_cat[row], col_name[row], col_ph[row],
+                        (u8)d->num_parts, (u8)d->num_constants, d->literal_bytes};
+    __builtin_memcpy(s->parts, d->parts, d->num_parts * sizeof(struct part));
+    u8 *literal = (u8 *)literals_of(s);
+    for (u32 i = 0; i < d->num_parts; literal += d->parts[i++].length)
+        __builtin_memcpy(literal, d->literals[i], d->parts[i].length);
+    __builtin_memcpy((void *)constants_of(s), d->constants, d->num_constants * sizeof(struct constant));
+    return s;
+}
+
 /* Return the node with this part behind a parent, made if there is none; 0 if there is no more room. */
-static u32 child_with(u32 parent, const struct part *part, const u8 *end) {
-    u32 known = find_child(parent, part->literal, end);
+static u32 child_with(u32 parent, const struct part *part, const u8 *literal, const u8 *text, const u8 *end) {
+    u32 known = find_child(parent, text, end);
     if (known && nodes[known].part.length == part->length) return known;
-    u32 room = (part->length + 15u) & ~15u;
-    if (num_nodes == MAX_NODES || literals_used + room > MAX_LITERALS) return 0;
-    u8 *copy = literals + literals_used;
-    literals_used += room;
-    __builtin_memcpy(copy, part->literal, part->length);
-    struct node *n = &nodes[num_nodes];
-    *n = (struct node){.part = *part, .parent = (u16)parent, .middle = middle_of(part->literal, part->length)};
-    n->part.literal = copy;
+    if (num_nodes == MAX_NODES) return 0;
+    nodes[num_nodes] = (struct node){literal, *part, .parent = (u16)parent, .middle = middle_of(literal, part->length)};
     u32 look = look_of(part->length);
     nodes[parent].looks |= (u16)(1 << look);
-    u16 *first = slot_of(parent, part->literal, LOOKED_AT[look]);
-    n->chained = *first;
+    u16 *first = slot_of(parent, literal, LOOKED_AT[look]);
+    nodes[num_nodes].chained = *first;
     return *first = (u16)num_nodes++;
+}
+
+/* Put the parts of a shape into the tree, as they stand in the draft's text; returns 0 if there is no more room. */
+static int add_path(struct shape *s, const struct draft *d, const u8 *end) {
+    u16 *path = (u16 *)path_of(s);
+    const u8 *literal = literals_of(s);
+    u32 node = 0;
+    for (u32 i = 0; i < d->num_parts; literal += d->parts[i++].length) {
+        node = child_with(node, &s->parts[i], literal, d->literals[i], end);
+        if (!node) return 0;
+        path[i] = (u16)node;
+    }
+    nodes[node].shape = (u16)(((u8 *)s - shapes) / SHAPE_BYTES);
+    return 1;
 }
 
 /* Keep the parts of the event from `p` to `next`, which is in the last row. */
 NOINLINE void learn_event(const u8 *p, const u8 *next, const u8 *end) {
     struct draft d;
-    u32 row = rows - 1;
     u16 *slot = follower();
-    last_shape = 0;
     if (!credit || *next != ',') return;
     credit--;
     __builtin_memset(&d, 0, sizeof d);
     d.from = p;
-    d.shape = (struct shape){col_pid[row], col_tid[row], col_cat[row], col_name[row], .ph = col_ph[row]};
     if (add_object(&d, p, next, 1) != next || holds_events || !add_part(&d, next, next, PART_END, 0)) return;
-    u32 node = 0;
-    for (u32 i = 0; i < d.num_parts; i++) {
-        node = child_with(node, &d.parts[i], end);
-        if (!node || num_shapes == MAX_SHAPES) {
-            forget_shapes();
-            return;
-        }
-        d.shape.path[i] = (u16)node;
+    u32 number = next_shape;
+    struct shape *s = add_shape(&d, rows - 1);
+    if (!s || !add_path(s, &d, end)) {
+        forget_shapes();
+        return;
     }
-    nodes[node].shape = (u16)num_shapes;
-    shapes[num_shapes] = d.shape;
-    *slot = (u16)(num_shapes + 1);
-    last_shape = num_shapes++ + 1;
+    *slot = (u16)number;
+    note_shape(number);
 }
