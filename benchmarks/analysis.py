@@ -57,9 +57,10 @@ def parsed() -> argparse.Namespace:
 # A large run --------------------------------------------------------------------------------------------------------
 
 
-def large_run(folder: Path, arguments: argparse.Namespace) -> Path:
-    """Return a folder with the large run, made unless it is there already."""
-    target = folder / f"{arguments.sample.name}-{arguments.ranks}x{arguments.events}"
+def large_run(folder: Path, arguments: argparse.Namespace, *, max_steps: int | None = None) -> Path:
+    """Return a folder with the large run, made unless it is there already; all its steps are marked, or so many."""
+    marked = f"-{max_steps}steps" if max_steps else ""
+    target = folder / f"{arguments.sample.name}-{arguments.ranks}x{arguments.events}{marked}"
     if target.exists():
         return target
     unfinished = target.with_suffix(".tmp")
@@ -74,7 +75,7 @@ def large_run(folder: Path, arguments: argparse.Namespace) -> Path:
         document.setdefault("distributedInfo", {}).update(rank=rank, world_size=arguments.ranks)
         with (unfinished / f"rank{rank}.json").open("w") as f:
             if rank == same:
-                f.writelines(repeated(document, events[same], repetitions, window_us))
+                f.writelines(repeated(document, events[same], repetitions, window_us, max_steps))
             else:  # another header before the same events
                 f.write(head(document))
                 with (unfinished / f"rank{same}.json").open() as events_of_same:
@@ -88,18 +89,26 @@ def duration_us(events: list[dict[str, Any]]) -> int:
     return int(max(e["ts"] for e in events) - min(e["ts"] for e in events))
 
 
-def repeated(document: dict[str, Any], events: list[dict[str, Any]], repetitions: int, window_us: int) -> Iterator[str]:
+def repeated(
+    document: dict[str, Any],
+    events: list[dict[str, Any]],
+    repetitions: int,
+    window_us: int,
+    max_steps: int | None = None,
+) -> Iterator[str]:
     """Yield a trace with these events over and over."""
-    from big_trace import MOVING, STEP, TIME, moved
+    from big_trace import MOVING, STEP, TIME, moved, unmarked, with_steps
 
     body = ",\n  ".join(map(json.dumps, events))
     found = [(m.group(1), int(m.group(2))) for m in MOVING.finditer(body)]
     num_ids = 1 + max(number for key, number in found if key not in (TIME, STEP))
     num_steps = len({number for key, number in found if key == STEP})
     parts = MOVING.split(body)
+    kept = with_steps(repetitions, max(1, max_steps // num_steps) if max_steps else repetitions)
     yield head(document)
     for i in range(repetitions):
-        yield (",\n  " if i else "") + moved(parts, i, window_us, num_ids, num_steps)
+        body = moved(parts, i, window_us, num_ids, num_steps)
+        yield (",\n  " if i else "") + (body if i in kept else unmarked(body))
     yield "\n]}\n"
 
 

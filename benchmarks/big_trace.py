@@ -23,19 +23,24 @@ STEP = "ProfilerStep#"
 def big_trace(folder: Path, megabytes: int, *, compressed: bool, max_steps: int) -> Path:
     """Return a trace of at least so many megabytes in `folder`, made unless it is there already."""
     plain = folder / f"{megabytes}MB-{max_steps}steps.json"
-    packed = plain.with_suffix(".json.gz")
     if not plain.exists():
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = plain.with_suffix(".tmp")
         with unfinished.open("w") as f:
             f.writelines(_pieces(megabytes * 1_000_000, max_steps))
         unfinished.rename(plain)
-    if compressed and not packed.exists():
+    return gzipped(plain) if compressed else plain
+
+
+def gzipped(plain: Path) -> Path:
+    """Return the same file gzipped beside it, made unless it is there already."""
+    packed = plain.with_suffix(".json.gz")
+    if not packed.exists():
         unfinished = packed.with_suffix(".tmp")
         with plain.open("rb") as source, gzip.open(unfinished, "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target, 1 << 20)
         unfinished.rename(packed)
-    return packed if compressed else plain
+    return packed
 
 
 def _pieces(size: int, max_steps: int) -> Iterator[str]:
@@ -47,12 +52,22 @@ def _pieces(size: int, max_steps: int) -> Iterator[str]:
     num_ids = 1 + max(int(m.group(2)) for m in MOVING.finditer(body) if m.group(1) not in (TIME, STEP))
     parts = MOVING.split(body)
     repetitions = max(1, round(size / len(body)))
-    kept = {round(i * repetitions / (max_steps // len(steps))) for i in range(max_steps // len(steps))}
+    kept = with_steps(repetitions, max_steps // len(steps))
     for i in range(repetitions):
         body = moved(parts, i, window_us, num_ids, len(steps))
-        yield body if i in kept else body.replace(f'"name": "{STEP}', '"name": "Step ')
+        yield body if i in kept else unmarked(body)
         yield ",\n  {" if i + 1 < repetitions else ""
     yield _SEPARATOR.removeprefix("\n  }") + metadata + tail
+
+
+def with_steps(repetitions: int, count: int) -> set[int]:
+    """Return which repetitions keep their steps, `count` of them from the first on, evenly spread."""
+    return {round(i * repetitions / count) for i in range(count)}
+
+
+def unmarked(body: str) -> str:
+    """Return the events without their steps."""
+    return body.replace(f'"name": "{STEP}', '"name": "Step ')
 
 
 def moved(parts: list[str], repetition: int, window_us: int, num_ids: int, num_steps: int) -> str:

@@ -70,6 +70,7 @@ def parsed() -> argparse.Namespace:
     speed.add_argument("--write", metavar="PAGE", help="page whose table is replaced")
     speed.add_argument("--megabytes", type=int, default=100, help="of the trace of one rank")
     speed.add_argument("--ranks", type=int, nargs="*", default=[4, 8, 9, 64])
+    speed.add_argument("--large-ranks", type=int, nargs="*", default=[4], help="ranks of so many megabytes each")
     speed.add_argument("--sample", type=Path, help="run whose events are repeated (a small one of the tests)")
     speed.add_argument("--events", type=int, default=100_000, help="of each of several ranks")
     speed.add_argument("--peer-ranks", type=int, default=8, help="largest number of ranks that the peers get")
