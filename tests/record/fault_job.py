@@ -204,12 +204,17 @@ class Faults:
     def free_disk(self) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
-    def stop_helper(self) -> None:
-        self.notes["helper"] = open_run().outbox.helper_pid
-        os.kill(self.notes["helper"], signal.SIGSTOP)
+    def wait_for_folder(self) -> None:
+        open_run().settled.wait()
 
-    def resume_helper(self) -> None:
-        os.kill(self.notes["helper"], signal.SIGCONT)
+    def stop_first_helper(self) -> None:
+        if self.rank == 0:
+            self.notes["helper"] = open_run().outbox.helper_pid
+            os.kill(self.notes["helper"], signal.SIGSTOP)
+
+    def resume_first_helper(self) -> None:
+        if self.rank == 0:
+            os.kill(self.notes["helper"], signal.SIGCONT)
 
     def handle_sigterm(self) -> None:
         def handler(number: int, frame: Any) -> None:

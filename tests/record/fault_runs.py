@@ -18,6 +18,8 @@ from tests.limits import HANG_S
 JOB = Path(__file__).with_name("fault_job.py")
 SOURCE = Path(__file__).parents[2] / "src"
 SHARED = "shared folder"
+HANGING_HELPER = {"1": "wait_for_folder", "2": "stop_first_helper", "after": "resume_first_helper"}
+"""the folder is known by then: nobody else learns it from a helper that does not run"""
 
 
 def scenarios(work: Path) -> list[Any]:
@@ -42,7 +44,7 @@ def scenarios(work: Path) -> list[Any]:
         {"name": "T3_export", "profile": {}, "faults": {"before": "break_export"}},
         {"name": "T4_missing", "on": [0], "profile": {}, "faults": {"5": "remove_scratch"}},
         {"name": "T4_full", "on": [0], "profile": {}, "faults": {"5": "fill_disk", "8": "free_disk"}},
-        {"name": "T6", "on": [0], "profile": impatient, "faults": {"2": "stop_helper", "after": "resume_helper"}},
+        {"name": "T6", "profile": impatient, "faults": HANGING_HELPER},
         {"name": "T7_plain", "faults": {"before": "handle_sigterm", "5": "sigterm"}},
         {"name": "T7", "profile": {}, "faults": {"before": "handle_sigterm", "5": "sigterm"}},
         {"name": "T7_default", "profile": {}, "faults": {"5": "sigterm"}},
