@@ -165,7 +165,7 @@ def _fit_32_bits(values: Ids) -> bool:
     """Return whether all of some numbers do; next to all are not negative, which one pass over their bits tells."""
     if 0 <= int(np.bitwise_or.reduce(values)) < _SIGN_OF_32_BITS:
         return True
-    return -_SIGN_OF_32_BITS <= int(values.min()) and int(values.max()) < _SIGN_OF_32_BITS
+    return int(values.min()) >= -_SIGN_OF_32_BITS and int(values.max()) < _SIGN_OF_32_BITS
 
 
 def _floats(rows: npt.NDArray[Any], ids: npt.NDArray[np.int32], strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
