@@ -121,7 +121,8 @@ class Columns:
                 bad += self._sparse[number][0].length - len(rows)
             if len(rows):
                 same = known.setdefault(len(rows), rows)  # shapes, types and values of operators lie on the same rows
-                columns[column.name] = SparseColumn(same if np.array_equal(same, rows) else rows, values)
+                is_same = same is rows or np.array_equal(same, rows)
+                columns[column.name] = SparseColumn(same if is_same else rows, values)
         return columns, bad
 
     def _renumber_arg(self, number: int, values: npt.NDArray[np.int32], strings: "Strings") -> None:
@@ -144,12 +145,22 @@ class Strings:
         for scanner in scanners:
             share.take(BYTES_PER_TEXT * scanner.num_texts())
             decoded = decode_all(scanner.texts())
-            numbers = np.fromiter((ids.setdefault(d.text, len(ids)) for d in decoded), np.int64, len(decoded))
-            self.of.append(None if np.array_equal(numbers, np.arange(len(numbers))) else numbers)
-            bad.update(d.text for d in decoded if d.replaced)
-            short.update(d.text for d in decoded if d.shortened)
+            self.of.append(_added(ids, decoded.texts))
+            bad |= decoded.replaced
+            short |= decoded.shortened
         self.strings = list(ids)
         self.num_bad, self.num_shortened = len(bad), len(short)
+
+
+def _added(ids: dict[str, int], texts: list[str]) -> Ids | None:
+    """Return the numbers of the texts among all, those that are new added; None where each has its own place."""
+    if not ids:
+        ids.update(zip(texts, range(len(texts)), strict=True))
+        if len(ids) == len(texts):
+            return None
+        ids.clear()
+    numbers = np.array([ids.setdefault(text, len(ids)) for text in texts], np.int64)
+    return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
 def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
