@@ -16,9 +16,9 @@ from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
-from stepscope.stats.distinct import among, distinct
+from stepscope.stats.distinct import among, distinct, distinct_places
 from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
-from stepscope.trace.scanner import call_stack_parents, stack_order
+from stepscope.trace.scanner import call_stack_parents, stacked
 from stepscope.trace.table import Int64s, Trace
 
 Rows = npt.NDArray[np.int64]
@@ -209,21 +209,22 @@ def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
     """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
     if not len(outer) or not len(inner):
         return np.full(len(inner), -1, np.int64)
-    unique, back = np.unique(inner, return_inverse=True)
-    rows = np.concatenate((outer, unique))
-    start, thread = trace["ts_ns"][rows], trace["tid"][rows]
-    end = start + trace["dur_ns"][rows]
-    order = stack_order(thread, start, end, np.arange(len(rows)) >= len(outer))
-    parent = call_stack_parents(thread[order], start[order], end[order])
-    is_inner = order >= len(outer)
+    if not (inner[1:] > inner[:-1]).all():
+        once, place = distinct_places(inner)
+        return enclosing(trace, outer, once)[place]
+    rows = np.concatenate((outer, inner))
+    start, thread = trace["ts_ns"].take(rows), trace["tid"].take(rows)
+    is_inner = np.arange(len(rows)) >= len(outer)
+    order, *columns = stacked(thread, start, start + trace["dur_ns"].take(rows), is_inner)
+    parent, is_inner = call_stack_parents(*columns), is_inner.take(order)
     places = np.flatnonzero(is_inner)
-    around = parent[places]
+    around = parent.take(places)
     # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
     while (climb := (around >= 0) & is_inner[around]).any():
         around = np.where(climb, parent[around], around)
-    found = np.empty(len(unique), np.int64)
+    found = np.empty(len(inner), np.int64)
     found[order[places] - len(outer)] = np.where(around >= 0, rows[order[around]], -1)
-    return found[back]
+    return found
 
 
 def _first_of(value: Int64s, fallback: Int64s) -> Int64s:
