@@ -58,10 +58,7 @@ class Rank(ArrayRecord):
 
     def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
         """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
-        strings, names = self.trace.strings, self.trace["name"]
-        known = self._name_ids(kinds)
-        code_of = np.zeros(len(strings) + 1, np.uint8)  # one more, that of no name, stays 0
-        code_of[known] = [rule(strings[i]) for i in known]
+        names, code_of = self.trace["name"], self.codes_of_names(rule, *kinds)
         wanted = np.flatnonzero(code_of).astype(names.dtype)
         if not len(wanted):
             return np.empty(0, np.int64), np.empty(0, np.uint8)
@@ -69,9 +66,18 @@ class Rank(ArrayRecord):
         if len(wanted) <= _FEW_NAMES:
             there &= among(names, wanted)
         rows = np.flatnonzero(there)
-        code = code_of.take(names[rows])
-        coded = np.flatnonzero(code)
-        return rows[coded], code[coded]
+        code = code_of.take(names.take(rows))
+        coded = np.flatnonzero(code != 0)
+        return rows.take(coded), code.take(coded)
+
+    def codes_of_names(self, rule: Callable[[str], int], *kinds: EventKind) -> Kinds:
+        """Return the number that `rule` gives to each string that names rows of these kinds; 0 for all others, and in
+        one more place for no name.
+        """
+        strings, known = self.trace.strings, self._name_ids(kinds)
+        code_of = np.zeros(len(strings) + 1, np.uint8)
+        code_of[known] = [rule(strings[i]) for i in known]
+        return code_of
 
     def _name_ids(self, kinds: tuple[EventKind, ...]) -> list[int]:
         return np.flatnonzero(self._named[list(kinds)].any(axis=0)).tolist()
