@@ -8,11 +8,12 @@ things too, of which only the kernels that say so in their name are known to be 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analyze.host.calls import HostCalls, call_stacks, host_calls
+from stepscope.analyze.kernels.launched_within import launched_within
 from stepscope.contract.regions import EVALUATE
-from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, common
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.classify import by_string
+from stepscope.trace.table import Trace
 
 _STORES = "AccumulateGrad"
 _OF_PARAMETERS = "GammaBeta"
@@ -23,16 +24,24 @@ def parameter_gradients(rank: Rank) -> npt.NDArray[np.bool_]:
     """Return which of a rank's device work makes nothing but the gradient of a parameter."""
     work, trace = rank.work, rank.trace
     found = by_string(trace, work.name, lambda s: _OF_PARAMETERS in s).astype(bool)
-    nodes = rank.rows_named(lambda s: s.startswith(EVALUATE), EventKind.HOST_OP)
+    rows = host_calls(rank).rows_named(trace, lambda s: s.startswith(EVALUATE))
     launched = np.flatnonzero(work.launch_row >= 0)
-    if not len(nodes) or not len(launched):
+    if not len(rows) or not len(launched):
         return found
-    nodes = nodes[np.lexsort((trace["ts_ns"][nodes], trace["tid"][nodes]))]
-    stores = by_string(trace, trace["name"][nodes], lambda s: _STORES in s).astype(bool)
-    same_thread = trace["tid"][nodes][1:] == trace["tid"][nodes][:-1]
-    before_store = np.concatenate((stores[1:] & same_thread, [False])) & ~stores
-    node = enclosing(trace, nodes, work.launch_row[launched])
-    of_node, count = np.unique(node[node >= 0], return_counts=True)
-    alone = common(nodes[before_store], of_node[count == 1])
-    found[launched] |= among(node, alone)
+    nodes = call_stacks(trace, rows)
+    node = launched_within(rank, nodes, launched)
+    inside = np.flatnonzero(node >= 0)
+    node = node.take(inside)
+    alone = _before_a_store(trace, nodes) & (np.bincount(node, minlength=len(nodes)) == 1)
+    found[launched.take(inside)] |= alone.take(node)
     return found
+
+
+def _before_a_store(trace: Trace, nodes: HostCalls) -> npt.NDArray[np.bool_]:
+    """Return which nodes a gradient is stored right after, in the order of their starts."""
+    order = np.lexsort((nodes.row, nodes.start_ns, nodes.thread))
+    stores = by_string(trace, nodes.name, lambda s: _STORES in s).astype(bool)
+    node, following = order[:-1], order[1:]
+    out = np.zeros(len(nodes), bool)
+    out[node] = stores[following] & ~stores[node] & (nodes.thread[following] == nodes.thread[node])
+    return out

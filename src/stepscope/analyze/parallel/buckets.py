@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stepscope.analyze.host.calls import call_stacks
+from stepscope.analyze.kernels.launched_within import launched_within
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
@@ -22,11 +24,10 @@ from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
-from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
 
 KINDS = ("ddp", "zero1")
@@ -34,6 +35,8 @@ _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _NODE, _ADDING, _GRADIENT, _BACK = 1, 2, 3, 4
 """of a backward pass: a node that computes, adding a gradient, the node around that, copying back"""
+_WAIT = 3
+"""among what is known of the occurrences of buckets"""
 
 
 @dataclass(frozen=True)
@@ -174,11 +177,12 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
     if not rank.has_device:
         moment = start = trace["ts_ns"][computing]
         return _Gradients(*_extent(found, moment, start, start + trace["dur_ns"][computing]), host, None)
-    work = rank.work
-    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != EventKind.COMM_KERNEL))
-    around = enclosing(trace, np.concatenate((computing, hooks)), work.launch_row[launched])
-    by_hook = launched[among(around, hooks) & (work.step[launched] >= 0)]
-    own = launched[among(around, computing)]
+    work, calls = rank.work, call_stacks(trace, np.concatenate((computing, hooks)))
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
+    around = launched_within(rank, calls, launched)
+    part = np.append(by_string(trace, calls.name, _part_of_backward), 0).take(around)  # in the last place: of no call
+    by_hook = launched[among(part, (_GRADIENT, _BACK)) & (work.step[launched] >= 0)]
+    own = launched[among(part, (_NODE, _ADDING))]
     extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)
@@ -195,8 +199,9 @@ def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[
     begins = np.full(len(found.backward), np.iinfo(np.int64).max)
     ends = np.full(len(found.backward), np.iinfo(np.int64).min)
     at = np.searchsorted(found.backward.start, moment, side="right") - 1
-    np.minimum.at(begins, at[at >= 0], start[at >= 0])
-    np.maximum.at(ends, at[at >= 0], end[at >= 0])
+    known = np.flatnonzero(at >= 0)
+    np.minimum.at(begins, at[known], start[known])
+    np.maximum.at(ends, at[known], end[known])
     return begins, ends
 
 
@@ -223,42 +228,41 @@ def _buckets(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
 ) -> tuple[Bucket, ...]:
     """Return the means of each bucket over the usual synchronisations."""
-    ranks, exposed = shared.run.ranks, {}
-    for index, account in enumerate(accounts):
-        c = ranks[index].collectives
-        exposed[index] = covered_ns(account.exposed_comm if account else EMPTY, c.start_ns, c.end_ns)
-    columns = [_occurrences(shared, strategy, exposed[sync.index], sync) for sync in usual]
-    out = []
-    for order in range(len(usual[0].rows)):
-        size, ready, time, wait, exposed = np.mean([c[order] for c in columns], axis=0)
-        matched = all(c[order][3] >= 0 for c in columns)
-        out.append(
-            Bucket(
-                order=order,
-                size_bytes=float(size) if size >= 0 else None,
-                ready_ns=round(ready),
-                time_ns=round(time),
-                wait_ns=round(wait) if matched else None,
-                transfer_ns=round(time - wait) if matched else None,
-                exposed_ns=round(exposed),
-                occurrences=len(usual),
-            )
+    of_ranks = [
+        _occurrences(shared, strategy, index, account, mine)
+        for index, account in enumerate(accounts)
+        if (mine := [sync for sync in usual if sync.index == index])
+    ]
+    columns = np.concatenate(of_ranks, axis=1)
+    matched = (columns[_WAIT] >= 0).all(axis=0).tolist()
+    means = zip(*columns.mean(axis=1).tolist(), strict=True)
+    return tuple(
+        Bucket(
+            order=order,
+            size_bytes=size if size >= 0 else None,
+            ready_ns=round(ready),
+            time_ns=round(time),
+            wait_ns=round(wait) if matched[order] else None,
+            transfer_ns=round(time - wait) if matched[order] else None,
+            exposed_ns=round(exposed),
+            occurrences=len(usual),
         )
-    return tuple(out)
+        for order, (size, ready, time, wait, exposed) in enumerate(means)
+    )
 
 
 def _occurrences(
-    shared: AlignedRun, strategy: Strategy, exposed_ns: Int64s, sync: _Sync
-) -> list[tuple[int, int, int, int, int]]:
-    """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation, given the exposed
-    time of all its rank's collectives.
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, syncs: Sequence[_Sync]
+) -> Int64s:
+    """Return size, readiness, duration, wait and exposed time of the buckets (columns) of a rank's synchronisations,
+    of which all have as many.
     """
-    c = shared.run.ranks[sync.index].collectives
-    begin = strategy.passes[sync.index].backward.start[sync.at] if sync.at >= 0 else c.issue_ns[sync.rows].min()
-    ready, took = c.issue_ns[sync.rows] - begin, c.end_ns[sync.rows] - c.start_ns[sync.rows]
-    wait = shared.wait_ns[sync.index][sync.rows]
-    columns = (c.full_bytes[sync.rows], ready, took, wait, exposed_ns[sync.rows])
-    return [tuple(values) for values in zip(*(x.tolist() for x in columns), strict=True)]
+    c, rows = shared.run.ranks[index].collectives, np.stack([sync.rows for sync in syncs])
+    issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
+    at = np.array([sync.at for sync in syncs])
+    begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
+    exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
+    return np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, shared.wait_ns[index][rows], exposed))
 
 
 def _per_step_ns(total_ns: int | None, steps: int) -> int | None:
