@@ -15,7 +15,7 @@ from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls, su
 from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
 
@@ -130,7 +130,7 @@ def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
 def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     """Return the net bytes each call allocated itself."""
     trace = rank.trace
-    events = np.flatnonzero(rank.kinds == EventKind.MEMORY)
+    events = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
     if not len(events):
         return {}
     at = calls.innermost_at(trace["tid"][events], trace["ts_ns"][events])
