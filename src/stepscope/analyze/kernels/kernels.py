@@ -245,7 +245,7 @@ def _weights(
     costs: KernelCosts, kernels: Rows, duration: Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
 ) -> dict[str, Floats]:
     """Return what is summed over the kernels of a name, given their durations."""
-    flops, size = (np.nan_to_num(values[kernels]) for values in (costs.flops, costs.bytes))
+    flops, size = (np.where(values > 0, values, 0.0) for values in (costs.flops[kernels], costs.bytes[kernels]))
     occupancy, has_occupancy = _occupancy(costs, kernels)
     short = duration < SHORT_NS
     return {

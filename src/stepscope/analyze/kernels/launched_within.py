@@ -23,16 +23,17 @@ def launched_within(rank: Rank, calls: HostCalls, work: Int64s) -> Int64s:
     out = _last_begun(calls, trace["tid"].take(launch), start)
     inside = np.flatnonzero(out >= 0)
     while len(inside):
-        call, begun = out.take(inside), start.take(inside)
+        call, begun, ended = out.take(inside), start.take(inside), end.take(inside)
         until = calls.end_ns.take(call)
-        open_ = (begun < until) | (begun == calls.start_ns.take(call))
-        outlasts = end.take(inside) > until
-        if (outlasts & (begun < until)).any():
-            return lookup(calls.row, np.arange(len(calls)), enclosing(trace, calls.row, launch))
-        left = np.flatnonzero(outlasts | ~open_)
-        inside, above = inside.take(left), calls.parent.take(call.take(left))
+        left = np.flatnonzero((ended > until) | (begun >= until))
+        inside, call, begun, ended, until = (values.take(left) for values in (inside, call, begun, ended, until))
+        if (begun < until).any():
+            row = calls.row.astype(np.int64)
+            return lookup(row, np.arange(len(row)), enclosing(trace, row, launch))
+        stays = (ended <= until) & (begun == calls.start_ns.take(call))  # both take no time
+        above = np.where(stays, call, calls.parent.take(call))
         out[inside] = above
-        inside = inside[above >= 0]
+        inside = inside[(above >= 0) & ~stays]
     return out
 
 

@@ -8,9 +8,9 @@ things too, of which only the kernels that say so in their name are known to be 
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.calls import HostCalls, call_stacks, host_calls
+from stepscope.analyze.host.calls import HostCalls
+from stepscope.analyze.kernels.backward_calls import GRADIENT, NODE, backward_calls, calls_among
 from stepscope.analyze.kernels.launched_within import launched_within
-from stepscope.contract.regions import EVALUATE
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import by_string
 from stepscope.trace.table import Trace
@@ -24,11 +24,11 @@ def parameter_gradients(rank: Rank) -> npt.NDArray[np.bool_]:
     """Return which of a rank's device work makes nothing but the gradient of a parameter."""
     work, trace = rank.work, rank.trace
     found = by_string(trace, work.name, lambda s: _OF_PARAMETERS in s).astype(bool)
-    rows = host_calls(rank).rows_named(trace, lambda s: s.startswith(EVALUATE))
-    launched = np.flatnonzero(work.launch_row >= 0)
-    if not len(rows) or not len(launched):
+    backward, launched = backward_calls(rank), np.flatnonzero(work.launch_row >= 0)
+    evaluated = backward.only(NODE, GRADIENT)
+    if not len(evaluated) or not len(launched):
         return found
-    nodes = call_stacks(trace, rows)
+    nodes = calls_among(backward.calls, evaluated)
     node = launched_within(rank, nodes, launched)
     inside = np.flatnonzero(node >= 0)
     node = node.take(inside)

@@ -65,13 +65,13 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredR
     computes = np.where(known, compute_ns >= memory_ns, costs.is_matmul)
     bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
-    bound[(duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns)] = Bound.LATENCY
+    np.putmask(bound, (duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns), Bound.LATENCY)
     metered = np.zeros(len(bound), bool)
     if measured is not None:
         by_meter = _measured_bounds(measured)
         metered = by_meter != Bound.NONE
         bound[metered] = by_meter[metered]
-    bound[costs.rank.work.kind != int(EventKind.KERNEL)] = Bound.NONE
+    np.putmask(bound, costs.rank.work.kind != int(EventKind.KERNEL), Bound.NONE)
     return KernelBounds(bound, known & ~metered, metered)
 
 
@@ -94,5 +94,5 @@ def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
     """Return the least time that each row's FLOPs and bytes take on the chip, NaN where unknown."""
     peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
     bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
-    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks[costs.precision] * 1e9)
+    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks.take(costs.precision) * 1e9)
     return compute, costs.bytes / bandwidth  # bytes / (GB/s) is ns

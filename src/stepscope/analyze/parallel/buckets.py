@@ -13,13 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.analyze.host.calls import call_stacks
+from stepscope.analyze.host.calls import HostCalls, call_stacks
+from stepscope.analyze.kernels.backward_calls import (
+    ADDING,
+    BACK,
+    GRADIENT,
+    NODE,
+    BackwardCalls,
+    backward_calls,
+    part_of_backward,
+)
 from stepscope.analyze.kernels.launched_within import launched_within
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
-from stepscope.contract.regions import EVALUATE
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
@@ -27,14 +35,10 @@ from stepscope.run.aligned import AlignedRun
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind, by_string
+from stepscope.trace.classify import EventKind, Kinds, by_string
 from stepscope.trace.table import Int64s
 
 KINDS = ("ddp", "zero1")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
-_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-_NODE, _ADDING, _GRADIENT, _BACK = 1, 2, 3, 4
-"""of a backward pass: a node that computes, adding a gradient, the node around that, copying back"""
 _WAIT = 3
 """among what is known of the occurrences of buckets"""
 
@@ -168,30 +172,33 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
 
     A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
     """
-    trace = rank.trace
-    rows, part = rank.coded_rows(_part_of_backward, EventKind.HOST_OP)
-    nodes, adding, gradients, back = (rows[part == one] for one in (_NODE, _ADDING, _GRADIENT, _BACK))
-    hooks = np.concatenate((gradients, back))
-    host = int(_in_steps(rank, hooks).sum() - _in_steps(rank, adding).sum()) if len(adding) else None
-    computing = np.concatenate((nodes, adding))
+    backward = backward_calls(rank)
+    calls, adding = backward.calls, backward.only(ADDING)
+    hooks = backward.only(GRADIENT, BACK)
+    host = _in_steps_ns(rank, calls, hooks) - _in_steps_ns(rank, calls, adding) if len(adding) else None
     if not rank.has_device:
-        moment = start = trace["ts_ns"][computing]
-        return _Gradients(*_extent(found, moment, start, start + trace["dur_ns"][computing]), host, None)
-    work, calls = rank.work, call_stacks(trace, np.concatenate((computing, hooks)))
+        computing = backward.only(NODE, ADDING)
+        start = calls.start_ns[computing]
+        return _Gradients(*_extent(found, start, start, calls.end_ns[computing]), host, None)
+    work, (calls, part) = rank.work, _stacked(rank, backward)
     launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
-    around = launched_within(rank, calls, launched)
-    part = np.append(by_string(trace, calls.name, _part_of_backward), 0).take(around)  # in the last place: of no call
-    by_hook = launched[among(part, (_GRADIENT, _BACK)) & (work.step[launched] >= 0)]
-    own = launched[among(part, (_NODE, _ADDING))]
-    extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
+    part = np.append(part, 0).take(launched_within(rank, calls, launched))  # in the last place: of no call
+    by_hook = launched[among(part, (GRADIENT, BACK)) & (work.step[launched] >= 0)]
+    own = launched[among(part, (NODE, ADDING))]
+    asked_ns = rank.trace["ts_ns"][work.launch_row[own]]
+    extent = _extent(found, asked_ns, work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)
 
 
-def _part_of_backward(name: str) -> int:
-    if name.startswith(EVALUATE):
-        return _GRADIENT if name.endswith(_ACCUMULATE) else _NODE
-    return _ADDING if name == _ACCUMULATE else _BACK if name == _COPY_BACK else 0
+def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
+    """Return the calls, and what each does; of calls of one moment those that compute are around the others."""
+    calls, part = backward.calls, backward.part
+    same = [values[1:] == values[:-1] for values in (calls.thread, calls.start_ns, calls.end_ns)]
+    if np.logical_and.reduce(same).any():
+        calls = call_stacks(rank.trace, calls.row[np.lexsort((calls.row, part))].astype(np.int64))
+        part = by_string(rank.trace, calls.name, part_of_backward)
+    return calls, part
 
 
 def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
@@ -205,10 +212,10 @@ def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[
     return begins, ends
 
 
-def _in_steps(rank: Rank, rows: Int64s) -> Int64s:
-    """Return the durations of the host rows that lie in recorded steps."""
-    inside = rank.steps.of(rank.trace["ts_ns"][rows]) >= 0 if len(rank.steps) else np.ones(len(rows), bool)
-    return np.asarray(rank.trace["dur_ns"][rows[inside]])
+def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
+    """Return how long those of the chosen calls took that lie in recorded steps."""
+    start, end = calls.start_ns[chosen], calls.end_ns[chosen]
+    return int((end - start)[rank.steps.of(start) >= 0].sum() if len(rank.steps) else (end - start).sum())
 
 
 def _passes_in_steps(rank: Rank, found: Passes) -> int:
