@@ -14,16 +14,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analyze.host.calls import HostCalls, call_stacks
-from stepscope.analyze.kernels.backward_calls import (
+from stepscope.analyze.kernels.backward_work import (
     ADDING,
     BACK,
     GRADIENT,
     NODE,
     BackwardCalls,
     backward_calls,
+    launched_within,
     part_of_backward,
 )
-from stepscope.analyze.kernels.launched_within import launched_within
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount

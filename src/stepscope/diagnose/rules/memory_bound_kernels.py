@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.backward_work import parameter_gradients
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
 from stepscope.analyze.replay.changes import Change, with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.analyze.replay.replay import Replay
