@@ -9,7 +9,6 @@ from stepscope.intervals import (
     EMPTY,
     Intervals,
     clip,
-    closed,
     complement,
     covered_ns,
     intersect,
@@ -70,20 +69,20 @@ def test_union_of_several_sets(raws: list[list[tuple[int, int]]]) -> None:
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 55])
-@given(st.lists(st.tuples(st.integers(0, 3), MOMENT, MOMENT), max_size=12))
-def test_union_of_each_key(scale: int, keyed: list[tuple[int, int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 3), MOMENT, MOMENT), max_size=12), st.integers(1, 10))
+def test_union_of_each_key(scale: int, keyed: list[tuple[int, int, int]], gap: int) -> None:
     key, start, end = (np.array([row[i] for row in keyed], np.int64) for i in range(3))
-    of_key, x = union_by(key, start * scale, end * scale)
+    of_key, x = union_by(key, start * scale, end * scale, gap_ns=gap * scale)
     assert (of_key[1:] >= of_key[:-1]).all()
     for one in range(4):
-        mine, expected = of_key == one, union(scale * start[key == one], scale * end[key == one])
+        mine, expected = of_key == one, union(scale * start[key == one], scale * end[key == one], gap_ns=gap * scale)
         assert x.start[mine].tolist() == expected.start.tolist() and x.end[mine].tolist() == expected.end.tolist()
 
 
 @given(RAW, st.integers(1, 10))
-def test_short_gaps_are_closed_and_long_ones_stay(raw: list[tuple[int, int]], gap: int) -> None:
+def test_short_gaps_are_filled_and_long_ones_stay(raw: list[tuple[int, int]], gap: int) -> None:
     x = of(raw)
-    y = closed(x, gap)
+    y = union(*zip(*raw, strict=True), gap_ns=gap) if raw else x
     assert (y.start[1:] - y.end[:-1] >= gap).all()
     assert covered(x) <= covered(y)
     long = x.start[1:] - x.end[:-1] >= gap

@@ -34,11 +34,15 @@ class Intervals(NamedTuple):
 EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
+def union(start: npt.ArrayLike, end: npt.ArrayLike, *, gap_ns: int = 1) -> Intervals:
     """Return the union of any intervals; empty and inverted ones are dropped, touching ones merged.
+
+    Gaps in it that are shorter than `gap_ns` are filled.
 
     >>> union([0, 5, 4], [2, 9, 6])
     Intervals(start=array([0, 4]), end=array([2, 9]))
+    >>> union([0, 5, 20], [2, 9, 30], gap_ns=10)
+    Intervals(start=array([ 0, 20]), end=array([ 9, 30]))
     """
     s = np.asarray(start, np.int64)
     e = np.asarray(end, np.int64)
@@ -51,22 +55,8 @@ def union(start: npt.ArrayLike, end: npt.ArrayLike) -> Intervals:
         order = np.argsort(s, kind="stable")
         s, e = s[order], e[order]
     reach = np.maximum.accumulate(e)
-    return _joined(s, reach, s[1:] > reach[:-1])
-
-
-def _joined(start: Int64s, end: Int64s, apart: npt.NDArray[np.bool_]) -> Intervals:
-    """Return intervals by start, each joined to the one before it where the two are not apart."""
-    last = np.flatnonzero(apart)
-    return Intervals(np.concatenate((start[:1], start[last + 1])), np.concatenate((end[last], end[-1:])))
-
-
-def closed(x: Intervals, gap_ns: int) -> Intervals:
-    """Return the set with all gaps filled that are shorter than `gap_ns`.
-
-    >>> closed(union([0, 5, 20], [2, 9, 30]), 10)
-    Intervals(start=array([ 0, 20]), end=array([ 9, 30]))
-    """
-    return _joined(*x, x.start[1:] - x.end[:-1] >= gap_ns) if len(x) else x
+    last = np.flatnonzero(s[1:] > reach[:-1] + (gap_ns - 1))
+    return Intervals(np.concatenate((s[:1], s[last + 1])), np.concatenate((reach[last], reach[-1:])))
 
 
 def union_of(*sets: Intervals) -> Intervals:
@@ -76,25 +66,27 @@ def union_of(*sets: Intervals) -> Intervals:
     return union(np.concatenate([x.start for x in sets]), np.concatenate([x.end for x in sets]))
 
 
-def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s) -> tuple[Int64s, Intervals]:
+def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s, *, gap_ns: int = 1) -> tuple[Int64s, Intervals]:
     """Return the union of the intervals of each key, and the key of each interval in it; keys, none below 0, ascend.
 
-    One union over all, the intervals of each key moved to a place of their own.
+    One union over all, the intervals of each key moved to a place of their own. Gaps are filled as in `union`.
 
     >>> union_by(np.array([1, 0, 1]), np.array([0, 1, 2]), np.array([3, 4, 5]))
     (array([0, 1]), Intervals(start=array([1, 0]), end=array([4, 5])))
     """
-    there = np.flatnonzero(end > start)
-    if not len(there):
+    there = end > start
+    if not there.all():
+        key, start, end = key[there], start[there], end[there]
+    if not len(key):
         return EMPTY.start, EMPTY
-    key, start, end = key[there].astype(np.int64), start[there], end[there]
-    first, wide = int(start.min()), int(end.max()) - int(start.min()) + 1
+    key = key.astype(np.int64, copy=False)
+    first, wide = int(start.min()), int(end.max()) - int(start.min()) + gap_ns
     if wide * (int(key.max()) + 1) > _MAX_NS:  # times that no job has
-        each = {one: union(start[key == one], end[key == one]) for one in distinct(key).tolist()}
+        each = {one: union(start[key == one], end[key == one], gap_ns=gap_ns) for one in distinct(key).tolist()}
         of = np.repeat(np.array(list(each), np.int64), [len(x) for x in each.values()])
         return of, Intervals(*(np.concatenate(sides) for sides in zip(*each.values(), strict=True)))
     moved = key * wide - first
-    covered = union(start + moved, end + moved)
+    covered = union(start + moved, end + moved, gap_ns=gap_ns)
     of = covered.start // wide
     back = of * wide - first
     return of, Intervals(covered.start - back, covered.end - back)
@@ -102,6 +94,8 @@ def union_by(key: npt.NDArray[np.integer], start: Int64s, end: Int64s) -> tuple[
 
 def clip(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """Return the part of `x` that lies within `[start_ns, end_ns)`."""
+    if len(x) and start_ns <= x.start[0] and x.end[-1] <= end_ns:
+        return x
     s = np.maximum(x.start, start_ns)
     e = np.minimum(x.end, end_ns)
     keep = e > s
@@ -141,7 +135,7 @@ def complement(x: Intervals, start_ns: int, end_ns: int) -> Intervals:
     s = np.concatenate(([start_ns], c.end))
     e = np.concatenate((c.start, [end_ns]))
     keep = e > s
-    return Intervals(s[keep].astype(np.int64), e[keep].astype(np.int64))
+    return Intervals(s[keep].astype(np.int64, copy=False), e[keep].astype(np.int64, copy=False))
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from stepscope.stats.distinct import among, common, distinct, distinct_rows, union_of_values
+from stepscope.stats.distinct import among, common, distinct, distinct_places, distinct_rows, union_of_values
 
 RNG = np.random.default_rng(5)
 SAMPLES: list[np.ndarray] = [
@@ -22,6 +22,9 @@ def test_each_value_once(values: np.ndarray) -> None:
     once = distinct(values)
     assert once.dtype == values.dtype
     assert once.tolist() == np.unique(values).tolist()
+    also, place = distinct_places(values)
+    assert also.dtype == values.dtype and also.tolist() == once.tolist()
+    assert also[place].tolist() == values.tolist()
 
 
 @pytest.mark.parametrize("a", [s for s in SAMPLES if s.dtype == np.int64], ids=len)

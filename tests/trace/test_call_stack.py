@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.trace.scanner import call_stack, call_stack_parents, stack_order
+from stepscope.trace.scanner import call_stack, call_stack_parents, stacked
 
 Rows = list[tuple[int, int, int]]
 
@@ -56,14 +56,19 @@ def test_no_events_have_no_parents() -> None:
     assert len(call_stack_parents(none, none, none)) == 0
 
 
+@pytest.mark.parametrize("scale", [1, 1 << 59])
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 4), st.booleans()), max_size=30))
-def test_order_of_a_stack_is_by_thread_start_longest_first_and_stable(some: list[tuple[int, int, int, bool]]) -> None:
+def test_order_of_a_stack_is_by_thread_start_longest_first_and_stable(
+    scale: int, some: list[tuple[int, int, int, bool]]
+) -> None:
     thread, start, length, then = (np.array([row[i] for row in some], np.int64) for i in range(4))
-    end = start + length
-    assert stack_order(thread, start, end).tolist() == np.lexsort((-end, start, thread)).tolist()
-    both = stack_order(thread, start, end, then.astype(bool))
-    assert both.tolist() == np.lexsort((then, -end, start, thread)).tolist()
+    start, end = scale * start, scale * (start + length)
+    assert stacked(thread, start, end).order.tolist() == np.lexsort((-end, start, thread)).tolist()
+    both = stacked(thread, start, end, then.astype(bool))
+    assert both.order.tolist() == np.lexsort((then, -end, start, thread)).tolist()
+    for column, of_stack in zip((thread, start, end), both[1:], strict=True):
+        assert of_stack.tolist() == column[both.order].tolist()
 
 
 def test_stack_after_another_begins_empty() -> None:

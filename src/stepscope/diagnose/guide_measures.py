@@ -10,6 +10,7 @@ from stepscope.analyze.memory.growth import Growth
 from stepscope.analyze.memory.usage import MemoryView, RankMemory
 from stepscope.contract.collectives import element_bytes
 from stepscope.diagnose.measurements import NO_DEVICE, Measurement, on_device
+from stepscope.records import once_per_record
 from stepscope.run.matching.match import POINT_TO_POINT
 from stepscope.stats.distinct import among, distinct
 from stepscope.units import readable_bytes
@@ -34,11 +35,16 @@ def tensor_cores(account: Account) -> Measurement:
 
 def sixteen_bit(account: Account) -> Measurement:
     """Return the percentage of matrix products with operands of 16 bits or fewer."""
-    shares = precision_shares([view.costs for view in account.ranks])
+    shares = _precision_shares(account)
     if not shares:
         return Measurement(None, "the operand types of matrix products are not known")
     said = ", ".join(f"{name} {100 * part:.0f} %" for name, part in shares.items())
     return Measurement(100 * sum(shares.get(name, 0.0) for name in _NARROW), said)
+
+
+@once_per_record
+def _precision_shares(account: Account) -> dict[str, float]:
+    return precision_shares([view.costs for view in account.ranks])
 
 
 def matmul_rate(account: Account) -> Measurement:
@@ -48,7 +54,7 @@ def matmul_rate(account: Account) -> Measurement:
         return Measurement(None, "the peak of the device is not known (--peak-tflops)")
     flops = time_ns = 0.0
     for c in (view.costs for view in account.ranks):
-        known = c.is_matmul & (np.nan_to_num(c.flops) > 0)
+        known = np.flatnonzero(c.is_matmul & (c.flops > 0))  # NaN is not above 0
         flops, time_ns = flops + float(c.flops[known].sum()), time_ns + float(c.duration_ns[known].sum())
     if not time_ns:
         return Measurement(None, _NO_SHAPES)

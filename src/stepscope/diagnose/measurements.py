@@ -11,7 +11,7 @@ from stepscope.analyze.memory.usage import MemoryView
 from stepscope.analyze.step.steadiness import log_series, steadiness_of
 from stepscope.contract.collectives import OP_CODE
 from stepscope.dataclass import dataclass
-from stepscope.intervals import intersect, union
+from stepscope.intervals import covered_ns, union
 from stepscope.run.aligned import UNMATCHED
 from stepscope.stats.distinct import among
 from stepscope.units import NS_PER_MS, readable_bytes
@@ -127,8 +127,8 @@ def _reductions_ns(account: Account, index: int) -> tuple[float, float, float | 
         return None
     spans, wait = union(c.start_ns[rows], c.end_ns[rows]), np.maximum(account.shared.wait_ns[index][rows], 0)
     waits = union(c.start_ns[rows], c.start_ns[rows] + wait)
-    whole = (spans, intersect(spans, window.exposed_comm), waits)
-    all_ns, exposed_ns, wait_ns = (x.total_ns / len(rank.steps) for x in whole)
+    exposed = int(covered_ns(window.exposed_comm, spans.start, spans.end).sum())
+    all_ns, exposed_ns, wait_ns = (x / len(rank.steps) for x in (spans.total_ns, exposed, waits.total_ns))
     matched = (account.shared.wait_ns[index][rows] != UNMATCHED).any()
     return all_ns, exposed_ns, wait_ns if matched else None
 

@@ -7,6 +7,7 @@ Work launched before the window has no launch event: it is in the window, but in
 """
 
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,13 @@ from stepscope.errors import TraceError
 from stepscope.intervals import Intervals, union
 from stepscope.records import ArrayRecord
 from stepscope.run.steps import Steps
-from stepscope.stats.distinct import among, distinct
+from stepscope.stats.distinct import among, distinct, distinct_places
 from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
-from stepscope.trace.scanner import call_stack_parents, stack_order
-from stepscope.trace.table import Int64s, Trace
+from stepscope.trace.scanner import call_stack_parents, stacked
+from stepscope.trace.table import Int64s, SparseColumn, Trace
 
 Rows = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.integer[Any]]
 
 MAX_STREAMS = 2_048
 """of one rank, over all its devices"""
@@ -131,7 +133,7 @@ def _num_streams(work: DeviceWork) -> int:
     return 1 + int(((device[1:] != device[:-1]) | (stream[1:] != stream[:-1])).sum())
 
 
-def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
+def lookup(keys: Numbers, values: Numbers, wanted: Int64s) -> Rows:
     """Return for each wanted key the value of its last occurrence in `keys`, -1 where there is none.
 
     Dense where the keys span a moderate range (correlation ids do), because sorting permuted ids is slow.
@@ -141,13 +143,13 @@ def lookup(keys: Int64s, values: npt.NDArray[np.intp], wanted: Int64s) -> Rows:
     low, high = int(keys.min()), int(keys.max())
     if high - low <= 8 * (len(keys) + len(wanted)) + 1_000_000:
         table = np.full(high - low + 2, -1, np.int32)  # of rows; in the last place that of no key
-        table[keys - low] = values
+        table[np.subtract(keys, low, dtype=np.intp)] = values
         inside = (wanted >= low) & (wanted <= high)
         return table[np.where(inside, wanted - low, -1)].astype(np.int64)
     order = np.argsort(keys, kind="stable")
     i = np.searchsorted(keys[order], wanted, side="right") - 1
     at = order[np.maximum(i, 0)]
-    return np.where((i >= 0) & (keys[at] == wanted), values[at], -1)
+    return np.where((i >= 0) & (keys[at] == wanted), values[at], np.int64(-1))
 
 
 def numbered(keys: Int64s) -> Int64s:
@@ -173,10 +175,9 @@ def numbered(keys: Int64s) -> Int64s:
 def _launch_rows(trace: Trace, kinds: Kinds, device_rows: Rows) -> tuple[Rows, Rows, int]:
     """Return the launch of each device row, all launching calls, and how many of those share an id."""
     correlation = trace.arg("correlation")
-    runtime = np.flatnonzero(of_kinds(kinds, (EventKind.RUNTIME,)))
-    key = correlation.at(runtime, missing=-1)
-    has = np.flatnonzero(key > 0)
-    runtime, key = runtime[has], key[has]
+    [calls] = _of_each_kind(correlation, kinds, EventKind.RUNTIME)
+    has = np.flatnonzero(calls.values > 0)
+    runtime, key = calls.rows[has].astype(np.int64), calls.values[has]
     found = lookup(key, runtime, correlation.at(device_rows, missing=-1))
     launching = np.flatnonzero(by_string(trace, trace["name"][runtime], lambda s: bool(_LAUNCHES.search(s))))
     reused = len(launching) - len(distinct(key[launching]))
@@ -187,43 +188,52 @@ def _op_rows(trace: Trace, kinds: Kinds, launch_rows: Rows) -> Rows:
     """Return the innermost host operator around each launch: by external id where it names one on the same
     thread around the launch, else by the call stack.
     """
-    ops = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP,)))
     external = trace.arg("external_id")
-    wanted = external.at(launch_rows, missing=-1)
-    found = lookup(external.at(ops, missing=-2), ops, wanted)
+    ops, calls = _of_each_kind(external, kinds, EventKind.HOST_OP, EventKind.RUNTIME)
+    found = lookup(ops.values, ops.rows, calls.at(launch_rows, missing=-1))
     found[~_encloses(trace, found, launch_rows)] = -1
     missing = np.flatnonzero(found < 0)
     if len(missing):
-        found[missing] = enclosing(trace, ops, launch_rows[missing])
+        all_ops = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP,)))
+        found[missing] = enclosing(trace, all_ops, launch_rows[missing])
     return found
+
+
+def _of_each_kind(arg: SparseColumn, kinds: Kinds, *wanted: EventKind) -> list[SparseColumn]:
+    """Return what an argument is in the rows of each of these kinds."""
+    found = kinds.take(arg.rows)
+    places = [np.flatnonzero(found == int(kind)) for kind in wanted]
+    return [SparseColumn(arg.rows.take(of_kind), arg.values.take(of_kind)) for of_kind in places]
 
 
 def _encloses(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]:
     """Return whether each outer row is on the inner's thread and around it."""
     ts, dur, tid = trace["ts_ns"], trace["dur_ns"], trace["tid"]
     same = (outer >= 0) & (tid[outer] == tid[inner])
-    return same & (ts[outer] <= ts[inner]) & (ts[outer] + dur[outer] >= ts[inner] + dur[inner])
+    outer_start, inner_start = ts[outer], ts[inner]
+    return same & (outer_start <= inner_start) & (outer_start + dur[outer] >= inner_start + dur[inner])
 
 
 def enclosing(trace: Trace, outer: Rows, inner: Rows) -> Rows:
     """Return for each inner row the innermost outer row of its thread around it, -1 where there is none."""
     if not len(outer) or not len(inner):
         return np.full(len(inner), -1, np.int64)
-    unique, back = np.unique(inner, return_inverse=True)
-    rows = np.concatenate((outer, unique))
-    start, thread = trace["ts_ns"][rows], trace["tid"][rows]
-    end = start + trace["dur_ns"][rows]
-    order = stack_order(thread, start, end, np.arange(len(rows)) >= len(outer))
-    parent = call_stack_parents(thread[order], start[order], end[order])
-    is_inner = order >= len(outer)
+    if not (inner[1:] > inner[:-1]).all():
+        once, place = distinct_places(inner)
+        return enclosing(trace, outer, once)[place]
+    rows = np.concatenate((outer, inner))
+    start, thread = trace["ts_ns"].take(rows), trace["tid"].take(rows)
+    is_inner = np.arange(len(rows)) >= len(outer)
+    order, *columns = stacked(thread, start, start + trace["dur_ns"].take(rows), is_inner)
+    parent, is_inner = call_stack_parents(*columns), is_inner.take(order)
     places = np.flatnonzero(is_inner)
-    around = parent[places]
+    around = parent.take(places)
     # An inner row's parent may be another inner row (a launch within a launch): climb to an outer one.
     while (climb := (around >= 0) & is_inner[around]).any():
         around = np.where(climb, parent[around], around)
-    found = np.empty(len(unique), np.int64)
+    found = np.empty(len(inner), np.int64)
     found[order[places] - len(outer)] = np.where(around >= 0, rows[order[around]], -1)
-    return found[back]
+    return found
 
 
 def _first_of(value: Int64s, fallback: Int64s) -> Int64s:

@@ -14,12 +14,9 @@ from stepscope.run.collectives.table import Collectives
 from stepscope.run.device_name import Device, device_of
 from stepscope.run.device_work import DeviceWork, JoinCounts, Rows, device_work
 from stepscope.run.steps import Steps, recorded_steps
-from stepscope.stats.distinct import among
-from stepscope.trace.classify import EventKind, Kinds, event_kinds, names_by_kind, of_kinds
+from stepscope.trace.classify import EventKind, Kinds, coded_rows, codes_of_names, event_kinds, names_by_kind
 from stepscope.trace.table import Trace
 
-_FEW_NAMES = 8
-"""that are quicker looked for among all rows than in those of some kinds"""
 _MAX_RANKS = 1 << 20
 """a world said to be larger is not believed"""
 
@@ -50,7 +47,8 @@ class Rank(ArrayRecord):
 
     def names(self, *kinds: EventKind) -> list[str]:
         """Return the distinct names of the rows of these kinds."""
-        return [self.trace.strings[i] for i in self._name_ids(kinds)]
+        there = names_by_kind(self.trace)[list(kinds)].any(axis=0)
+        return [self.trace.strings[i] for i in np.flatnonzero(there).tolist()]
 
     def rows_named(self, matches: Callable[[str], bool], *kinds: EventKind) -> Rows:
         """Return the rows of these kinds whose name satisfies `matches`, which is asked once for each name."""
@@ -58,27 +56,13 @@ class Rank(ArrayRecord):
 
     def coded_rows(self, rule: Callable[[str], int], *kinds: EventKind) -> tuple[Rows, Kinds]:
         """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers."""
-        strings, names = self.trace.strings, self.trace["name"]
-        known = self._name_ids(kinds)
-        code_of = np.zeros(len(strings) + 1, np.uint8)  # one more, that of no name, stays 0
-        code_of[known] = [rule(strings[i]) for i in known]
-        wanted = np.flatnonzero(code_of).astype(names.dtype)
-        if not len(wanted):
-            return np.empty(0, np.int64), np.empty(0, np.uint8)
-        there = of_kinds(self.kinds, kinds)
-        if len(wanted) <= _FEW_NAMES:
-            there &= among(names, wanted)
-        rows = np.flatnonzero(there)
-        code = code_of.take(names[rows])
-        coded = np.flatnonzero(code)
-        return rows[coded], code[coded]
+        return coded_rows(self.trace, rule, kinds)
 
-    def _name_ids(self, kinds: tuple[EventKind, ...]) -> list[int]:
-        return np.flatnonzero(self._named[list(kinds)].any(axis=0)).tolist()
-
-    @cached_property
-    def _named(self) -> np.ndarray:
-        return names_by_kind(self.trace, self.kinds)
+    def codes_of_names(self, rule: Callable[[str], int], *kinds: EventKind) -> Kinds:
+        """Return the number that `rule` gives to each string that names rows of these kinds; 0 for all others, and in
+        one more place for no name.
+        """
+        return codes_of_names(self.trace, rule, kinds)
 
     @property
     def host(self) -> str | None:
@@ -124,7 +108,7 @@ def rank_of_trace(trace: Trace, *, rank: int, rank_source: str, flight_file: Pat
     steps = recorded_steps(trace, kinds)
     work, joins = device_work(trace, kinds, steps)
     if len(work):
-        collectives = device_collectives(trace, kinds, work)
+        collectives = device_collectives(trace, work)
     else:
         from stepscope.run.collectives.flight import flight_calls  # only for a rank without a device
         from stepscope.run.collectives.gloo import gloo_collectives

@@ -80,7 +80,7 @@ class Steps(ArrayRecord):
 
 def recorded_steps(trace: Trace, kinds: Kinds) -> Steps:
     """Return the steps of a trace; of one that was cut off only those that are there as a whole, never its last."""
-    ranges = np.flatnonzero(kinds == EventKind.ANNOTATION)
+    ranges = np.flatnonzero(kinds == int(EventKind.ANNOTATION))
     unfinished = _first_unfinished(trace)
     marked = rows_named(trace, ranges, lambda s: _whole_step(s, unfinished))
     if len(marked):

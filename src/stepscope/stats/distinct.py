@@ -32,6 +32,22 @@ def distinct(values: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:
     return ordered[np.append(True, ordered[1:] != ordered[:-1])]
 
 
+def distinct_places(values: npt.NDArray[_Kind]) -> tuple[npt.NDArray[_Kind], npt.NDArray[np.intp]]:
+    """Return each value once, ascending, and where each of the values is among them.
+
+    As `np.unique` with its inverse, by a merge sort: for values that are a few runs that ascend already.
+
+    >>> [x.tolist() for x in distinct_places(np.array([7, -2, 7, 30]))]
+    [[-2, 7, 30], [1, 0, 1, 2]]
+    """
+    order = np.argsort(values, kind="stable")
+    ordered = values.take(order)
+    fresh = np.append(True, ordered[1:] != ordered[:-1])[: len(values)]
+    place = np.empty(len(values), np.intp)
+    place[order] = np.cumsum(fresh) - 1
+    return ordered[fresh], place
+
+
 def union_of_values(*several: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:
     """Return each value that is in any of them once, ascending."""
     return distinct(np.concatenate(several))

@@ -31,6 +31,18 @@ def medians(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.where(np.isnan(rows).any(axis=-1), np.nan, middle)
 
 
+def medians_between(values: npt.NDArray[np.float64], cuts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the median of the values between each cut and the next, at least one, NaN where one of them is.
+
+    >>> medians_between(np.array([3.0, 1.0, 2.0, 4.0, 5.0]), np.array([0, 3, 5])).tolist()
+    [2.0, 4.5]
+    """
+    count = np.diff(cuts)
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(count)), count)))]  # NaN comes last
+    middle = (ordered[cuts[:-1] + (count - 1) // 2] + ordered[cuts[:-1] + count // 2]) / 2
+    return np.where(np.isnan(ordered[cuts[1:] - 1]), np.nan, middle)
+
+
 def quantiles(values: npt.ArrayLike, shares: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """Return below which value each share of the values lies, interpolated between neighbours as `np.quantile` does.
 

@@ -1,13 +1,12 @@
 """Robust statistics: medians, spreads and slopes that one outlier cannot move."""
 
-from itertools import pairwise
 from math import erfc, sqrt
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.dataclass import dataclass
-from stepscope.stats.middle import median, quantiles
+from stepscope.stats.middle import median, medians_between, quantiles
 
 Floats = npt.NDArray[np.float64]
 
@@ -88,8 +87,7 @@ def theil_sen(x: Floats, y: Floats) -> tuple[float, float]:
     """
     if len(x) > _MAX_POINTS:
         cuts = np.linspace(0, len(x), _MAX_POINTS + 1).astype(int)
-        x = np.array([median(x[a:b]) for a, b in pairwise(cuts)])
-        y = np.array([median(y[a:b]) for a, b in pairwise(cuts)])
+        x, y = medians_between(x, cuts), medians_between(y, cuts)
     i, j = np.triu_indices(len(x), 1)
     run = x[j] - x[i]
     keep = run != 0
@@ -197,7 +195,7 @@ def _chunk_medians(x: Floats, y: Floats, chunks: int) -> tuple[Floats, Floats]:
     if len(x) <= chunks:
         return x, y
     cuts = np.linspace(0, len(x), chunks + 1).astype(int)
-    return tuple(np.array([median(v[a:b]) for a, b in pairwise(cuts)]) for v in (x, y))  # type: ignore[return-value]
+    return medians_between(x, cuts), medians_between(y, cuts)
 
 
 def _kendall_variance(y: Floats) -> float:

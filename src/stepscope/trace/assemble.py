@@ -20,13 +20,14 @@ Ids = npt.NDArray[np.int64]
 _FIRST_CAPACITY = 1 << 14
 _TYPICAL_EVENT_BYTES = 200
 _COPIED_BYTES = 1 << 20
+_SIGN_OF_32_BITS = 1 << 31
 _OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
 _STRING_COLUMNS = ("cat", "name")
 _ID_COLUMNS = ("pid", "tid")
 
 
 class _GrowingArray:
-    """An array that grows at its end."""
+    """An array that grows at its end; one of 32 bits takes 64 from the first number on that needs them."""
 
     def __init__(self, dtype: str, capacity: int) -> None:
         self._room: npt.NDArray[Any] = np.empty(capacity, dtype)
@@ -35,17 +36,26 @@ class _GrowingArray:
     def extend(self, values: npt.NDArray[Any], *, plus: int = 0) -> None:
         end = self.length + len(values)
         if end > len(self._room):
-            larger = np.empty(2 * end, self._room.dtype)
-            larger[: self.length] = self._room[: self.length]
-            self._room = larger
+            self._move(2 * end, self._room.dtype)
         added = self._room[self.length : end]
         added[:] = values
         if plus:
             added += plus
         self.length = end
 
+    def extend_by_numbers(self, values: Ids) -> None:
+        if self._room.dtype != values.dtype and not _fit_32_bits(values):
+            self._move(len(self._room), values.dtype)
+        self.extend(values)
+
+    def _move(self, capacity: int, dtype: np.dtype[Any]) -> None:
+        room = np.empty(capacity, dtype)
+        room[: self.length] = self._room[: self.length]
+        self._room = room
+
     def array(self) -> npt.NDArray[Any]:
-        if self._room.nbytes <= _COPIED_BYTES:  # room that is left over would stay as long as the values
+        left_over = self._room.nbytes - self.length * self._room.itemsize
+        if left_over > self._room.nbytes // 2 and self._room.nbytes <= _COPIED_BYTES:  # it would stay with the values
             return self._room[: self.length].copy()
         return self._room[: self.length]
 
@@ -67,7 +77,7 @@ class Columns:
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
         self._dense = [_GrowingArray(column.dtype, capacity) for column in DENSE]
         some = max(capacity // 8, min(_FIRST_CAPACITY, raw_bytes))
-        self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int64", some)) for _ in ARGS]
+        self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
 
     def append(self, rows: Rows, *, scanner: int, offset: int) -> None:
@@ -78,7 +88,10 @@ class Columns:
             self._dense[number].extend(values, plus=offset if number == _OFFSET else 0)
         for number, (where, values) in rows.args.items():
             self._sparse[number][0].extend(where, plus=first_row)
-            self._sparse[number][1].extend(values)
+            if ARGS[number].kind is ArgKind.INT:
+                self._sparse[number][1].extend_by_numbers(values)
+            else:  # numbers of strings, of which there are never as many
+                self._sparse[number][1].extend(values)
         ends = [values.length for _, values in self._sparse]
         if self._segments and self._segments[-1].scanner == scanner:
             self._segments.pop()
@@ -106,19 +119,18 @@ class Columns:
             if column.kind is ArgKind.FLOAT:
                 rows, values = _floats(rows, values, strings.strings)
                 bad += self._sparse[number][0].length - len(rows)
-            if column.kind is ArgKind.TEXT:
-                values = values.astype(np.int32)
             if len(rows):
                 same = known.setdefault(len(rows), rows)  # shapes, types and values of operators lie on the same rows
-                columns[column.name] = SparseColumn(same if np.array_equal(same, rows) else rows, values)
+                is_same = same is rows or np.array_equal(same, rows)
+                columns[column.name] = SparseColumn(same if is_same else rows, values)
         return columns, bad
 
-    def _renumber_arg(self, number: int, values: Ids, strings: "Strings") -> None:
+    def _renumber_arg(self, number: int, values: npt.NDArray[np.int32], strings: "Strings") -> None:
         start = 0
         for segment in self._segments:
             numbers, end = strings.of[segment.scanner], segment.sparse_ends[number]
             if numbers is not None and end > start:
-                values[start:end] = numbers[values[start:end]]
+                values[start:end] = numbers.take(values[start:end])
             start = end
 
 
@@ -133,12 +145,22 @@ class Strings:
         for scanner in scanners:
             share.take(BYTES_PER_TEXT * scanner.num_texts())
             decoded = decode_all(scanner.texts())
-            numbers = np.fromiter((ids.setdefault(d.text, len(ids)) for d in decoded), np.int64, len(decoded))
-            self.of.append(None if np.array_equal(numbers, np.arange(len(numbers))) else numbers)
-            bad.update(d.text for d in decoded if d.replaced)
-            short.update(d.text for d in decoded if d.shortened)
+            self.of.append(_added(ids, decoded.texts))
+            bad |= decoded.replaced
+            short |= decoded.shortened
         self.strings = list(ids)
         self.num_bad, self.num_shortened = len(bad), len(short)
+
+
+def _added(ids: dict[str, int], texts: list[str]) -> Ids | None:
+    """Return the numbers of the texts among all, those that are new added; None where each has its own place."""
+    if not ids:
+        ids.update(zip(texts, range(len(texts)), strict=True))
+        if len(ids) == len(texts):
+            return None
+        ids.clear()
+    numbers = np.array([ids.setdefault(text, len(ids)) for text in texts], np.int64)
+    return None if np.array_equal(numbers, np.arange(len(numbers))) else numbers
 
 
 def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
@@ -150,7 +172,14 @@ def _renumber_dense(columns: dict[str, npt.NDArray[Any]], numbers: Ids) -> None:
         columns[name][rows] = numbers[columns[name][rows] - STRING_ID_BASE] + STRING_ID_BASE
 
 
-def _floats(rows: npt.NDArray[Any], ids: Ids, strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
+def _fit_32_bits(values: Ids) -> bool:
+    """Return whether all of some numbers do; next to all are not negative, which one pass over their bits tells."""
+    if 0 <= int(np.bitwise_or.reduce(values)) < _SIGN_OF_32_BITS:
+        return True
+    return int(values.min()) >= -_SIGN_OF_32_BITS and int(values.max()) < _SIGN_OF_32_BITS
+
+
+def _floats(rows: npt.NDArray[Any], ids: npt.NDArray[np.int32], strings: list[str]) -> tuple[npt.NDArray[Any], Ids]:
     """Return the bits of the numbers that the texts hold; those that hold none are left out."""
     used = np.zeros(len(strings), np.bool_)
     used[ids] = True

@@ -6,12 +6,15 @@ of operators: their names tell them. Some vendors file all that their device doe
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord, once_per_record
+from stepscope.stats.distinct import among
 from stepscope.trace.device_processes import uncategorised_device_rows
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Trace
@@ -108,6 +111,8 @@ _RANGE = re.compile(r"^ProfilerStep#\d+$|^Optimizer\.(step|zero_grad)#|^enumerat
 """ranges of PyTorch's own that once had the category of operators"""
 
 _MEMORY_EVENT = "[memory]"
+_FEW_NAMES = 8
+"""that are quicker looked for among all rows than in those of some kinds"""
 
 
 def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]:
@@ -118,8 +123,26 @@ def of_kinds(kinds: Kinds, wanted: Iterable[EventKind]) -> npt.NDArray[np.bool_]
     return out
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class _Classified(ArrayRecord):
+    """The kind of every row, and what that says of the names."""
+
+    kinds: Kinds
+    named: npt.NDArray[np.bool_]
+
+
 def event_kinds(trace: Trace) -> Kinds:
     """Return the `EventKind` of every row."""
+    return _classified(trace).kinds
+
+
+def names_by_kind(trace: Trace) -> npt.NDArray[np.bool_]:
+    """Return which strings name rows of each kind: a row per `EventKind`, a column per string."""
+    return _classified(trace).named
+
+
+@once_per_record
+def _classified(trace: Trace) -> _Classified:
     ph = trace["ph"]
     kinds = by_string(trace, trace["cat"], lambda s: _CATEGORIES.get(s.lower(), EventKind.OTHER))
     filed = (ph == ord("X")) | of_kinds(kinds, (EventKind.MEMORY, EventKind.FLOW))
@@ -129,15 +152,26 @@ def event_kinds(trace: Trace) -> Kinds:
     return _by_name(trace, kinds)
 
 
-def _by_name(trace: Trace, kinds: Kinds) -> Kinds:
-    """Return the kinds with those that the categories leave open decided by the names, once for each distinct name."""
+def _by_name(trace: Trace, kinds: Kinds) -> _Classified:
+    """Return the kinds with those that the categories leave open decided by the names, once for each distinct name.
+
+    In tables with a row per `EventKind` and a column for no name and for each string.
+    """
+    width = len(trace.strings) + 1
     place = _kind_and_name(trace, kinds)
-    refined = np.repeat(np.arange(len(EventKind), dtype=np.uint8), len(trace.strings) + 1)
-    table, there = refined.reshape(len(EventKind), -1)[:, 1:], _named(trace, place)
+    there = np.zeros(len(EventKind) * width, bool)
+    there[place] = True
+    refined = np.repeat(np.arange(len(EventKind), dtype=np.uint8), width)
+    table = refined.reshape(-1, width)[:, 1:]
     for kind, rule in _RULES.items():
-        names = np.flatnonzero(there[kind])
+        names = np.flatnonzero(there.reshape(-1, width)[kind, 1:])
         table[kind, names] = [rule(trace.strings[i]) for i in names.tolist()]
-    return refined.take(place)
+    known = np.flatnonzero(there)
+    named = np.zeros((len(EventKind), width), bool)
+    named[refined[known], known % width] = True
+    kinds = refined.take(place)
+    kinds.flags.writeable = False  # they are everybody's
+    return _Classified(kinds, named[:, 1:])
 
 
 def _memory_kind(name: str) -> EventKind:
@@ -173,24 +207,44 @@ def rows_named(trace: Trace, rows: npt.NDArray[np.intp], matches: Callable[[str]
     return rows[np.flatnonzero(table.take(names))] if table.any() else rows[:0]
 
 
-def names_by_kind(trace: Trace, kinds: Kinds) -> npt.NDArray[np.bool_]:
-    """Return which strings name rows of each kind: a row per `EventKind`, a column per string."""
-    return _named(trace, _kind_and_name(trace, kinds))
+def coded_rows(
+    trace: Trace, rule: Callable[[str], int], wanted: Sequence[EventKind]
+) -> tuple[npt.NDArray[np.intp], Kinds]:
+    """Return the rows of these kinds to whose name `rule` gives a number other than 0, and the numbers.
+
+    The rule is asked once for each name.
+    """
+    names, code_of = trace["name"], codes_of_names(trace, rule, wanted)
+    coded = np.flatnonzero(code_of).astype(names.dtype)
+    if not len(coded):
+        return np.empty(0, np.intp), np.empty(0, np.uint8)
+    there = of_kinds(event_kinds(trace), wanted)
+    if len(coded) <= _FEW_NAMES:
+        there &= among(names, coded)
+    rows = np.flatnonzero(there)
+    code = code_of.take(names[rows])
+    if len(coded) > _FEW_NAMES:
+        kept = np.flatnonzero(code)
+        rows, code = rows[kept], code[kept]
+    return rows, code
+
+
+def codes_of_names(trace: Trace, rule: Callable[[str], int], wanted: Sequence[EventKind]) -> Kinds:
+    """Return the number that `rule` gives to each string that names rows of these kinds; 0 for all others, and in one
+    more place for no name.
+    """
+    known = np.flatnonzero(names_by_kind(trace)[list(wanted)].any(axis=0)).tolist()
+    code_of = np.zeros(len(trace.strings) + 1, np.uint8)
+    code_of[known] = [rule(trace.strings[i]) for i in known]
+    return code_of
 
 
 def _kind_and_name(trace: Trace, kinds: Kinds) -> npt.NDArray[np.intp]:
-    """Return each row's place in a table with a row per `EventKind` and a column for no name and for each string."""
+    """Return each row's place in such a table."""
     place = kinds * np.int32(len(trace.strings) + 1)
     place += trace["name"]
     place -= NO_STRING
     return place.astype(np.intp)
-
-
-def _named(trace: Trace, places: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-    """Return which strings the table has at these places: a row per `EventKind`, a column per string."""
-    there = np.zeros(len(EventKind) * (len(trace.strings) + 1), bool)
-    there[places] = True
-    return there.reshape(len(EventKind), -1)[:, 1:]
 
 
 def _of_strings(trace: Trace, ids: npt.NDArray[np.integer], rule: Callable[[str], int]) -> Kinds:

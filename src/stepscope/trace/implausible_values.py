@@ -53,18 +53,47 @@ class PlausibleColumns(ArrayRecord):
 
 def drop_implausible(columns: Columns, args: dict[str, SparseColumn], *, base_ns: int) -> PlausibleColumns:
     """Return the table with the file's base time added, without times and arguments that cannot be true."""
+    before = len(columns["ph"])
+    notes: tuple[str, ...] = ()
+    if _is_one_short_window(columns, base_ns):
+        _add_base(columns, base_ns)
+    else:
+        columns, args, notes = _without_far_times(columns, args, base_ns)
+    args, bad_args, named = _in_range(args)
+    return PlausibleColumns(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
+
+
+def _is_one_short_window(columns: Columns, base_ns: int) -> bool:
+    """Return whether all times lie so close together that there is no gap, as in next to all files: in four passes."""
+    ts, dur = columns["ts_ns"], columns["dur_ns"]
+    if not len(ts):
+        return False
+    end = int(ts.max()) + max(int(dur.max()), 0)
+    start = end - MIN_GAP_NS
+    if base_ns + start < MIN_TIME_NS or base_ns + end >= MAX_TIME_NS:
+        return False
+    return np.count_nonzero(ts < start) == np.count_nonzero(ts == NONE_NS)
+
+
+def _add_base(columns: Columns, base_ns: int) -> None:
+    if base_ns:
+        untimed = np.flatnonzero(columns["ts_ns"] == NONE_NS)
+        columns["ts_ns"] += base_ns
+        columns["ts_ns"][untimed] = NONE_NS
+
+
+def _without_far_times(
+    columns: Columns, args: dict[str, SparseColumn], base_ns: int
+) -> tuple[Columns, dict[str, SparseColumn], tuple[str, ...]]:
+    """Return the table with the base time added, without times far from the others, and what is to be said of it."""
     within = _within_64_bits(columns, base_ns)
     timed = columns["ts_ns"] != NONE_NS
     fits = 2 * np.count_nonzero(within & timed) >= np.count_nonzero(timed)
     if not fits:  # the base time itself is what is wrong
         base_ns, within = 0, _within_64_bits(columns, 0)
     notes = () if fits else ("baseTimeNanoseconds does not fit the times; they are as in the file",)
-    before = len(within)
     columns, args = _only(columns, args, within)
-    if base_ns:
-        untimed = np.flatnonzero(columns["ts_ns"] == NONE_NS)
-        columns["ts_ns"] += base_ns
-        columns["ts_ns"][untimed] = NONE_NS
+    _add_base(columns, base_ns)
     near, jump_ns = _near_the_rest(columns)
     columns, args = _only(columns, args, near)
     if jump_ns:
@@ -72,8 +101,7 @@ def drop_implausible(columns: Columns, args: dict[str, SparseColumn], *, base_ns
             *notes,
             f"times jump by {jump_ns / 1e9:,.0f} s within the trace: its clock was set",
         )
-    args, bad_args, named = _in_range(args)
-    return PlausibleColumns(columns, args, before - len(columns["ph"]), bad_args, (*notes, *named))
+    return columns, args, notes
 
 
 def _within_64_bits(columns: Columns, base_ns: int) -> Bools:
@@ -168,7 +196,7 @@ def _only(columns: Columns, args: dict[str, SparseColumn], keep: Bools) -> tuple
 def _narrow(arg: SparseColumn, low: int, high: int) -> SparseColumn:
     """Return the same numbers in 32 bits where they fit: next to all do, and tables are most of what is kept."""
     fits = low >= -(1 << 31) and high < 1 << 31
-    return SparseColumn(arg.rows, arg.values.astype(np.int32)) if fits else arg
+    return SparseColumn(arg.rows, arg.values.astype(np.int32, copy=False)) if fits else arg
 
 
 def _in_range(args: dict[str, SparseColumn]) -> tuple[dict[str, SparseColumn], int, list[str]]:

@@ -18,41 +18,48 @@ ELLIPSIS = "…"
 REPLACEMENT = "\ufffd"
 
 
-class DecodedText(NamedTuple):
-    """A string and what had to be done to it."""
+class DecodedTexts(NamedTuple):
+    """Strings, and which of them something had to be done to."""
 
-    text: str
-    replaced: bool
-    shortened: bool
-
-
-def decode_all(texts: Iterable[Text]) -> list[DecodedText]:
-    """Return the strings of the scanner's texts, in their order."""
-    return [decode(text) for text in texts]
+    texts: list[str]
+    replaced: set[str]
+    shortened: set[str]
 
 
-def decode(text: Text) -> DecodedText:
-    """Return one string: the content of a JSON string, or the JSON text of another value in one spelling."""
-    try:
-        plain, replaced = text.raw.decode(), False
-    except UnicodeDecodeError:
-        plain, replaced = text.raw.decode(errors="replace"), True
-    if text.flags is _PLAIN:
-        return DecodedText(plain, replaced, False)
-    if text.flags is _JSON:  # as next to all others are; to ask for each flag takes longer than the rest
-        return DecodedText(_one_spelling(plain), replaced, False)
-    clean = plain
-    if TextFlags.FIXED in text.flags:
-        clean = _CONTROL.sub(REPLACEMENT, plain)
-    replaced = replaced or clean != plain
-    if TextFlags.JSON in text.flags:
+def decode_all(texts: Iterable[Text]) -> DecodedTexts:
+    """Return the strings of the scanner's texts in their order: the content of a JSON string, or the JSON text of
+    another value in one spelling.
+    """
+    out: list[str] = []
+    replaced: set[str] = set()
+    shortened: set[str] = set()
+    for raw, flags in texts:
+        try:
+            plain, is_sound = raw.decode(), True
+        except UnicodeDecodeError:
+            plain, is_sound = raw.decode(errors="replace"), False
+        if flags is _JSON:  # as next to all are that are not plain; to ask for each flag takes longer than the rest
+            plain = _one_spelling(plain)
+        elif flags is not _PLAIN:
+            plain, is_sound = _mended(plain, flags, is_sound)
+            if TextFlags.SHORTENED in flags:
+                shortened.add(plain)
+        out.append(plain)
+        if not is_sound:
+            replaced.add(plain)
+    return DecodedTexts(out, replaced, shortened)
+
+
+def _mended(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
+    """Return a text that has any flags as it is meant, and whether nothing of it had to be replaced."""
+    clean = _CONTROL.sub(REPLACEMENT, text) if TextFlags.FIXED in flags else text
+    is_sound = is_sound and clean == text
+    if TextFlags.JSON in flags:
         clean = _one_spelling(clean)
-    elif TextFlags.ESCAPED in text.flags:
+    elif TextFlags.ESCAPED in flags:
         clean, bad_escapes = _unescaped(clean)
-        replaced = replaced or bad_escapes
-    if TextFlags.SHORTENED in text.flags:
-        return DecodedText(clean.rstrip(REPLACEMENT) + ELLIPSIS, replaced, True)
-    return DecodedText(clean, replaced, False)
+        is_sound = is_sound and not bad_escapes
+    return clean.rstrip(REPLACEMENT) + ELLIPSIS if TextFlags.SHORTENED in flags else clean, is_sound
 
 
 def _unescaped(text: str) -> tuple[str, bool]:

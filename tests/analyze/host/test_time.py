@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tests.analyze.build import RankTrace, built_run
 
+from stepscope.analyze.host import time
 from stepscope.analyze.host.host_compute import computing_operators
 from stepscope.analyze.host.runtime_calls import is_allocation, is_synchronisation
 from stepscope.analyze.host.time import blocked_host, host_parts, recorded_events, stalling
@@ -138,11 +139,13 @@ def test_without_steps_the_window_stalls_and_without_operators_nothing_is_known(
     assert len(stalling(rank_of(tmp_path / "bare", bare))) == 0
 
 
-def test_recorded_events_by_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_recorded_events_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_order: bool) -> None:
+    monkeypatch.setattr(time, "_FEW_RUNS", 2)
     trace = RankTrace(0)
     for step, events in enumerate((3, 0, 5)):
         trace.step(step, 100 * step, 100 * step + 90)
-        for k in range(events):
+        for k in range(events) if in_order else reversed(range(events)):
             trace.ran("aten::add", 100 * step + k, 100 * step + k + 0.5)
     trace.call("cudaDeviceSynchronize", 400, 450)  # the profiler's own, after the last step
     assert recorded_events(rank_of(tmp_path, trace)).tolist() == [3, 0, 5]

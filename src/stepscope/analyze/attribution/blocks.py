@@ -18,7 +18,6 @@ from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.host.calls import host_calls
 from stepscope.analyze.host.host_compute import launching_spans
 from stepscope.analyze.host.runtime_calls import allocations, synchronisations
 from stepscope.analyze.step.layers import Timeline, painted
@@ -96,7 +95,7 @@ def _sync_spans(rank: Rank, threads: Int64s) -> Intervals:
     calls = synchronisations(rank)
     calls = calls[among(trace["tid"][calls], threads)]
     calls = _without_profilers_own(rank, calls)
-    ops = host_calls(rank).rows_named(trace, lambda s: bool(_SYNC_OP.search(s)))
+    ops = rank.rows_named(lambda s: bool(_SYNC_OP.search(s)), EventKind.HOST_OP)
     moments = np.sort(trace["ts_ns"][calls])
     first = np.searchsorted(moments, trace["ts_ns"][ops])
     holds_one = np.searchsorted(moments, trace["ts_ns"][ops] + trace["dur_ns"][ops]) > first

@@ -201,11 +201,13 @@ def _cause_before(blocked: Timeline, moment: Int64s) -> npt.NDArray[np.uint8]:
 def _split(slices: Timeline, first_ns: Int64s, cause: npt.NDArray[np.uint8]) -> Timeline:
     """Return the slices with the first `first_ns` of each under another cause."""
     middle = slices.start + first_ns
-    start = np.stack((slices.start, middle), axis=1).ravel()
-    end = np.stack((middle, slices.end), axis=1).ravel()
-    label = np.stack((cause, slices.label), axis=1).ravel()
-    keep = end > start
-    return Timeline(start[keep], end[keep], label[keep])
+    label = np.where(middle >= slices.end, cause, slices.label)
+    cut = np.flatnonzero((first_ns > 0) & (middle < slices.end))
+    return Timeline(
+        np.insert(slices.start, cut + 1, middle[cut]),
+        np.insert(slices.end, cut, middle[cut]),
+        np.insert(label, cut, cause[cut]),
+    )
 
 
 def _main_cause(idle: Intervals, slices: Timeline) -> npt.NDArray[np.uint8]:

@@ -15,8 +15,8 @@ from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind, by_string
-from stepscope.trace.scanner import call_stack_parents, stack_order
+from stepscope.trace.classify import EventKind, by_string, of_kinds
+from stepscope.trace.scanner import call_stack_parents, stacked
 from stepscope.trace.table import Int64s, Trace
 
 Mask = npt.NDArray[np.bool_]
@@ -49,7 +49,7 @@ class HostCalls(ArrayRecord):
     def _index_of_row(self) -> Places:
         """Return the index of each event row, -1 for one that is no call and, in the last place, for no row."""
         out = np.full(int(self.row.max(initial=-1)) + 2, -1, np.int32)
-        out[self.row.astype(np.intp)] = np.arange(len(self))
+        out[self.row.astype(np.intp)] = np.arange(len(self), dtype=np.int32)  # one of 64 bits takes twice as long
         return out
 
     def rows_named(self, trace: Trace, matches: Callable[[str], bool]) -> Places:
@@ -96,27 +96,27 @@ class HostCalls(ArrayRecord):
     def nearest_to(self, call: Int64s, wanted: Mask) -> Int64s:
         """Return as `nearest` does, for some calls alone: they climb to it. -1 stays -1."""
         out = call.copy()
-        climbing = np.flatnonzero(call >= 0)
-        climbing = climbing[~wanted[call[climbing]]]
+        open_end = np.append(~wanted, False)  # in the last place: of no call
+        climbing = np.flatnonzero(open_end.take(call))
+        above: npt.NDArray[np.integer] = call.take(climbing)
         while len(climbing):
-            above = self.parent.take(out[climbing])
+            above = self.parent.take(above)
             out[climbing] = above
-            climbing = climbing[(above >= 0) & ~wanted.take(above)]
+            further = np.flatnonzero(open_end.take(above))
+            climbing, above = climbing.take(further), above.take(further)
         return out
 
     def inside_of_same(self, group: npt.NDArray[np.integer], *, only: Mask | None = None) -> tuple[Int64s, Int64s]:
         """Return pairs (call, caller around it) of the same group, the innermost such caller for each call."""
-        parent = self._indices_of_parents()
-        call = np.flatnonzero(parent >= 0 if only is None else only & (parent >= 0))
-        above, mine = parent[call], group[call]
+        call = np.flatnonzero(self.parent >= 0 if only is None else only)
+        above, mine = self.parent.take(call), group.take(call)
         pairs = [np.empty((2, 0), np.int64)]
-        while len(call):
-            same = group[above] == mine
+        while len(left := np.flatnonzero(above >= 0)):
+            call, above, mine = call.take(left), above.take(left), mine.take(left)
+            same = group.take(above) == mine
             found = np.flatnonzero(same)
-            pairs.append(np.stack((call[found], above[found])))
-            above = parent[above]
-            left = np.flatnonzero((above >= 0) & ~same)
-            call, above, mine = call[left], above[left], mine[left]
+            pairs.append(np.stack((call.take(found), above.take(found))))
+            above = np.where(same, -1, self.parent.take(above))
         calls, callers = np.concatenate(pairs, axis=1)
         return calls, callers
 
@@ -149,18 +149,17 @@ class HostCalls(ArrayRecord):
 @once_per_record
 def host_calls(rank: Rank) -> HostCalls:
     """Return the operators of a rank with their callers."""
-    return call_stacks(rank.trace, np.flatnonzero(rank.kinds == EventKind.HOST_OP))
+    return call_stacks(rank.trace, np.flatnonzero(of_kinds(rank.kinds, (EventKind.HOST_OP,))))
 
 
 def call_stacks(trace: Trace, row: Rows) -> HostCalls:
     """Return events of the host, given by their rows, with their callers among them."""
-    thread, start = trace["tid"][row], trace["ts_ns"][row]
-    end = start + trace["dur_ns"][row]
-    order = stack_order(thread, start, end)
-    row, thread, start, end = row[order], thread[order], start[order], end[order]
+    start = trace["ts_ns"].take(row)
+    order, thread, start, end = stacked(trace["tid"].take(row), start, start + trace["dur_ns"].take(row))
+    row = row.take(order)
     return HostCalls(
         row=row.astype(np.int32),
-        name=trace["name"][row],
+        name=trace["name"].take(row),
         thread=thread,
         start_ns=start,
         end_ns=end,

@@ -10,12 +10,13 @@ import numpy.typing as npt
 
 from stepscope.analyze.host.calls import HostCalls, host_calls
 from stepscope.analyze.host.runtime_calls import runtime_rows, runtime_starts
-from stepscope.intervals import Intervals, closed, union_by
+from stepscope.intervals import Intervals, union_by
 from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
+from stepscope.stats.distinct import among, distinct_places
 from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
 
 MIN_COMPUTING_NS = 1_000_000
 MIN_HOLE_NS = 1_000_000
@@ -30,15 +31,30 @@ def launching_spans(rank: Rank) -> dict[int, Intervals]:
     """
     trace, ops, calls = rank.trace, host_calls(rank), runtime_rows(rank)
     launching = _outermost(ops, computing_operators(rank))
-    called = trace["ts_ns"][calls]
-    thread = np.concatenate((ops.thread[launching], trace["tid"][calls]))
-    start = np.concatenate((ops.start_ns[launching], called))
-    end = np.concatenate((ops.end_ns[launching], called + trace["dur_ns"][calls]))
-    threads = distinct(thread)
-    of, ran = union_by(np.searchsorted(threads, thread), start, end)
-    bounds = np.searchsorted(of, np.arange(len(threads) + 1)).tolist()
-    each = zip(threads.tolist(), bounds[:-1], bounds[1:], strict=True)
-    return {one: closed(Intervals(ran.start[a:b], ran.end[a:b]), MIN_HOLE_NS) for one, a, b in each}
+    called = trace["ts_ns"].take(calls)
+    # Each by itself first: its rows are nearly in order, and few spans are left to unite with the other's.
+    parts = (
+        _closed(ops.thread.take(launching), ops.start_ns.take(launching), ops.end_ns.take(launching)),
+        _closed(trace["tid"].take(calls), called, called + trace["dur_ns"].take(calls)),
+    )
+    thread, start, end = _closed(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    first = _first_of_runs(thread)
+    bounds = [*first.tolist(), len(thread)]
+    each = zip(thread[first].tolist(), bounds[:-1], bounds[1:], strict=True)
+    return {one: Intervals(start[a:b], end[a:b]) for one, a, b in each}
+
+
+def _closed(thread: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return thread, start and end of when the threads ran, by thread, with short holes closed."""
+    first = _first_of_runs(thread)
+    threads, number = distinct_places(thread[first])
+    of, ran = union_by(np.repeat(number, np.diff(first, append=len(thread))), start, end, gap_ns=MIN_HOLE_NS)
+    return threads[of], *ran
+
+
+def _first_of_runs(values: Int64s) -> npt.NDArray[np.intp]:
+    """Return where a value differs from the one before; rows of one thread come together."""
+    return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 
 def _outermost(ops: HostCalls, without: Rows) -> npt.NDArray[np.intp]:

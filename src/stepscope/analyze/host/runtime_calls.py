@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.records import once_per_record
 from stepscope.run.device_work import Rows
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s
 
 _SYNCHRONISATION = re.compile(
@@ -43,7 +43,7 @@ def is_allocation(name: str) -> bool:
 @once_per_record
 def runtime_rows(rank: Rank) -> Rows:
     """Return the rows of all calls."""
-    return np.flatnonzero(rank.kinds == EventKind.RUNTIME)
+    return np.flatnonzero(of_kinds(rank.kinds, (EventKind.RUNTIME,)))
 
 
 @once_per_record

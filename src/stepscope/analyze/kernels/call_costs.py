@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, Places, host_calls
+from stepscope.analyze.step.regions import graph_builders
 from stepscope.contract.precisions import PEAK_PRECISIONS
 from stepscope.contract.regions import EVALUATE
 from stepscope.cost.operators.families import Family, OpCost
@@ -24,7 +25,7 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import by_string
+from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s, Trace
 
@@ -70,7 +71,7 @@ class CallCosts(ArrayRecord):
 def call_costs(rank: Rank) -> CallCosts:
     """Return the work of every operator call of a rank."""
     calls = host_calls(rank)
-    role = by_string(rank.trace, calls.name, _role)
+    role = rank.codes_of_names(_role, EventKind.HOST_OP).take(calls.name)
     may_count = np.flatnonzero(role == _MAY_COST)
     variant, costs = _distinct_costs(rank.trace, calls, may_count)
     costed = np.zeros(len(calls), bool)
@@ -96,7 +97,7 @@ def call_costs(rank: Rank) -> CallCosts:
         family=of_calls(np.full(n, FAMILY_CODE[Family.OTHER], np.uint8), lambda cost: FAMILY_CODE[cost.family]),
         operand=of_calls(np.zeros(n, np.uint8), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0)),
         lower_bound=of_calls(np.zeros(n, bool), lambda cost: cost.lower_bound),
-        recomputed=_recomputed(rank.trace, calls, role == _BACKWARD),
+        recomputed=_recomputed(rank, calls, role == _BACKWARD),
     )
 
 
@@ -132,29 +133,29 @@ def _inputs(trace: Trace, rows: Places) -> list[Int64s]:
     known = columns[0].rows
     if not len(known) or not all(np.array_equal(known, column.rows) for column in columns):
         return [column.at(rows, missing=NO_STRING) for column in columns]
-    place = np.minimum(np.searchsorted(known, rows), len(known) - 1)
-    there = known[place] == rows
-    return [np.where(there, column.values[place], NO_STRING).astype(np.int64) for column in columns]
+    place = np.zeros(max(int(known[-1]), int(rows.max(initial=0))) + 1, np.int32)  # 0 for a row without
+    place[known.astype(np.intp)] = np.arange(1, len(known) + 1, dtype=np.int32)
+    at = place.take(rows)
+    there = at > 0
+    at -= 1
+    return [np.where(there, column.values.take(at), NO_STRING).astype(np.int64) for column in columns]
 
 
-def _recomputed(trace: Trace, calls: HostCalls, node: Mask) -> Mask:
+def _recomputed(rank: Rank, calls: HostCalls, node: Mask) -> Mask:
     """Return which calls belong to a forward pass that backward ran again; `node` are those of the backward pass."""
-    again = _with_gradients(trace, calls, node)
+    again = _with_gradients(rank, calls, node)
     if len(again):
-        again = again[_also_outside(trace, calls, node, again)]
+        again = again[_also_outside(rank.trace, calls, node, again)]
     repeats = np.zeros(len(calls), bool)
     repeats[again] = True
     return calls.nearest(repeats) >= 0 if len(again) else repeats
 
 
-def _with_gradients(trace: Trace, calls: HostCalls, node: Mask) -> Int64s:
+def _with_gradients(rank: Rank, calls: HostCalls, node: Mask) -> Int64s:
     """Return the calls within backward's nodes that ran with gradients on."""
     if not node.any():
         return np.empty(0, np.int64)
-    sequence = trace.arg("sequence")
-    rows = sequence.rows[sequence.values >= 0]
-    call = calls.at_rows(rows[trace.arg("fwd_thread").at(rows, missing=-1) <= 0])
-    call = call[call >= 0]
+    call = calls.at_rows(graph_builders(rank))
     call = call[~node[call]]
     return call[calls.nearest_to(call, node) >= 0]
 

@@ -18,7 +18,7 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import distinct, distinct_places
 from stepscope.trace.classify import EventKind
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
@@ -80,7 +80,7 @@ def kernel_costs(calls: CallCosts) -> KernelCosts:
     tensor_core[multiplies & (named != family)] = UNKNOWN
     mine = np.flatnonzero(call >= 0)
     owner, duration = call[mine], (work.end_ns - work.start_ns)[mine].astype(float)
-    sharing = numbered(owner)
+    _, sharing = distinct_places(owner)
     flops, size = np.full(len(work), np.nan), np.full(len(work), np.nan)
     flops[mine] = _shared_out(calls.flops[owner], sharing, _multiplying(duration, multiplies[mine], sharing))
     size[mine] = _shared_out(calls.bytes[owner], sharing, duration)

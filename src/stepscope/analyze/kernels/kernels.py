@@ -9,11 +9,12 @@ import numpy as np
 from stepscope.analyze.host.calls import Floats, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, kernel_bounds
+from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, KernelBounds, kernel_bounds
 from stepscope.cost.chips.table import Chip
 from stepscope.dataclass import dataclass
 from stepscope.run.device_work import Rows, numbered
 from stepscope.run.measured_kernels import MeasuredLaunches
+from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, of_kinds
 
 if TYPE_CHECKING:
@@ -197,10 +198,14 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
     example[group[::-1]] = np.arange(len(group))[::-1]  # the first of each is written last
     explained = np.flatnonzero(costs.call[kernels] >= 0)
     example[group[explained]] = explained  # its operator tells more than the name alone
-    weights = _weights(costs, kernels, chip, measured)
+    bounds, duration = kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
+    weights = _weights(costs, kernels, duration.astype(np.float64), bounds, measured)
     totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights.items()}
+    held_back = group * len(Bound) + bounds.bound[kernels]
+    by_bound = np.bincount(held_back, duration, minlength=len(example) * len(Bound)).reshape(-1, len(Bound))
+    totals |= {name: by_bound[:, bound].tolist() for bound, name in _TIME_BOUND.items()}
     longest = np.zeros(len(example), np.int64)
-    np.maximum.at(longest, group, costs.duration_ns[kernels])
+    np.maximum.at(longest, group, duration)
     rows = zip(kernels[example].tolist(), longest.tolist(), zip(*totals.values(), strict=True), strict=True)
     for i, longest_ns, row in rows:
         text = costs.rank.trace.strings[work.name[i]]
@@ -208,8 +213,8 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
             sums[text] = _empty(costs, i)
         mine = sums[text]
         mine.max_ns = max(mine.max_ns, longest_ns)
-        for key, value in zip(totals, row, strict=True):
-            mine.numbers[key] = mine.numbers.get(key, 0.0) + value
+        known = mine.numbers.get
+        mine.numbers = {key: known(key, 0.0) + value for key, value in zip(totals, row, strict=True)}
     if measured is not None:
         _add_stalls(sums, costs, kernels, measured)
 
@@ -227,7 +232,7 @@ def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measu
 
 def _empty(costs: KernelCosts, i: int) -> _Sums:
     """Return empty sums with what all kernels of a name have in common."""
-    communicates = costs.rank.work.kind[i] == EventKind.COMM_KERNEL
+    communicates = int(costs.rank.work.kind[i]) == EventKind.COMM_KERNEL
     tells = not costs.is_matmul[i] or costs.tensor_core[i] >= 0
     return _Sums(
         family=COMMUNICATION if communicates else FAMILIES[costs.family[i]].value,
@@ -237,14 +242,11 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
 
 
 def _weights(
-    costs: KernelCosts, kernels: Rows, chip: Chip | None, measured: "MeasuredRows | None"
+    costs: KernelCosts, kernels: Rows, duration: Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
 ) -> dict[str, Floats]:
-    """Return what is summed over the kernels of a name."""
-    duration = costs.duration_ns[kernels].astype(np.float64)
-    flops, size = (np.nan_to_num(values[kernels]) for values in (costs.flops, costs.bytes))
+    """Return what is summed over the kernels of a name, given their durations."""
+    flops, size = (np.where(values > 0, values, 0.0) for values in (costs.flops[kernels], costs.bytes[kernels]))
     occupancy, has_occupancy = _occupancy(costs, kernels)
-    bounds = kernel_bounds(costs, chip=chip, measured=measured)
-    bound = bounds.bound[kernels]
     short = duration < SHORT_NS
     return {
         "count": np.ones(len(kernels)),
@@ -261,7 +263,6 @@ def _weights(
         "occupancy_ns": duration * has_occupancy,
         "from_shapes": bounds.from_shapes[kernels].astype(np.float64),
         "measured_ns": duration * bounds.measured[kernels],
-        **{name: duration * (bound == b) for b, name in _TIME_BOUND.items()},
         **(_measured_weights(measured, kernels, duration) if measured is not None else {}),
     }
 
@@ -301,7 +302,7 @@ def _launches(costs: Sequence[KernelCosts]) -> tuple[float | None, float | None]
         work = one.rank.work
         mine = (work.step >= 0) & of_kinds(work.kind, _KERNELS)
         kernels += int(mine.sum())
-        launches += int(numbered(work.launch_row[mine]).max(initial=-1)) + 1
+        launches += len(distinct(work.launch_row[mine]))
     return (kernels / steps, launches / steps) if steps else (None, None)
 
 

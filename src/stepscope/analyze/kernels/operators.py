@@ -13,16 +13,17 @@ import numpy as np
 
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls, sum_by
 from stepscope.dataclass import dataclass
-from stepscope.run.device_work import numbered
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
 
 _HOST_DEVICE_TYPE = 0
 _COSTLY = ("device_total_ns", "host_total_ns")
 """what makes one call of an operator the costliest, the first before the second; they hold what was called too"""
+_MAX_SPREAD = 32
+"""slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
 
 class GroupBy(Enum):
@@ -129,7 +130,7 @@ def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
 def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     """Return the net bytes each call allocated itself."""
     trace = rank.trace
-    events = np.flatnonzero(rank.kinds == EventKind.MEMORY)
+    events = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
     if not len(events):
         return {}
     at = calls.innermost_at(trace["tid"][events], trace["ts_ns"][events])
@@ -150,29 +151,26 @@ def _add(
 ) -> None:
     """Add one rank's calls to the sums, group by group."""
     trace, shapes_of = rank.trace, rank.trace.arg("input_dims")
-    by_shape = group_by is GroupBy.NAME_AND_SHAPE
+    by_shape, num_shapes = group_by is GroupBy.NAME_AND_SHAPE, len(trace.strings) + 1
     key = calls.name.astype(np.int64)
     if by_shape:
-        key = key * (len(trace.strings) + 1) + shapes_of.at(calls.row, missing=NO_STRING) + 1
-    group = numbered(key)
-    count = np.bincount(group)
-    example = np.empty(len(count), np.int64)
-    example[group] = np.arange(len(group))
-    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(count))[group])
+        key = key * num_shapes + shapes_of.at(calls.row, missing=NO_STRING) - NO_STRING
+    keys, group, count = _grouped(key)
+    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(keys)).take(group))
     totals = {"calls": count.astype(float)}
     for name, values in per_call.items():
         counted = values
         if name in _COSTLY:
             counted = values.copy()
             counted[nested] = 0
-        totals[name] = np.bincount(group, counted, minlength=len(count))
-    costliest = _costliest(group, per_call, len(count))
-    ids = calls.name[example].tolist()
-    dims = (shapes_of.at(calls.row[chosen], missing=NO_STRING).tolist() for chosen in (example, costliest))
+        totals[name] = np.bincount(group, counted, minlength=len(keys))
+    costliest = _costliest(group, per_call, len(keys))
+    dims = shapes_of.at(calls.row[costliest], missing=NO_STRING).tolist()
     worst = zip(*(per_call[name][costliest].tolist() for name in _COSTLY), strict=True)
     rows = zip(*(values.tolist() for values in totals.values()), strict=True)
-    for name_id, usual_dims, worst_dims, cost, row in zip(ids, *dims, worst, rows, strict=True):
-        shapes = trace.text(usual_dims) if by_shape else None
+    for one, worst_dims, cost, row in zip(keys.tolist(), dims, worst, rows, strict=True):
+        name_id, shape = divmod(one, num_shapes) if by_shape else (one, 0)
+        shapes = trace.text(shape + NO_STRING) if by_shape else None
         mine = sums.setdefault((trace.strings[name_id], shapes), _Sums())
         for name, value in zip(totals, row, strict=True):
             mine.numbers[name] = mine.numbers.get(name, 0.0) + value
@@ -180,34 +178,52 @@ def _add(
             mine.costliest, mine.shapes = cost, trace.text(worst_dims)
 
 
+def _grouped(key: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return each key once, ascending, the place of every one among them, and how often each is there.
+
+    >>> [values.tolist() for values in _grouped(np.array([7, -1, 7, 9]))]
+    [[-1, 7, 9], [1, 0, 1, 2], [1, 2, 1]]
+    """
+    low, high = int(key.min(initial=0)), int(key.max(initial=0))
+    if high - low > _MAX_SPREAD * len(key):
+        return np.unique(key, return_inverse=True, return_counts=True)
+    place = key - low
+    count = np.bincount(place)
+    there = np.flatnonzero(count)
+    return there + low, (np.cumsum(count > 0) - 1).take(place), count[there]
+
+
 def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
     """Return which groups may have calls inside calls of their own: those that stay when groups that call none, or that
     none calls, are left out again and again.
     """
-    inside = np.flatnonzero(calls.parent >= 0)
-    pairs = distinct(group.take(calls.parent[inside]) * num_groups + group[inside])
-    caller, called = pairs // max(num_groups, 1), pairs % max(num_groups, 1)
+    pairs = np.append(group, num_groups).take(calls.parent)  # in the last place: of no caller
+    pairs *= num_groups
+    pairs += group
+    caller, called = np.divmod(distinct(pairs), max(num_groups, 1))
+    stays = caller < num_groups
     while True:
+        caller, called = caller[stays], called[stays]
         calls_some, is_called = np.zeros(num_groups, bool), np.zeros(num_groups, bool)
         calls_some[caller], is_called[called] = True, True
         may = calls_some & is_called
         stays = may[caller] & may[called]
         if stays.all():
             return may
-        caller, called = caller[stays], called[stays]
 
 
 def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
     """Return for each group the call with the most device time, the most host time among equals."""
     device, host = (per_call[name] for name in _COSTLY)
-    most_device, most_host = np.zeros(num_groups), np.zeros(num_groups)
     on_device = np.flatnonzero(device > 0)
     of, values = group.take(on_device), device.take(on_device)
+    most_device = np.zeros(num_groups)
     np.maximum.at(most_device, of, values)
-    left = np.concatenate((np.flatnonzero((most_device == 0).take(group)), on_device[values == most_device.take(of)]))
-    of, values = group.take(left), host.take(left)
-    np.maximum.at(most_host, of, values)
-    kept = np.flatnonzero(values == most_host.take(of))
     out = np.empty(num_groups, np.int64)
-    out[of.take(kept)] = left.take(kept)
+    for calls in (None, on_device[values == most_device.take(of)]):  # of all first, then of those with a device's time
+        of, values = (group, host) if calls is None else (group.take(calls), host.take(calls))
+        most_host = np.zeros(num_groups)
+        np.maximum.at(most_host, of, values)
+        kept = np.flatnonzero(values == most_host.take(of))
+        out[of.take(kept)] = kept if calls is None else calls.take(kept)
     return out

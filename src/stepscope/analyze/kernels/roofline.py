@@ -62,14 +62,17 @@ def kernel_bounds(costs: KernelCosts, *, chip: Chip | None, measured: "MeasuredR
     duration = costs.duration_ns
     compute_ns, memory_ns = _least_ns(costs, chip)
     known = ~np.isnan(compute_ns + memory_ns)
-    by_family = np.where(costs.is_matmul, Bound.COMPUTE, Bound.MEMORY)
-    bound = np.where(known, np.where(compute_ns >= memory_ns, Bound.COMPUTE, Bound.MEMORY), by_family)
+    computes = np.where(known, compute_ns >= memory_ns, costs.is_matmul)
+    bound = np.where(computes, np.uint8(Bound.COMPUTE), np.uint8(Bound.MEMORY))
     least_ns = np.where(known, np.maximum(compute_ns, memory_ns), 0.0)
-    bound[(duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns)] = Bound.LATENCY
-    by_meter, metered = _measured_bounds(measured, len(bound))
-    bound = np.where(metered, by_meter, bound)
-    bound[costs.rank.work.kind != EventKind.KERNEL] = Bound.NONE
-    return KernelBounds(bound.astype(np.uint8), known & ~metered, metered)
+    np.putmask(bound, (duration < SHORT_NS) & (duration > _LATENCY_FACTOR * least_ns), Bound.LATENCY)
+    metered = np.zeros(len(bound), bool)
+    if measured is not None:
+        by_meter = _measured_bounds(measured)
+        metered = by_meter != Bound.NONE
+        bound[metered] = by_meter[metered]
+    np.putmask(bound, costs.rank.work.kind != int(EventKind.KERNEL), Bound.NONE)
+    return KernelBounds(bound, known & ~metered, metered)
 
 
 def bounds_of_use(compute_pct: Floats, memory_pct: Floats) -> npt.NDArray[np.int64]:
@@ -80,19 +83,16 @@ def bounds_of_use(compute_pct: Floats, memory_pct: Floats) -> npt.NDArray[np.int
     return bound.astype(np.int64)
 
 
-def _measured_bounds(measured: "MeasuredRows | None", rows: int) -> tuple[npt.NDArray[np.int64], Mask]:
-    """Return the bounds that were measured, and where."""
-    if measured is None:
-        return np.zeros(rows, np.int64), np.zeros(rows, bool)
+def _measured_bounds(measured: "MeasuredRows") -> npt.NDArray[np.int64]:
+    """Return the bounds that were measured, NONE where there is none."""
     compute, memory = measured.values("sm_pct"), measured.values("memory_pct")
     memory = np.where(np.isnan(memory), measured.values("dram_pct"), memory)
-    bound = bounds_of_use(compute, memory)
-    return bound, bound != Bound.NONE
+    return bounds_of_use(compute, memory)
 
 
 def _least_ns(costs: KernelCosts, chip: Chip | None) -> tuple[Floats, Floats]:
     """Return the least time that each row's FLOPs and bytes take on the chip, NaN where unknown."""
     peaks = np.array([(chip.peak_flops(precision) if chip else None) or np.nan for precision in PRECISIONS])
     bandwidth = (chip.memory_gb_per_s if chip else None) or np.nan
-    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks[costs.precision] * 1e9)
+    compute = np.where(costs.flops == 0, 0.0, costs.flops / peaks.take(costs.precision) * 1e9)
     return compute, costs.bytes / bandwidth  # bytes / (GB/s) is ns

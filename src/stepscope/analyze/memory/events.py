@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.table import Int64s
 
 NOT_HERE = -1
@@ -77,7 +77,7 @@ class Blocks(ArrayRecord):
 def memory_events(rank: Rank) -> MemoryEvents | None:
     """Return the events of the device that has most of them (of the host where no device has any), None without any."""
     trace = rank.trace
-    rows = np.flatnonzero(rank.kinds == EventKind.MEMORY)
+    rows = np.flatnonzero(of_kinds(rank.kinds, (EventKind.MEMORY,)))
     rows = rows[trace.arg("alloc_bytes").at(rows, missing=0) != 0]
     if not len(rows):
         return None

@@ -13,27 +13,34 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from stepscope.analyze.host.calls import HostCalls, call_stacks
+from stepscope.analyze.kernels.backward_work import (
+    ADDING,
+    BACK,
+    GRADIENT,
+    NODE,
+    BackwardCalls,
+    backward_calls,
+    launched_within,
+    part_of_backward,
+)
 from stepscope.analyze.parallel.strategy import Strategy
 from stepscope.analyze.ranks.traffic import RankTraffic, num_steps, over_ranks, rank_traffic
 from stepscope.analyze.ranks.window import RankAccount
 from stepscope.analyze.step.phases import Passes, Phase
-from stepscope.contract.regions import EVALUATE
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
-from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, Kinds, by_string
 from stepscope.trace.table import Int64s
 
 KINDS = ("ddp", "zero1")
-_ACCUMULATE = "torch::autograd::AccumulateGrad"
-_COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
-_NODE, _ADDING, _GRADIENT, _BACK = 1, 2, 3, 4
-"""of a backward pass: a node that computes, adding a gradient, the node around that, copying back"""
+_WAIT = 3
+"""among what is known of the occurrences of buckets"""
 
 
 @dataclass(frozen=True)
@@ -165,29 +172,33 @@ def _gradients(rank: Rank, found: Passes) -> _Gradients:
 
     A gradient's node adds the gradient (its inner operator) and then runs the hooks: everything else in it is theirs.
     """
-    trace = rank.trace
-    rows, part = rank.coded_rows(_part_of_backward, EventKind.HOST_OP)
-    nodes, adding, gradients, back = (rows[part == one] for one in (_NODE, _ADDING, _GRADIENT, _BACK))
-    hooks = np.concatenate((gradients, back))
-    host = int(_in_steps(rank, hooks).sum() - _in_steps(rank, adding).sum()) if len(adding) else None
-    computing = np.concatenate((nodes, adding))
+    backward = backward_calls(rank)
+    calls, adding = backward.calls, backward.only(ADDING)
+    hooks = backward.only(GRADIENT, BACK)
+    host = _in_steps_ns(rank, calls, hooks) - _in_steps_ns(rank, calls, adding) if len(adding) else None
     if not rank.has_device:
-        moment = start = trace["ts_ns"][computing]
-        return _Gradients(*_extent(found, moment, start, start + trace["dur_ns"][computing]), host, None)
-    work = rank.work
-    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != EventKind.COMM_KERNEL))
-    around = enclosing(trace, np.concatenate((computing, hooks)), work.launch_row[launched])
-    by_hook = launched[among(around, hooks) & (work.step[launched] >= 0)]
-    own = launched[among(around, computing)]
-    extent = _extent(found, trace["ts_ns"][work.launch_row[own]], work.start_ns[own], work.end_ns[own])
+        computing = backward.only(NODE, ADDING)
+        start = calls.start_ns[computing]
+        return _Gradients(*_extent(found, start, start, calls.end_ns[computing]), host, None)
+    work, (calls, part) = rank.work, _stacked(rank, backward)
+    launched = np.flatnonzero((work.launch_row >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
+    part = np.append(part, 0).take(launched_within(rank, calls, launched))  # in the last place: of no call
+    by_hook = launched[among(part, (GRADIENT, BACK)) & (work.step[launched] >= 0)]
+    own = launched[among(part, (NODE, ADDING))]
+    asked_ns = rank.trace["ts_ns"][work.launch_row[own]]
+    extent = _extent(found, asked_ns, work.start_ns[own], work.end_ns[own])
     device = union(work.start_ns[by_hook], work.end_ns[by_hook]).total_ns if host is not None else None
     return _Gradients(*extent, host, device)
 
 
-def _part_of_backward(name: str) -> int:
-    if name.startswith(EVALUATE):
-        return _GRADIENT if name.endswith(_ACCUMULATE) else _NODE
-    return _ADDING if name == _ACCUMULATE else _BACK if name == _COPY_BACK else 0
+def _stacked(rank: Rank, backward: BackwardCalls) -> tuple[HostCalls, Kinds]:
+    """Return the calls, and what each does; of calls of one moment those that compute are around the others."""
+    calls, part = backward.calls, backward.part
+    same = [values[1:] == values[:-1] for values in (calls.thread, calls.start_ns, calls.end_ns)]
+    if np.logical_and.reduce(same).any():
+        calls = call_stacks(rank.trace, calls.row[np.lexsort((calls.row, part))].astype(np.int64))
+        part = by_string(rank.trace, calls.name, part_of_backward)
+    return calls, part
 
 
 def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[Int64s, Int64s]:
@@ -195,15 +206,16 @@ def _extent(found: Passes, moment: Int64s, start: Int64s, end: Int64s) -> tuple[
     begins = np.full(len(found.backward), np.iinfo(np.int64).max)
     ends = np.full(len(found.backward), np.iinfo(np.int64).min)
     at = np.searchsorted(found.backward.start, moment, side="right") - 1
-    np.minimum.at(begins, at[at >= 0], start[at >= 0])
-    np.maximum.at(ends, at[at >= 0], end[at >= 0])
+    known = np.flatnonzero(at >= 0)
+    np.minimum.at(begins, at[known], start[known])
+    np.maximum.at(ends, at[known], end[known])
     return begins, ends
 
 
-def _in_steps(rank: Rank, rows: Int64s) -> Int64s:
-    """Return the durations of the host rows that lie in recorded steps."""
-    inside = rank.steps.of(rank.trace["ts_ns"][rows]) >= 0 if len(rank.steps) else np.ones(len(rows), bool)
-    return np.asarray(rank.trace["dur_ns"][rows[inside]])
+def _in_steps_ns(rank: Rank, calls: HostCalls, chosen: Int64s) -> int:
+    """Return how long those of the chosen calls took that lie in recorded steps."""
+    start, end = calls.start_ns[chosen], calls.end_ns[chosen]
+    return int((end - start)[rank.steps.of(start) >= 0].sum() if len(rank.steps) else (end - start).sum())
 
 
 def _passes_in_steps(rank: Rank, found: Passes) -> int:
@@ -223,42 +235,41 @@ def _buckets(
     shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None], usual: Sequence[_Sync]
 ) -> tuple[Bucket, ...]:
     """Return the means of each bucket over the usual synchronisations."""
-    ranks, exposed = shared.run.ranks, {}
-    for index, account in enumerate(accounts):
-        c = ranks[index].collectives
-        exposed[index] = covered_ns(account.exposed_comm if account else EMPTY, c.start_ns, c.end_ns)
-    columns = [_occurrences(shared, strategy, exposed[sync.index], sync) for sync in usual]
-    out = []
-    for order in range(len(usual[0].rows)):
-        size, ready, time, wait, exposed = np.mean([c[order] for c in columns], axis=0)
-        matched = all(c[order][3] >= 0 for c in columns)
-        out.append(
-            Bucket(
-                order=order,
-                size_bytes=float(size) if size >= 0 else None,
-                ready_ns=round(ready),
-                time_ns=round(time),
-                wait_ns=round(wait) if matched else None,
-                transfer_ns=round(time - wait) if matched else None,
-                exposed_ns=round(exposed),
-                occurrences=len(usual),
-            )
+    of_ranks = [
+        _occurrences(shared, strategy, index, account, mine)
+        for index, account in enumerate(accounts)
+        if (mine := [sync for sync in usual if sync.index == index])
+    ]
+    columns = np.concatenate(of_ranks, axis=1)
+    matched = (columns[_WAIT] >= 0).all(axis=0).tolist()
+    means = zip(*columns.mean(axis=1).tolist(), strict=True)
+    return tuple(
+        Bucket(
+            order=order,
+            size_bytes=size if size >= 0 else None,
+            ready_ns=round(ready),
+            time_ns=round(time),
+            wait_ns=round(wait) if matched[order] else None,
+            transfer_ns=round(time - wait) if matched[order] else None,
+            exposed_ns=round(exposed),
+            occurrences=len(usual),
         )
-    return tuple(out)
+        for order, (size, ready, time, wait, exposed) in enumerate(means)
+    )
 
 
 def _occurrences(
-    shared: AlignedRun, strategy: Strategy, exposed_ns: Int64s, sync: _Sync
-) -> list[tuple[int, int, int, int, int]]:
-    """Return size, readiness, duration, wait and exposed time of each bucket of one synchronisation, given the exposed
-    time of all its rank's collectives.
+    shared: AlignedRun, strategy: Strategy, index: int, account: RankAccount | None, syncs: Sequence[_Sync]
+) -> Int64s:
+    """Return size, readiness, duration, wait and exposed time of the buckets (columns) of a rank's synchronisations,
+    of which all have as many.
     """
-    c = shared.run.ranks[sync.index].collectives
-    begin = strategy.passes[sync.index].backward.start[sync.at] if sync.at >= 0 else c.issue_ns[sync.rows].min()
-    ready, took = c.issue_ns[sync.rows] - begin, c.end_ns[sync.rows] - c.start_ns[sync.rows]
-    wait = shared.wait_ns[sync.index][sync.rows]
-    columns = (c.full_bytes[sync.rows], ready, took, wait, exposed_ns[sync.rows])
-    return [tuple(values) for values in zip(*(x.tolist() for x in columns), strict=True)]
+    c, rows = shared.run.ranks[index].collectives, np.stack([sync.rows for sync in syncs])
+    issue, start, end = c.issue_ns[rows], c.start_ns[rows], c.end_ns[rows]
+    at = np.array([sync.at for sync in syncs])
+    begin = np.where(at >= 0, np.append(strategy.passes[index].backward.start, 0)[at], issue.min(axis=1))
+    exposed = covered_ns(account.exposed_comm if account else EMPTY, start, end)
+    return np.stack((c.full_bytes[rows], issue - begin[:, None], end - start, shared.wait_ns[index][rows], exposed))
 
 
 def _per_step_ns(total_ns: int | None, steps: int) -> int | None:

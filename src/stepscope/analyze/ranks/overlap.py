@@ -8,13 +8,14 @@ the steps' periods (`step_periods.py`), so work from before the window does not 
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from stepscope.analyze.ranks.window import device_activity
 from stepscope.analyze.step.periods import StepPeriods, step_periods
 from stepscope.dataclass import dataclass
-from stepscope.intervals import Intervals, covered_ns, intersect, subtract
+from stepscope.intervals import Intervals, covered_ns, intersect_each, subtract
 from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.trace.table import Int64s
@@ -25,11 +26,33 @@ class Overlap(ArrayRecord):
     """Compute and communication of one rank, one value per period."""
 
     periods: StepPeriods
-    compute_ns: Int64s
-    comm_ns: Int64s
-    together_ns: Int64s
-    exposed_ns: Int64s
-    """communication hidden neither behind compute nor behind copies"""
+    compute: Intervals
+    comm: Intervals
+    memory: Intervals
+    """copies and sets"""
+
+    @cached_property
+    def compute_ns(self) -> Int64s:
+        """Return the compute of each period."""
+        return _per_period(self.compute, self.periods)
+
+    @cached_property
+    def comm_ns(self) -> Int64s:
+        """Return the communication of each period."""
+        return _per_period(self.comm, self.periods)
+
+    @cached_property
+    def together_ns(self) -> Int64s:
+        """Return the time of each period under both: what compute covers of the few pieces of communication."""
+        period, comm = intersect_each(Intervals(self.periods.start_ns, self.periods.end_ns), self.comm)
+        out = np.zeros(len(self.periods), np.int64)
+        np.add.at(out, period, covered_ns(self.compute, comm.start, comm.end))
+        return out
+
+    @cached_property
+    def exposed_ns(self) -> Int64s:
+        """Return communication hidden neither behind compute nor behind copies."""
+        return _per_period(subtract(subtract(self.comm, self.compute), self.memory), self.periods)
 
     @property
     def hidden_ns(self) -> Int64s:
@@ -45,16 +68,7 @@ class Overlap(ArrayRecord):
 def rank_overlap(rank: Rank) -> Overlap | None:
     """Return how compute and communication of a rank's steps overlap, None for a trace without steps or work."""
     periods = step_periods(rank)
-    if periods is None:
-        return None
-    compute, comm, memory = device_activity(rank)
-    return Overlap(
-        periods=periods,
-        compute_ns=_per_period(compute, periods),
-        comm_ns=_per_period(comm, periods),
-        together_ns=_per_period(intersect(comm, compute), periods),
-        exposed_ns=_per_period(subtract(subtract(comm, compute), memory), periods),
-    )
+    return Overlap(periods, *device_activity(rank)) if periods is not None else None
 
 
 def overlap_efficiency(overlaps: Sequence[Overlap | None]) -> float | None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import RECORDING_COST_NS, blocked_host, recorded_events
-from stepscope.analyze.ranks.window import host_compute
+from stepscope.analyze.ranks.window import device_busy, host_compute
 from stepscope.dataclass import dataclass
 from stepscope.intervals import (
     EMPTY,
@@ -59,12 +59,12 @@ def own_time(rank: Rank) -> OwnTime:
     if not rank.has_device:
         inside = union(rank.collectives.start_ns, rank.collectives.end_ns)
         return OwnTime(span, subtract(inside, host_compute(rank)), None, EMPTY, np.empty(0, np.int64))
-    work = rank.work
-    busy = work.intervals(EventKind.KERNEL, EventKind.COPY, EventKind.SET)
+    work, busy = rank.work, device_busy(rank)
     launched = np.flatnonzero(work.step >= 0)
-    step, each = union_by(work.step[launched], work.start_ns[launched], work.end_ns[launched])
+    step, each = _in_steps(rank, launched)
     device_ns = np.zeros(len(steps), np.int64)
     np.add.at(device_ns, step, each.end - each.start)
+    step, each = _in_steps(rank, launched[work.kind[launched] == int(EventKind.COMM_KERNEL)])
     free = complement(busy, int(each.start.min()), int(each.end.max())) if len(each) else EMPTY
     at, alone = intersect_each(each, free)
     return OwnTime(
@@ -74,6 +74,12 @@ def own_time(rank: Rank) -> OwnTime:
         alone=alone,
         alone_step=step[at],
     )
+
+
+def _in_steps(rank: Rank, some: npt.NDArray[np.intp]) -> tuple[Int64s, Intervals]:
+    """Return when some of the device's work ran, step by step, and the step of each interval."""
+    work = rank.work
+    return union_by(work.step[some], work.start_ns[some], work.end_ns[some])
 
 
 def own_ns(own: OwnTime, steps: Steps, waits: Intervals) -> Floats:

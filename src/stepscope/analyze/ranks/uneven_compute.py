@@ -9,6 +9,7 @@ counted more FLOPs. Ranks may take turns at it (samples of uneven length), so th
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from stepscope.records import ArrayRecord
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind
+from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,7 +44,7 @@ class UnevenCompute(ArrayRecord):
     @property
     def imbalance_ns(self) -> float:
         """Return by how much the rank with most compute exceeds the mean rank, mean over steps."""
-        return float((self.compute_ns.max(axis=0) - self.compute_ns.mean(axis=0)).mean())
+        return imbalance_ns(self.compute_ns)
 
     @property
     def heaviest(self) -> tuple[int, ...]:
@@ -60,6 +62,11 @@ class UnevenCompute(ArrayRecord):
         return bool(((mine >= _MORE_WORK * others) & (others > 0)).mean() > _MIN_SHARE_OF_STEPS)
 
 
+def imbalance_ns(compute_ns: Floats) -> float:
+    """Return by how much the rank with most compute exceeds the mean rank, mean over steps, given both ways."""
+    return float((compute_ns.max(axis=0) - compute_ns.mean(axis=0)).mean())
+
+
 def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
     """Return what ranks compute per step where they differ by 10 % and their loads do; None where they do not."""
     numbers = common_steps(ranks)
@@ -67,22 +74,28 @@ def uneven_compute(ranks: Sequence[Rank]) -> UnevenCompute | None:
         return None
     if any(r.steps.is_window for r in ranks):
         return None
-    each = [_compute(rank, numbers) for rank in ranks]
-    found = UnevenCompute(tuple(r.rank for r in ranks), np.array([c for c, _ in each]), np.array([t for _, t in each]))
-    uneven = found.imbalance_ns >= MIN_IMBALANCE * float(found.compute_ns.mean()) > 0
-    return found if uneven and found.is_load else None
+    kernels = [_kernels(rank, numbers) for rank in ranks]
+    each = list(zip(ranks, kernels, strict=True))
+    compute_ns = np.array([_sums(at, (r.work.end_ns - r.work.start_ns)[rows], len(numbers)) for r, (rows, at) in each])
+    if not imbalance_ns(compute_ns) >= MIN_IMBALANCE * float(compute_ns.mean()) > 0:
+        return None
+    threads = np.array([_sums(at, _threads(r, r.work.row[rows]), len(numbers)) for r, (rows, at) in each])
+    found = UnevenCompute(tuple(r.rank for r in ranks), compute_ns, threads)
+    return found if found.is_load else None
 
 
-def _compute(rank: Rank, numbers: npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Return time and threads of a rank's kernels in the given steps."""
-    work = rank.work
-    rows = np.flatnonzero((work.kind == EventKind.KERNEL) & (work.step >= 0))
-    number = rank.steps.number[work.step[rows]]
-    common = among(number, numbers)
-    rows, at = rows[common], np.searchsorted(numbers, number[common])
-    time_ns = np.bincount(at, (work.end_ns - work.start_ns)[rows], minlength=len(numbers))
-    threads = np.bincount(at, _threads(rank, work.row[rows]), minlength=len(numbers))
-    return time_ns.astype(float), threads.astype(float)
+def _kernels(rank: Rank, numbers: Int64s) -> tuple[Int64s, Int64s]:
+    """Return a rank's kernels in the given steps, and the place of each one's step among them."""
+    work, number = rank.work, rank.steps.number
+    place = np.where(among(number, numbers), np.searchsorted(numbers, number), -1)
+    rows = np.flatnonzero((work.kind == int(EventKind.KERNEL)) & (work.step >= 0))
+    at = place[work.step[rows]]
+    common = np.flatnonzero(at >= 0)
+    return rows[common], at[common]
+
+
+def _sums(at: Int64s, values: npt.NDArray[Any], count: int) -> Floats:
+    return np.bincount(at, values, minlength=count).astype(float)
 
 
 def _threads(rank: Rank, rows: npt.NDArray[np.int64]) -> Floats:

@@ -56,7 +56,8 @@ def rank_account(rank: Rank) -> RankAccount | None:
         return None
     start, end, warnings = window
     compute, comm, memory = (clip(x, start, end) for x in device_activity(rank))
-    exposed = subtract(subtract(comm, compute), memory)
+    busy = clip(device_busy(rank), start, end)
+    exposed = subtract(comm, busy)
     return RankAccount(
         start_ns=start,
         end_ns=end,
@@ -65,7 +66,7 @@ def rank_account(rank: Rank) -> RankAccount | None:
         memory=memory if rank.has_device else None,
         exposed_comm=exposed,
         hidden_comm_ns=intersect(comm, compute).total_ns,
-        idle_ns=end - start - union_of(compute, comm, memory).total_ns,
+        idle_ns=end - start - busy.total_ns - exposed.total_ns,
         host_only=rank.device_unseen,
         warnings=warnings,
     )
@@ -81,6 +82,13 @@ def device_activity(rank: Rank) -> tuple[Intervals, Intervals, Intervals]:
             rank.work.intervals(EventKind.COPY, EventKind.SET),
         )
     return host_compute(rank), union(rank.collectives.start_ns, rank.collectives.end_ns), EMPTY
+
+
+@once_per_record
+def device_busy(rank: Rank) -> Intervals:
+    """Return when anything but communication ran."""
+    compute, _, memory = device_activity(rank)
+    return union_of(compute, memory)
 
 
 def host_compute(rank: Rank) -> Intervals:

@@ -101,33 +101,37 @@ class _Path(ArrayRecord):
 def _walk(graph: Graph, duration: Floats, end: Floats, begin_ns: float) -> _Path:
     """Return the path from the last end back to `begin_ns`."""
     start = end - duration
-    source, lag = _held_by(graph.wiring, start, end)
-    source[start <= begin_ns] = NOTHING
-    lag[start <= begin_ns] = 0.0
+    source, lag = _held_by(graph.wiring, start, end, begin_ns)
     path, ahead = np.array([np.argmax(end)], np.int64), np.append(source, NOTHING)  # in the last place: of nothing
     while path[-1] != NOTHING:
         path = np.append(path, ahead[path])  # twice as long each time
-        ahead = ahead[ahead]
+        ahead = ahead.take(ahead)
     path = path[path != NOTHING]
     return _Path(path, start[path], end[path], lag[path])
 
 
-def _held_by(wiring: Wiring, start: Floats, end: Floats) -> tuple[Int64s, Floats]:
-    """Return per node what it waited for longest, with the lag between; NOTHING where it waited for nothing."""
+def _held_by(wiring: Wiring, start: Floats, end: Floats, begin_ns: float) -> tuple[Int64s, Floats]:
+    """Return per node that starts after `begin_ns` what it waited for longest, with the lag between; NOTHING for others
+    and where it waited for nothing.
+    """
     source, lag = np.full(len(start), NOTHING, np.int64), np.zeros(len(start))
-    ready = end[wiring.edge_from] + wiring.edge_lag_ns
-    waiting = np.flatnonzero(np.diff(wiring.first_edge))
+    count = np.diff(wiring.first_edge)
+    waiting = np.flatnonzero((count > 0) & (start > begin_ns))
     if not len(waiting):
         return source, lag
-    first = wiring.first_edge[waiting]
+    count = count[waiting]
+    first = np.cumsum(count) - count
+    edges = np.arange(int(count.sum())) + np.repeat(wiring.first_edge[waiting] - first, count)
+    edge_from, edge_lag = wiring.edge_from[edges], wiring.edge_lag_ns[edges]
+    ready = end[edge_from] + edge_lag
     latest = np.maximum.reduceat(ready, first)
-    into = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ready))))
+    into = np.repeat(np.arange(len(first)), count)
     latest_edges = np.flatnonzero(ready == latest[into])
     into = into[latest_edges]
     binding = latest_edges[np.append(True, into[1:] != into[:-1])]  # the first of those that end last
-    held = latest >= start[waiting] - 1
-    source[waiting[held]] = wiring.edge_from[binding[held]]
-    lag[waiting[held]] = wiring.edge_lag_ns[binding[held]]
+    held = np.flatnonzero(latest >= start[waiting] - 1)
+    waiting, binding = waiting[held], binding[held]
+    source[waiting], lag[waiting] = edge_from[binding], edge_lag[binding]
     return source, lag
 
 

@@ -257,14 +257,17 @@ def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:
     pairs = [NO_WAITS]
     latest_call = np.searchsorted(asked, launched, side="right") - 1
     members = {s: np.flatnonzero(stream == s) for s in streams.tolist()}
+    launches = {s: launched[items] for s, items in members.items()}
+    ended = {s: np.maximum.accumulate(end[items]) for s, items in members.items()}
     for own, items in members.items():
         call = latest_call[items]
         fresh = items[(call >= 0) & (np.concatenate(([-1], call[:-1])) < call)]
+        moment, begun = asked[latest_call[fresh]], start[fresh]
         for other, theirs in members.items():
             if other == own:
                 continue
-            by_launch = np.searchsorted(launched[theirs], asked[latest_call[fresh]], side="right")
-            by_end = np.searchsorted(np.maximum.accumulate(end[theirs]), start[fresh], side="right")
+            by_launch = np.searchsorted(launches[other], moment, side="right")
+            by_end = np.searchsorted(ended[other], begun, side="right")
             at = np.minimum(by_launch, by_end) - 1
             pairs.append(np.stack((theirs[at], fresh))[:, at >= 0])
     return by_item(np.concatenate(pairs, axis=1))

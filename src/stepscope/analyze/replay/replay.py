@@ -141,23 +141,20 @@ def with_host_factor(graph: Graph, factor: float) -> npt.NDArray[np.float64]:
 def meetings_of(shared: AlignedRun, programs: Sequence[Program]) -> list[Meeting]:
     """Return the matched collectives as items of the programs."""
     matches = shared.matches
-    items = []
-    for rank, program in zip(shared.run.ranks, programs, strict=True):
-        at = np.full(len(rank.collectives), -1, np.int64)
+    item = np.full(len(matches.row), -1, np.int64)
+    for index, (rank, program) in enumerate(zip(shared.run.ranks, programs, strict=True)):
         keys = rank.collectives.device_index if rank.has_device else np.arange(len(rank.collectives))
         place = np.full(int(max(keys.max(initial=-1), program.device_index.max(initial=-1))) + 1, -1, np.int64)
         real = np.flatnonzero(program.device_index >= 0)
         place[program.device_index[real]] = real
-        at[:] = place[keys]
-        items.append(at)
-    found = []
-    for m in range(len(matches)):
-        members = range(int(matches.first[m]), int(matches.first[m + 1]))
-        pairs = [(int(matches.rank_index[j]), int(items[matches.rank_index[j]][matches.row[j]])) for j in members]
-        present = tuple(pair for pair in pairs if pair[1] >= 0)
-        if len(present) > 1:
-            found.append(Meeting(present))
-    return found
+        mine = matches.members_of(index)
+        item[mine] = place[keys[matches.row[mine]]]
+    present = item >= 0
+    count = np.bincount(matches.of_member[present], minlength=len(matches))
+    present &= count[matches.of_member] > 1
+    pairs = list(zip(matches.rank_index[present].tolist(), item[present].tolist(), strict=True))
+    last = np.cumsum(count[count > 1]).tolist()
+    return [Meeting(tuple(pairs[a:b])) for a, b in zip([0, *last], last, strict=False)]
 
 
 def rebuilt(replay: Replay, programs: Sequence[Program], meetings: Sequence[Meeting] | None = None) -> Replay:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.intervals import Intervals, clip, union
-from stepscope.stats.distinct import among
+from stepscope.stats.distinct import among, distinct_places
 from stepscope.trace.table import Int64s
 
 NOTHING = 255
@@ -42,11 +42,23 @@ def painted(layers: Sequence[tuple[int, Intervals]], cuts: npt.ArrayLike) -> Tim
     """
     edges = np.asarray(cuts, np.int64)
     clipped = [(label, clip(x, int(edges[0]), int(edges[-1]))) for label, x in layers if len(x)]
-    bounds = _distinct(np.concatenate([edges, *(side for _, x in clipped for side in (x.start, x.end))]))
-    label = np.full(len(bounds) - 1, NOTHING, np.uint8)
-    for layer, x in reversed(clipped):
-        np.putmask(label, _covered(bounds, x), layer)
-    return Timeline(bounds[:-1], bounds[1:], label)
+    bounds, place = distinct_places(np.concatenate([edges, *(np.stack(x, axis=1).ravel() for _, x in clipped)]))
+    inside, at = np.zeros(len(bounds), np.uint32), len(edges)  # a bit for each layer
+    for i, (_, x) in enumerate(clipped):
+        after = at + 2 * len(x)
+        inside[place[at:after:2]] ^= 1 << i
+        inside[place[at + 1 : after : 2]] ^= 1 << i
+        at = after
+    first_over = _first_layers([label for label, _ in clipped])
+    return Timeline(bounds[:-1], bounds[1:], first_over.take(np.bitwise_xor.accumulate(inside[:-1])))
+
+
+def _first_layers(labels: Sequence[int]) -> Labels:
+    """Return the label of the first of some layers by the bits of those that cover an instant."""
+    out = np.full(1, NOTHING, np.uint8)
+    for label in reversed(labels):
+        out = np.stack((out, np.full(len(out), label, np.uint8)), axis=1).ravel()
+    return out
 
 
 def label_ns(timeline: Timeline, cuts: npt.ArrayLike, num_labels: int) -> Int64s:
@@ -54,20 +66,8 @@ def label_ns(timeline: Timeline, cuts: npt.ArrayLike, num_labels: int) -> Int64s
     edges = np.asarray(cuts, np.int64)
     out = np.zeros((max(len(edges) - 1, 0), num_labels), np.int64)
     known = np.flatnonzero(timeline.label < num_labels)
-    between = np.searchsorted(edges, timeline.start[known], side="right") - 1
-    np.add.at(out.reshape(-1), between * num_labels + timeline.label[known], (timeline.end - timeline.start)[known])
+    start, label = timeline.start[known], timeline.label[known]
+    first = np.append(np.searchsorted(start, edges), len(start))
+    place = np.repeat(np.arange(-1, len(edges)) * num_labels, np.diff(first, prepend=0)) + label
+    np.add.at(out.reshape(-1), place, timeline.end[known] - start)
     return out
-
-
-def _distinct(moments: Int64s) -> Int64s:
-    """Return each moment once, ascending; a merge sort, because the input is a few runs that ascend already."""
-    ordered = np.sort(moments, kind="stable")
-    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
-
-
-def _covered(bounds: Int64s, x: Intervals) -> npt.NDArray[np.bool_]:
-    """Return which segments between bounds lie inside `x`, whose edges are all among the bounds."""
-    change = np.zeros(len(bounds), np.int8)
-    change[np.searchsorted(bounds, x.start)] += 1
-    change[np.searchsorted(bounds, x.end)] -= 1
-    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)

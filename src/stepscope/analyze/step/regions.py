@@ -26,8 +26,8 @@ from stepscope.records import ArrayRecord, once_per_record
 from stepscope.run.device_work import Rows, enclosing
 from stepscope.run.rank import Rank
 from stepscope.run.steps import SERVING
-from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, by_string, rows_named
+from stepscope.stats.distinct import among, distinct, distinct_places
+from stepscope.trace.classify import EventKind, by_string, of_kinds, rows_named
 
 Codes = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]
@@ -78,7 +78,7 @@ def regions(rank: Rank, marks: Marks | None = None) -> Regions:
     region = np.full(len(work), Region.OTHER, np.uint8)
     recomputed = np.zeros(len(work), bool)
     launched = np.flatnonzero(work.launch_row >= 0)
-    calls, back = np.unique(work.launch_row[launched], return_inverse=True)
+    calls, back = distinct_places(work.launch_row[launched])
     found, again, named = host_regions(rank, calls, marks or marks_of(rank))
     region[launched], recomputed[launched] = found[back], again[back]
     graph = by_string(rank.trace, rank.trace["name"][calls], lambda s: bool(_GRAPH_LAUNCH.search(s))).astype(bool)
@@ -102,7 +102,7 @@ def marks_of(rank: Rank) -> Marks:
     return Marks(
         rows=rows,
         code=code,
-        graph_builders=_graph_builders(rank),
+        graph_builders=graph_builders(rank),
         main_thread=main,
         autograd_threads=threads[threads != main],
     )
@@ -167,11 +167,13 @@ def _mark_code(name: str) -> int:
     return _NO_MARK if region is None else region + 1
 
 
-def _graph_builders(rank: Rank) -> Rows:
+@once_per_record
+def graph_builders(rank: Rank) -> Rows:
+    """Return the operators that build an autograd graph: they have a sequence number and no forward thread."""
     sequence, forward_thread = rank.trace.arg("sequence"), rank.trace.arg("fwd_thread")
-    rows = sequence.rows[sequence.values >= 0]
+    rows = sequence.rows[sequence.values >= 0].astype(np.int64)
     rows = rows[forward_thread.at(rows, missing=0) <= 0]
-    return rows[rank.kinds[rows] == EventKind.HOST_OP]
+    return rows[of_kinds(rank.kinds[rows], (EventKind.HOST_OP,))]
 
 
 def _main_thread(rank: Rank, nodes: Rows) -> int:
@@ -205,10 +207,12 @@ def _by_order(rank: Rank, rows: Rows, marks: Marks) -> Codes:
 def _by_device_annotation(rank: Rank, rows: Rows) -> Codes:
     """Return what the device's own ranges say of device rows that no launch on the host explains."""
     trace = rank.trace
-    ranges = np.flatnonzero(rank.kinds == EventKind.DEVICE_ANNOTATION)
+    if not len(rows):
+        return np.empty(0, np.uint8)
+    ranges = np.flatnonzero(of_kinds(rank.kinds, (EventKind.DEVICE_ANNOTATION,)))
     code = by_string(trace, trace["name"][ranges], _mark_code)
     named = (code != _NO_MARK) & (code != _EVALUATE_MARK)
-    if not len(rows) or not named.any():
+    if not named.any():
         return np.full(len(rows), Region.OTHER, np.uint8)
     around = enclosing(trace, ranges[named], rows)
     code_of = np.full(trace.num_events + 1, Region.OTHER + 1, np.uint8)

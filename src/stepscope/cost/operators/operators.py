@@ -75,12 +75,11 @@ def counted_once(costed: npt.NDArray[np.bool_], *, parents: npt.NDArray[np.integ
     kept = costed.copy()
     call = np.flatnonzero(costed)
     above = parents.take(call)
-    while len(call):
-        inside = above >= 0
-        call, above = call[inside], above[inside]
+    while len(inside := np.flatnonzero(above >= 0)):
+        call, above = call.take(inside), above.take(inside)
         covered = costed.take(above)
         kept[call[covered]] = False
-        call, above = call[~covered], parents.take(above[~covered])
+        above = np.where(covered, -1, parents.take(above))
     return kept
 
 

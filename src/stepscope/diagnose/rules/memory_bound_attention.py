@@ -58,13 +58,15 @@ def memory_bound_attention(account: Account) -> list[Candidate]:
 def _on_square_scores(costs: KernelCosts) -> npt.NDArray[np.bool_]:
     """Return the work of operators that read or write a batch of square matrices of sequence length."""
     trace, work = costs.rank.trace, costs.rank.work
-    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != EventKind.COMM_KERNEL))
+    rows = np.flatnonzero((work.op_row >= 0) & (work.step >= 0) & (work.kind != int(EventKind.COMM_KERNEL)))
     op = work.op_row[rows]
     dims = trace.arg("input_dims").at(op, missing=NO_STRING).astype(np.int32)
     shapes = by_string(trace, dims, _square_shapes)
-    multiplies = by_string(trace, trace["name"][op], lambda name: "bmm" in name).astype(bool)
+    multiplied = np.flatnonzero(shapes == _MULTIPLIED_TO_SQUARE)
+    multiplies = by_string(trace, trace["name"][op[multiplied]], lambda name: "bmm" in name).astype(bool)
     found = np.zeros(len(work), bool)
-    found[rows] = (shapes == _SQUARE) | ((shapes == _MULTIPLIED_TO_SQUARE) & multiplies)
+    found[rows] = shapes == _SQUARE
+    found[rows[multiplied]] = multiplies
     return found
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.backward_work import parameter_gradients
 from stepscope.analyze.kernels.call_costs import FAMILY_CODE
 from stepscope.analyze.kernels.kernel_costs import KernelCosts
-from stepscope.analyze.kernels.parameter_gradients import parameter_gradients
 from stepscope.analyze.replay.changes import Change, with_work_times
 from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.analyze.replay.replay import Replay
@@ -102,14 +102,13 @@ def _fused_ns(costs: KernelCosts, mask: Mask, beside: Mask) -> tuple[npt.NDArray
     order = np.lexsort((work.stream, work.device))  # and by start, as it is
     order = order[~beside[order]]
     joins = mask[order]
-    begins = ~joins
-    begins[1:] |= ~joins[:-1]
-    begins[:1] = True
-    starts = np.flatnonzero(begins)
-    duration = costs.duration_ns[order].astype(float)
+    begins = joins.copy()
+    begins[1:] &= ~joins[:-1]
+    out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
+    first[order[np.flatnonzero(begins)]] = True
+    joined = order[np.flatnonzero(joins)]
+    starts, duration = np.flatnonzero(first[joined]), out[joined]
     longest, total = np.maximum.reduceat(duration, starts), np.add.reduceat(duration, starts)
     share = np.where(total > 0, longest / np.maximum(total, 1), 1.0)
-    out, first = costs.duration_ns.astype(float), np.zeros(len(mask), bool)
-    out[order] = np.where(joins, duration * np.repeat(share, np.diff(starts, append=len(order))), duration)
-    first[order] = joins & begins
+    out[joined] = duration * np.repeat(share, np.diff(starts, append=len(joined)))
     return out, first

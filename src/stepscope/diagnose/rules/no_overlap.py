@@ -71,10 +71,11 @@ def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> flo
     for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
         sends = np.flatnonzero(program.collective != NOTHING)
         sends = sends[among(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
-        computes = (program.collective == NOTHING) & mask[program.device_index]
+        computing = np.flatnonzero((program.collective == NOTHING) & mask[program.device_index])
+        step_of = program.step[computing]
         for step in distinct(program.step[sends]):
             mine = sends[program.step[sends] == step]
-            back = np.flatnonzero(computes & (program.step == step))
+            back = computing[np.flatnonzero(step_of == step)]
             back = back[back < mine[-1]]
             total = float(program.duration_ns[back].sum())
             if not total:

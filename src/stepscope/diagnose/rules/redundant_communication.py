@@ -1,5 +1,7 @@
 """`redundant-communication`: gradients synchronised in every micro-batch of an accumulated step."""
 
+from collections import defaultdict
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,7 +13,7 @@ from stepscope.diagnose.rules.gradient_sync import gradient_groups_only, group_r
 from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import among, distinct
+from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
 _BUCKETS = ("reducer::", "FSDP::post_backward_reduce")
@@ -64,16 +66,16 @@ def _repeated(rank: Rank) -> tuple[npt.NDArray[np.bool_], int]:
     mask = np.zeros(len(c), bool)
     rows = group_rows(rank)
     rows = rows[among(c.op[rows], GRADIENT_OPS)]
-    fewest = None
-    for step in distinct(c.step[rows]):
-        mine = rows[c.step[rows] == step]
-        period = _period(
-            list(zip(c.op[mine].tolist(), c.group[mine].tolist(), c.full_bytes[mine].tolist(), strict=True))
-        )
-        times = len(mine) // period
-        mask[mine[: len(mine) - period]] = times > 1
-        fewest = times if fewest is None else min(fewest, times)
-    return mask, fewest or 1
+    alike = list(zip(*(column[rows].tolist() for column in (c.op, c.group, c.full_bytes)), strict=True))
+    of_step: defaultdict[int, list[int]] = defaultdict(list)
+    for at, step in enumerate(c.step[rows].tolist()):
+        of_step[step].append(at)
+    times = []
+    for mine in of_step.values():
+        period = _period([alike[at] for at in mine])
+        times.append(len(mine) // period)
+        mask[rows[mine[: len(mine) - period]]] = times[-1] > 1
+    return mask, min(times, default=1)
 
 
 def _bucket_work(rank: Rank, dropped: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from stepscope.analyze.account import Account
 from stepscope.cost.chips.hardware import mfu_peak
 from stepscope.records import once_per_record
 from stepscope.run.rank import Rank
-from stepscope.trace.classify import EventKind
+from stepscope.trace.classify import EventKind, of_kinds
 
 
 class Need(Enum):
@@ -56,7 +56,7 @@ def missing(account: Account, need: Need) -> str | None:
 
 def _calls(rank: Rank) -> bool:
     """Return whether the host called a device's runtime."""
-    return bool((rank.kinds == EventKind.RUNTIME).any())
+    return bool(of_kinds(rank.kinds, (EventKind.RUNTIME,)).any())
 
 
 def _every_rank(account: Account) -> bool:
@@ -69,7 +69,7 @@ def _ranks_said(account: Account) -> str:
 
 @once_per_record
 def _has_operators(account: Account) -> bool:
-    return all((r.kinds == EventKind.HOST_OP).any() for r in account.run.ranks)
+    return all(of_kinds(r.kinds, (EventKind.HOST_OP,)).any() for r in account.run.ranks)
 
 
 def _has_launches(account: Account) -> bool:
@@ -77,9 +77,11 @@ def _has_launches(account: Account) -> bool:
     return not with_device or all((r.work.launch_row >= 0).any() for r in with_device)
 
 
+@once_per_record
 def _has_shapes(account: Account) -> bool:
     shapes = [(r.kinds, r.trace.arg("input_dims")) for r in account.run.ranks]
-    return any((kinds[known.rows[known.values >= 0]] == EventKind.HOST_OP).any() for kinds, known in shapes)
+    of_shapes = (kinds.take(known.rows[known.values >= 0]) for kinds, known in shapes)
+    return any(of_kinds(kinds, (EventKind.HOST_OP,)).any() for kinds in of_shapes)
 
 
 def _has_sizes(account: Account) -> bool:

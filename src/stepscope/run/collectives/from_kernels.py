@@ -23,7 +23,7 @@ from stepscope.run.collectives.shapes import shape_bytes
 from stepscope.run.collectives.table import Collectives, Meaning, collective_table
 from stepscope.run.device_work import DeviceWork, Rows, enclosing, lookup
 from stepscope.stats.distinct import among, distinct
-from stepscope.trace.classify import EventKind, Kinds, by_string, of_kinds
+from stepscope.trace.classify import EventKind, by_string, coded_rows
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s, Trace
 
@@ -66,12 +66,12 @@ class _Range(NamedTuple):
 _GROUP_ARGS = tuple(name for name in _Record._fields if name.startswith("group_"))
 
 
-def device_collectives(trace: Trace, kinds: Kinds, work: DeviceWork) -> Collectives:
+def device_collectives(trace: Trace, work: DeviceWork) -> Collectives:
     """Return the communication kernels of a rank with their meaning."""
-    index = np.flatnonzero(work.kind == EventKind.COMM_KERNEL)
+    index = np.flatnonzero(work.kind == int(EventKind.COMM_KERNEL))
     kernel, launch = work.row[index], work.launch_row[index]
     launches = distinct(launch[launch >= 0])
-    records, ranges = _records_and_ranges(trace, kinds)
+    records, ranges = _records_and_ranges(trace)
     inside, around = enclosing(trace, records, launches), enclosing(trace, ranges, launches)
     coalesced = _coalesced(trace, records, launches, inside)
     record = lookup(launches, inside, launch)
@@ -97,13 +97,16 @@ def device_collectives(trace: Trace, kinds: Kinds, work: DeviceWork) -> Collecti
     )
 
 
-def _records_and_ranges(trace: Trace, kinds: Kinds) -> tuple[Rows, Rows]:
+def _records_and_ranges(trace: Trace) -> tuple[Rows, Rows]:
     """Return the rows of records that stand for communication (waits do not), and of the ranges around such calls."""
-    host = np.flatnonzero(of_kinds(kinds, (EventKind.HOST_OP, EventKind.ANNOTATION)))
-    code = by_string(trace, trace["name"][host], lambda s: _IS_RECORD if s == RECORD else is_comm_annotation(s))
-    records, ranges = host[np.flatnonzero(code == _IS_RECORD)], host[np.flatnonzero(code == 1)]
+    rows, code = coded_rows(trace, _code, (EventKind.HOST_OP, EventKind.ANNOTATION))
+    records, ranges = rows[code == _IS_RECORD], rows[code != _IS_RECORD]
     waits = by_string(trace, trace.arg("collective").at(records, missing=NO_STRING), lambda s: s == "wait")
     return records[waits == 0], ranges
+
+
+def _code(name: str) -> int:
+    return _IS_RECORD if name == RECORD else is_comm_annotation(name)
 
 
 def _coalesced(trace: Trace, records: Rows, launches: Rows, inside: Rows) -> dict[int, list[int]]:

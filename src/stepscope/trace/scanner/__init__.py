@@ -12,7 +12,7 @@
 """
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
-from stepscope.trace.scanner.call_stack import call_stack_parents, stack_order
+from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
 from stepscope.trace.scanner.scanner import Scanner
 from stepscope.trace.scanner.waits import WaitGraph
 from stepscope.trace.scanner.wasm import MemoryLimitError, version
@@ -29,6 +29,6 @@ __all__ = [
     "TextFlags",
     "WaitGraph",
     "call_stack_parents",
-    "stack_order",
+    "stacked",
     "version",
 ]

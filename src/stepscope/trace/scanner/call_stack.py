@@ -1,39 +1,65 @@
 """Call-stack parents of events, by a real stack in the scanner's module."""
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.distinct import distinct_places
 from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 
 CHUNK_ROWS = 1 << 16
 """as in call_stack.h"""
+_MAX_NS = 1 << 62
 _IDLE: deque[Instance] = deque(maxlen=4)
 """instances that are asked again: to make one takes longer than most stacks"""
 
 
-def stack_order(
+class Stacked(NamedTuple):
+    """Rows by thread, start and end descending, as `call_stack_parents` wants them."""
+
+    order: npt.NDArray[np.intp]
+    """where each of them was"""
+    thread: npt.NDArray[np.int64]
+    start: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+
+
+def stacked(
     thread: npt.NDArray[np.int64],
     start: npt.NDArray[np.int64],
     end: npt.NDArray[np.int64],
     then: npt.NDArray[np.bool_] | None = None,
-) -> npt.NDArray[np.intp]:
-    """Return rows by thread, start, end descending, and `then` at last, as `call_stack_parents` wants them.
+) -> Stacked:
+    """Return rows by thread, start, end descending, and `then` at last.
 
     Rows come nearly sorted by start, which sorting by ends first would undo; so only those that start together are
     sorted by their ends.
     """
-    order = np.lexsort((start, thread))
-    first, second = order[:-1], order[1:]
-    together = (start[first] == start[second]) & (thread[first] == thread[second])
+    order = _by_thread_and_start(thread, start)
+    thread, start = thread.take(order), start.take(order)
+    together = start[1:] == start[:-1]
+    together &= thread[1:] == thread[:-1]
     if together.any():
         tied = np.flatnonzero(np.append(together, False) | np.append(False, together))
         group = np.cumsum(~np.append(False, together))[tied]
         rows = order[tied]
         keys = (-end[rows], group) if then is None else (then[rows], -end[rows], group)
         order[tied] = rows[np.lexsort(keys)]
-    return order
+    return Stacked(order, thread, start, end.take(order))
+
+
+def _by_thread_and_start(thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
+    """Return rows by thread, then start: one sort, the rows of each thread moved to a time of their own."""
+    first = np.flatnonzero(np.append(True, thread[1:] != thread[:-1])[: len(thread)])  # rows of a thread come together
+    of_run = distinct_places(thread[first])[1]
+    wide = int(start.max(initial=0)) - int(start.min(initial=0)) + 1
+    if wide * (int(of_run.max(initial=0)) + 1) > _MAX_NS:  # times that no job has
+        return np.lexsort((start, thread))
+    moved = np.repeat(of_run * wide, np.diff(first, append=len(thread)))
+    moved += start
+    return np.argsort(moved, kind="stable")
 
 
 def call_stack_parents(
@@ -41,9 +67,9 @@ def call_stack_parents(
 ) -> npt.NDArray[np.int64]:
     """Return for each row the innermost row of its thread that encloses it, or -1.
 
-    Rows must be sorted by (thread, start, end descending). Of equal intervals the earlier row is the parent. An
-    interval that begins where another ends is not enclosed by it. Where A and B cross (A starts first and ends
-    inside B), neither is the other's child, and what lies in both belongs to B.
+    Rows must be sorted as `stacked` does. Of equal intervals the earlier row is the parent. An interval that begins
+    where another ends is not enclosed by it. Where A and B cross (A starts first and ends inside B), neither is the
+    other's child, and what lies in both belongs to B.
     """
     if not len(thread):
         return np.empty(0, np.int64)
