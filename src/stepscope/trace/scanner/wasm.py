@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,21 @@ import wasmtime
 from stepscope.errors import InputError
 
 WASM = Path(__file__).with_name("scanner.wasm")
+_compiling = Lock()
+"""threads that come for the module at once wait for one of them"""
 
 
 class MemoryLimitError(InputError):
     """A file needs more memory than an instance may have."""
 
 
-@cache
 def _module(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
+    with _compiling:
+        return _compiled(frugal=frugal)
+
+
+@cache
+def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
     """Return the compiled module. A frugal one reserves no addresses ahead, and so has to check every access."""
     config = wasmtime.Config()
     config.parallel_compilation = False  # one small module: threads cost more than they save
