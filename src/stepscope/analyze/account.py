@@ -200,12 +200,14 @@ class Account(ArrayRecord):
     @cached_property
     def operators(self) -> OperatorTable:
         """Return the operators of all ranks."""
-        return operator_table(self.run.ranks, calls_of=[v.costs.calls.calls for v in self.ranks])
+        calls = [v.costs.calls.calls for v in self.ranks]
+        return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
 
     @cached_property
     def kernels(self) -> KernelTable:
         """Return the kernels of all ranks."""
-        return kernel_table([v.costs for v in self.ranks], chip=self.chip.chip, measured=self.run.measured)
+        costs = [v.costs for v in self.ranks]
+        return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
 
     @cached_property
     def critical_path(self) -> CriticalPath | None:

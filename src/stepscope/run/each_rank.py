@@ -4,9 +4,9 @@ What a rank's answer follows from is that rank alone, so it is the same with any
 columns and the compiled module let other threads run meanwhile.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stepscope.run.load import Run
 from stepscope.run.rank import Rank
@@ -16,8 +16,14 @@ Answer = TypeVar("Answer")
 
 def each_rank(run: Run, question: Callable[[int, Rank], Answer]) -> tuple[Answer, ...]:
     """Return `question(index, rank)` of every rank; what the first of them raises is raised."""
-    threads = min(run.jobs, len(run.ranks))
+    return side_by_side(run.jobs, question, range(len(run.ranks)), run.ranks)
+
+
+def side_by_side(jobs: int, question: Callable[..., Answer], *given: Iterable[Any]) -> tuple[Answer, ...]:
+    """Return what `question` answers to the first of all that is given, to the second and so on, on so many threads."""
+    rows = tuple(zip(*given, strict=True))
+    threads = min(jobs, len(rows))
     if threads <= 1:
-        return tuple(question(index, rank) for index, rank in enumerate(run.ranks))
+        return tuple(question(*row) for row in rows)
     with ThreadPoolExecutor(threads) as pool:
-        return tuple(pool.map(question, range(len(run.ranks)), run.ranks))
+        return tuple(pool.map(lambda row: question(*row), rows))

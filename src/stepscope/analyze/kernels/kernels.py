@@ -13,6 +13,7 @@ from stepscope.analyze.kernels.roofline import SHORT_NS, Bound, KernelBounds, ke
 from stepscope.cost.chips.table import Chip
 from stepscope.dataclass import dataclass
 from stepscope.run.device_work import Rows, numbered
+from stepscope.run.each_rank import side_by_side
 from stepscope.run.measured_kernels import MeasuredLaunches
 from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, of_kinds
@@ -100,12 +101,16 @@ class KernelTable:
 
 
 def kernel_table(
-    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = ()
+    costs: Sequence[KernelCosts], *, chip: Chip | None, measured: Sequence[MeasuredLaunches] = (), jobs: int = 1
 ) -> KernelTable:
-    """Return the kernels of all ranks in one table. Without a chip the bound follows from the family alone."""
+    """Return the kernels of all ranks in one table, so many ranks added up at once. Without a chip the bound follows
+    from the family alone.
+    """
     sums: dict[str, _Sums] = {}
-    for one in costs:
-        _add(sums, one, chip, _measured_rows(one, measured) if measured else None)
+    metered = [_measured_rows(one, measured) if measured else None for one in costs]
+    found = side_by_side(jobs, lambda one, rows: _of_rank(one, chip, rows), costs, metered)
+    for one, rows, named in zip(costs, metered, found, strict=True):
+        _add(sums, one, named, rows)
     n = max(len(costs), 1)
     total, count = _sum(sums.values(), "total_ns"), _sum(sums.values(), "count")
     steps = sum(len(one.rank.steps) for one in costs)
@@ -189,8 +194,12 @@ def _first(value: float | None, otherwise: float | None) -> float | None:
     return otherwise if value is None else value
 
 
-def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> None:
-    """Add one rank's kernels to the sums, name by name."""
+NamedKernels = list[tuple[int, int, dict[str, float]]]
+"""by name: the row of one that tells most, the longest of them in ns, and their sums"""
+
+
+def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | None") -> NamedKernels:
+    """Return the sums of one rank's kernels, name by name."""
     work = costs.rank.work
     kernels = np.flatnonzero(of_kinds(work.kind, _KERNELS))
     group = numbered(work.name[kernels].astype(np.int64))
@@ -206,21 +215,28 @@ def _add(sums: dict[str, _Sums], costs: KernelCosts, chip: Chip | None, measured
     totals |= {name: by_bound[:, bound].tolist() for bound, name in _TIME_BOUND.items()}
     longest = np.zeros(len(example), np.int64)
     np.maximum.at(longest, group, duration)
-    rows = zip(kernels[example].tolist(), longest.tolist(), zip(*totals.values(), strict=True), strict=True)
-    for i, longest_ns, row in rows:
+    rows = (dict(zip(totals, row, strict=True)) for row in zip(*totals.values(), strict=True))
+    return list(zip(kernels[example].tolist(), longest.tolist(), rows, strict=True))
+
+
+def _add(sums: dict[str, _Sums], costs: KernelCosts, named: NamedKernels, measured: "MeasuredRows | None") -> None:
+    """Add one rank's kernels to the sums, name by name."""
+    work = costs.rank.work
+    for i, longest_ns, numbers in named:
         text = costs.rank.trace.strings[work.name[i]]
         if text not in sums:
             sums[text] = _empty(costs, i)
         mine = sums[text]
         mine.max_ns = max(mine.max_ns, longest_ns)
         known = mine.numbers.get
-        mine.numbers = {key: known(key, 0.0) + value for key, value in zip(totals, row, strict=True)}
+        mine.numbers = {key: known(key, 0.0) + value for key, value in numbers.items()}
     if measured is not None:
-        _add_stalls(sums, costs, kernels, measured)
+        _add_stalls(sums, costs, measured)
 
 
-def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, kernels: Rows, measured: "MeasuredRows") -> None:
+def _add_stalls(sums: dict[str, _Sums], costs: KernelCosts, measured: "MeasuredRows") -> None:
     """Add what the warps of measured kernels waited for, by the kernels' time."""
+    kernels = np.flatnonzero(of_kinds(costs.rank.work.kind, _KERNELS))
     launch, name = measured.launch[kernels], costs.rank.work.name[kernels]
     both, back = np.unique(np.stack((launch, name), axis=1)[launch >= 0], axis=0, return_inverse=True)
     spent = sum_by(back.reshape(-1), costs.duration_ns[kernels][launch >= 0].astype(np.float64), len(both))

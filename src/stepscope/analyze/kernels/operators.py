@@ -13,6 +13,8 @@ import numpy as np
 
 from stepscope.analyze.host.calls import Floats, HostCalls, Mask, host_calls, sum_by
 from stepscope.dataclass import dataclass
+from stepscope.records import ArrayRecord
+from stepscope.run.each_rank import side_by_side
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import distinct
 from stepscope.trace.classify import EventKind, of_kinds
@@ -72,18 +74,24 @@ SORTABLE = tuple(f.name for f in fields(Operator) if f.name not in ("name", "sha
 
 
 def operator_table(
-    ranks: Sequence[Rank], *, calls_of: Sequence[HostCalls] | None = None, group_by: GroupBy = GroupBy.NAME
+    ranks: Sequence[Rank],
+    *,
+    calls_of: Sequence[HostCalls] | None = None,
+    group_by: GroupBy = GroupBy.NAME,
+    jobs: int = 1,
 ) -> OperatorTable:
-    """Return the operators of all ranks in one table; `calls_of` are their calls, where those are known already."""
-    sums: dict[tuple[str, str | None], _Sums] = {}
+    """Return the operators of all ranks in one table; `calls_of` are their calls, where those are known already, and
+    so many `jobs` ranks are added up at once.
+    """
+    sums: dict[Group, _Sums] = {}
     host = device = orphan = 0.0
-    for rank, calls in zip(ranks, calls_of or map(host_calls, ranks), strict=True):
-        per_call = _per_call(rank, calls)
-        _add(sums, rank, calls, per_call, group_by)
-        busy = float((rank.work.end_ns - rank.work.start_ns).sum())
-        host += float(per_call["host_self_ns"].sum())
-        device += busy
-        orphan += busy - float(per_call["device_self_ns"].sum())
+    calls_of = calls_of or [host_calls(rank) for rank in ranks]
+    for one in side_by_side(jobs, lambda rank, calls: _of_rank(rank, calls, group_by), ranks, calls_of):
+        host += one.host_ns
+        device += one.device_ns
+        orphan += one.orphan_ns
+        for group, numbers, cost, shapes in one.groups:
+            sums.setdefault(group, _Sums()).add(numbers, cost, shapes)
     n = max(len(ranks), 1)
     rows = [one.mean(name, n) for (name, _), one in sums.items()]
     rows.sort(key=lambda o: (-o.device_self_ns, -o.host_self_ns, o.name))
@@ -98,6 +106,12 @@ class _Sums:
     costliest: tuple[float, float] = (-1.0, -1.0)
     shapes: str | None = None
 
+    def add(self, numbers: dict[str, float], cost: tuple[float, float], shapes: str | None) -> None:
+        for name, value in numbers.items():
+            self.numbers[name] = self.numbers.get(name, 0.0) + value
+        if cost > self.costliest:
+            self.costliest, self.shapes = cost, shapes
+
     def mean(self, name: str, num_ranks: int) -> Operator:
         means = {key: value / num_ranks for key, value in self.numbers.items()}
         return Operator(
@@ -111,6 +125,32 @@ class _Sums:
             host_memory_bytes=means.get("host_memory_bytes"),
             device_memory_bytes=means.get("device_memory_bytes"),
         )
+
+
+Group = tuple[str, str | None]
+"""an operator's name, and the shapes where they tell operators apart"""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _RankSums(ArrayRecord):
+    """The operators of one rank."""
+
+    host_ns: float
+    device_ns: float
+    orphan_ns: float
+    groups: list[tuple[Group, dict[str, float], tuple[float, float], str | None]]
+    """with their sums, what the costliest call took on device and host, and its shapes"""
+
+
+def _of_rank(rank: Rank, calls: HostCalls, group_by: GroupBy) -> _RankSums:
+    per_call = _per_call(rank, calls)
+    busy = float((rank.work.end_ns - rank.work.start_ns).sum())
+    return _RankSums(
+        host_ns=float(per_call["host_self_ns"].sum()),
+        device_ns=busy,
+        orphan_ns=busy - float(per_call["device_self_ns"].sum()),
+        groups=_groups(rank, calls, per_call, group_by),
+    )
 
 
 def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
@@ -142,14 +182,10 @@ def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     }
 
 
-def _add(
-    sums: dict[tuple[str, str | None], _Sums],
-    rank: Rank,
-    calls: HostCalls,
-    per_call: dict[str, Floats],
-    group_by: GroupBy,
-) -> None:
-    """Add one rank's calls to the sums, group by group."""
+def _groups(
+    rank: Rank, calls: HostCalls, per_call: dict[str, Floats], group_by: GroupBy
+) -> list[tuple[Group, dict[str, float], tuple[float, float], str | None]]:
+    """Return the sums of one rank's calls, group by group."""
     trace, shapes_of = rank.trace, rank.trace.arg("input_dims")
     by_shape, num_shapes = group_by is GroupBy.NAME_AND_SHAPE, len(trace.strings) + 1
     key = calls.name.astype(np.int64)
@@ -168,14 +204,12 @@ def _add(
     dims = shapes_of.at(calls.row[costliest], missing=NO_STRING).tolist()
     worst = zip(*(per_call[name][costliest].tolist() for name in _COSTLY), strict=True)
     rows = zip(*(values.tolist() for values in totals.values()), strict=True)
+    found = []
     for one, worst_dims, cost, row in zip(keys.tolist(), dims, worst, rows, strict=True):
         name_id, shape = divmod(one, num_shapes) if by_shape else (one, 0)
-        shapes = trace.text(shape + NO_STRING) if by_shape else None
-        mine = sums.setdefault((trace.strings[name_id], shapes), _Sums())
-        for name, value in zip(totals, row, strict=True):
-            mine.numbers[name] = mine.numbers.get(name, 0.0) + value
-        if cost > mine.costliest:
-            mine.costliest, mine.shapes = cost, trace.text(worst_dims)
+        group_of = trace.strings[name_id], trace.text(shape + NO_STRING) if by_shape else None
+        found.append((group_of, dict(zip(totals, row, strict=True)), cost, trace.text(worst_dims)))
+    return found
 
 
 def _grouped(key: Int64s) -> tuple[Int64s, Int64s, Int64s]:

@@ -32,6 +32,7 @@ from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, covered_ns, union
 from stepscope.records import ArrayRecord
 from stepscope.run.aligned import AlignedRun
+from stepscope.run.each_rank import each_rank
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
 from stepscope.stats.robust import Spread
@@ -94,18 +95,20 @@ class BucketView:
 
 def bucket_view(shared: AlignedRun, strategy: Strategy, accounts: Sequence[RankAccount | None]) -> BucketView | None:
     """Return the gradient buckets of a run, None where it has no gradient all-reduces."""
-    ranks, syncs = [], []
-    for index, account in enumerate(accounts):
-        rows = _gradient_rows(shared, strategy, index)
+
+    def of_rank(index: int, rank: Rank) -> tuple[RankBuckets, list[_Sync]] | None:
+        rows, account, found = _gradient_rows(shared, strategy, index), accounts[index], strategy.passes[index]
         if account is None or not len(rows):
-            continue
-        rank, found = shared.run.ranks[index], strategy.passes[index]
+            return None
         split = _by_pass(rank, found, rows)
-        ranks.append(_rank_buckets(shared, index, account, found, rows, split))
-        syncs += [_Sync(index, at, one) for at, one in split.items()]
-    if not ranks:
+        syncs = [_Sync(index, at, one) for at, one in split.items()]
+        return _rank_buckets(shared, index, account, found, rows, split), syncs
+
+    known = [one for one in each_rank(shared.run, of_rank) if one is not None]
+    if not known:
         return None
-    usual, share = _usual(shared, syncs)
+    ranks = [one for one, _ in known]
+    usual, share = _usual(shared, [sync for _, syncs in known for sync in syncs])
     return BucketView(_buckets(shared, strategy, accounts, usual), share, tuple(ranks), over_ranks(ranks))
 
 
