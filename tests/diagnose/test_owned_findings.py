@@ -77,6 +77,22 @@ def statistic(r: PlantedRank, at: float, _: int) -> float:
     return at
 
 
+def on_the_device(*names: str, line: str = "train.py:13", device_us: float = 8) -> Plant:
+    """Return 32 operators of no module, each with a kernel."""
+
+    def plant(r: PlantedRank, at: float, _: int) -> float:
+        for k in range(32):
+            with r.line(line, module=None), r.op(names[k % len(names)], at, at + 19):
+                r.kernel("reduce", at=at + 1, start=at + 6, end=at + 6 + device_us)
+            at += max(20.0, device_us + 2)
+        return at
+
+    return plant
+
+
+norms = on_the_device("aten::sub", "aten::norm")
+
+
 def loop(r: PlantedRank, at: float, _: int) -> float:
     for _ in range(64):
         with r.line("train.py:13"), r.op("aten::mul_", at, at + 9):
@@ -132,6 +148,8 @@ def accused(found: Account) -> list[Finding]:
         (second_forward, "recomputation"),
         (statistic, "host-device-sync"),
         (loop, "launch-overhead"),
+        (norms, "host-stall"),
+        (on_the_device("aten::sort", device_us=40), "host-stall"),
     ],
 )
 def test_the_planted_line_is_named_and_saves_what_it_takes(tmp_path: Path, plant: Plant, id_: str) -> None:
@@ -158,7 +176,7 @@ def test_a_line_that_takes_longer_on_some_ranks_makes_them_late(tmp_path: Path) 
     assert (late[0].where[0].file, late[0].where[0].line) == ("train.py", 9)
 
 
-@pytest.mark.parametrize("plant", [second_forward, statistic])
+@pytest.mark.parametrize("plant", [second_forward, statistic, norms])
 def test_the_proposed_what_if_gives_the_saving_that_was_said(tmp_path: Path, plant: Plant) -> None:
     found = account(tmp_path, plant)
     first = next(f for f in diagnose(found).findings if f.what_if)
@@ -172,6 +190,29 @@ def test_no_line_of_a_clean_job_is_accused(tmp_path: Path, ranks: int) -> None:
     found = account(tmp_path, ranks=ranks)
     assert [c for rule in BY_OWNER for c in rule(found)] == []
     assert accused(found) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (on_the_device("aten::rand", "aten::where", line="train.py:9"), nothing),  # may prepare the input
+        (nothing, on_the_device("aten::_foreach_lerp_")),  # an average of the weights
+        (nothing, on_the_device("aten::sub", "aten::copy_")),
+    ],
+)
+def test_input_and_changes_in_place_on_the_device_are_not_beside_training(
+    tmp_path: Path, before: Plant, after: Plant
+) -> None:
+    found = account(tmp_path, after, late={0: before})
+    assert not [c for rule in BY_OWNER for c in rule(found) if c.id == "host-stall"]
+
+
+def test_what_a_line_takes_of_host_and_device_is_said(tmp_path: Path) -> None:
+    found = next(f for f in diagnose(account(tmp_path, norms)).findings if f.id == "host-stall")
+    assert found.title == "train.py:13 works beside training in every step"
+    said = {e.what: e.value for e in found.evidence}
+    assert float(said["host time beside training per step"]) >= 32 * 0.019
+    assert said["device time of the line per step"] == pytest.approx(32 * 0.008, rel=0.02)
 
 
 def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Path) -> None:

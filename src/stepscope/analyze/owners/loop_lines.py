@@ -14,6 +14,10 @@ A line is beside training where
     the passes are known               autograd's nodes have a line of forward, and an optimizer ran; else only
                                        lines without an operator (an update by hand looks like any other work)
 
+Where a device computes, other rules ask about what the host does alone, what it brings back and what it changes one by
+one. There a line is beside training only where, besides, it has operators, runs no module, copies nothing to the host,
+changes nothing in place and does not stand above forward, where it may prepare the input: statistics on the device.
+
 Lines inside `forward` through which no gradient goes (masks, routing, frozen networks) may decide the loss: not judged.
 
 A hook of gradients is judged too: a line that ran only inside autograd's nodes, below the line that called backward, in
@@ -73,6 +77,8 @@ class LoopLine(ArrayRecord):
     """that the line is in"""
     ns: Floats
     """by step: the host's time for it, with all that it called"""
+    device_ns: float
+    """of the device for it, in the mean step"""
     began_ns: Int64s
     """when the host began with it, each time"""
     before_forward: bool
@@ -93,19 +99,26 @@ class LoopLine(ArrayRecord):
         """Return what it takes in the mean step."""
         return float(np.mean(self.ns)) if len(self.ns) else 0.0
 
+    @property
+    def longer_ns(self) -> float:
+        """Return what it takes of the host in the median step or of the device, whichever is more."""
+        return max(self.typical_ns, self.device_ns)
+
 
 @once_per_record
 def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
     """Return the outermost lines of a rank that are beside training."""
     rank, owned = known.owned.rank, known.owned
-    if rank.has_device or rank.device_unseen or not len(rank.steps):
+    if rank.device_unseen or not len(rank.steps):
         return {}
     times, all_known = _StackTimes(known), _passes_are_known(known)
     hooks = _gradient_hooks(known) if all_known else {}
     beside = {
         line: work
         for line, work in known.lines.items()
-        if (all_known or not work.top_calls) and _is_beside(known, work, times)
+        if (all_known or not work.top_calls)
+        and _is_beside(known, work, times)
+        and (not rank.has_device or _stays_on_the_device(known, work))
     }
     chosen = beside | hooks
     names = {(f.file, f.line): f.function for f in reversed(owned.frames)}
@@ -114,6 +127,7 @@ def loop_lines(known: RankLines) -> dict[Line, LoopLine]:
             line,
             names[line],
             (times.whole if line in hooks else times.free)[chosen[line].stacks].sum(axis=0),
+            chosen[line].device_ns / len(rank.steps),
             times.began_ns(chosen[line].stacks),
             before_forward=line not in hooks and _stands_before_forward(known, chosen[line]),
             in_place=_changes(chosen[line]) > 0,
@@ -230,6 +244,15 @@ def _is_beside(known: RankLines, work: LineWork, times: _StackTimes) -> bool:
     if float(times.in_module[work.stacks].sum()) >= _MOSTLY * free and not _is_hook(known, work.stacks):
         return after and work.modules.isdisjoint(known.trained)
     return after or not _changes(work)
+
+
+def _stays_on_the_device(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line ran operators, none of a module's, whose results neither go to the host nor into tensors
+    that are there, nor are input.
+    """
+    if not work.top_calls or work.to_host or _changes(work) or _stands_before_forward(known, work):
+        return False
+    return not work.modules or _is_hook(known, work.stacks)
 
 
 def _is_hook(known: RankLines, stacks: Sequence[int]) -> bool:

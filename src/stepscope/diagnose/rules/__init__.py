@@ -92,6 +92,7 @@ BY_OWNER: tuple[Rule, ...] = (
     Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(late_lines, ("straggler",), _RANKS),
     Rule(stage_imbalance, ("load-imbalance",), _RANKS),
+    # of jobs with a device too, but there most of what the host does alone is seen without lines
     Rule(work_beside_training, ("host-stall",), Scope.HOST, (Need.LINES,), training_only=True),
 )
 """the same faults seen in what lines and modules of the user's code did; they need owners, and add to the rules above"""

@@ -1,7 +1,7 @@
-"""`host-stall` by line: what the loop does in every step of a job on the CPU that is no pass of the model.
+"""`host-stall` by line: what the loop does in every step that is no pass of the model.
 
-There the host is the device: nothing idles while it copies weights, hashes, sorts or writes, so no gap shows it. Only
-the lines tell (`analyze/owners/loop_lines.py`).
+Where the host is the device nothing idles while it copies weights, hashes, sorts or writes, so no gap shows it. On a
+device, statistics and copies are kernels like any other. Only the lines tell (`analyze/owners/loop_lines.py`).
 """
 
 from collections import defaultdict
@@ -41,8 +41,8 @@ def work_beside_training(account: Account) -> list[Candidate]:
     for one in known:
         steady = [line for line in loop_lines(one).values() if line.typical_ns > 0]
         for group in loops(steady, [line for line, work in one.lines.items() if not work.apart]):
-            if sum(line.typical_ns for line in group) >= least:
-                largest = max(group, key=lambda line: line.typical_ns)
+            if sum(line.longer_ns for line in group) >= least:
+                largest = max(group, key=lambda line: line.longer_ns)
                 found[largest.line].append(tuple(line.line for line in group))
     return [_candidate(account, groups[0]) for groups in found.values() if 2 * len(groups) > len(known)]
 
@@ -51,13 +51,15 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     ranks = [known for known in account.line_work if known is not None and any(line in known.lines for line in lines)]
     each = [[loop_lines(one)[line] for line in lines if line in loop_lines(one)] for one in ranks]
     took = [sum(min(line.mean_ns, _MAX_OF_TYPICAL * line.typical_ns) for line in mine) for mine in each]
+    on_device = [sum(line.device_ns for line in mine) for mine in each]
     first = next(mine[0] for mine in each if mine)
     places = _places(each, lines)
     if len(lines) == 1:
         lines = (places[0][0],)
-    place, cost_ns = _named(lines), float(np.mean(took))
+    place, host_ns, device_ns = _named(lines), float(np.mean(took)), float(np.mean(on_device))
     called = _called(ranks, lines)
-    below = f", mostly in {called[0][0]}" if called and called[0][1] >= MIN_MOSTLY * cost_ns else ""
+    below = f", mostly in {called[0][0]}" if called and called[0][1] >= MIN_MOSTLY * host_ns else ""
+    beside = f" and {ms(device_ns):.1f} ms of the device" if device_ns else ""
     workers = " or in the loader's workers (it stands before forward and may prepare the input)"
     changes = any(line.in_place for mine in each for line in mine)
     title, why, remedy = (
@@ -76,14 +78,15 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     return Candidate(
         id="host-stall",
         title=title,
-        cause=f"{place} takes {ms(cost_ns):.1f} ms per step{below}; {why}",
+        cause=f"{place} takes {ms(host_ns):.1f} ms{' of the host' if beside else ''} per step{beside}{below}; {why}",
         remedy=f"{remedy} The saving is of the step without it; every N steps saves all but one Nth of that.",
         change=without_lines(account, lines),
-        limit_ns=max(took),
+        limit_ns=max(map(sum, zip(took, on_device, strict=True))),
         claim=place,
-        cost_ns=cost_ns,
+        cost_ns=max(host_ns, device_ns),
         evidence=(
-            Evidence("host time beside training per step", host_ms(cost_ns), "ms", place),
+            Evidence("host time beside training per step", host_ms(host_ns), "ms", place),
+            *((Evidence("device time of the line per step", host_ms(device_ns), "ms", place),) if beside else ()),
             *(Evidence("of that in what it calls", host_ms(ns), "ms", name) for name, ns in called),
         ),
         sureness=0.6 if changes or first.before_forward or first.of_gradients else 0.7,

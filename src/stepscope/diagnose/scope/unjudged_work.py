@@ -25,7 +25,10 @@ def not_judged(account: Account) -> tuple[str, ...]:
             "No rule judges work inside forward or backward that only this job does (but for hooks of gradients), what "
             f"changes weights or gradients in place, or what loader processes run: {_COSTS}.",
         )
-    return (f"No rule judges a line that only this job has: {_COSTS}.",)
+    return (
+        "No rule judges work inside forward or backward that only this job does, what prepares its input, or what "
+        f"changes weights or gradients in place: {_COSTS}.",
+    )
 
 
 def _stopped_by_others(account: Account) -> tuple[str, ...]:
