@@ -47,7 +47,7 @@ class SparseColumn(ArrayRecord):
 
 @dataclass(frozen=True)
 class Quality:
-    """What reading had to drop, mend or shorten. Every non-zero count becomes a warning."""
+    """What reading had to drop, fix or shorten. Every non-zero count becomes a warning."""
 
     truncated: bool = False
     malformed: int = 0

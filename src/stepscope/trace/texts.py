@@ -41,7 +41,7 @@ def decode_all(texts: Iterable[Text]) -> DecodedTexts:
         if flags is _JSON:  # as next to all are that are not plain; to ask for each flag takes longer than the rest
             plain = _one_spelling(plain)
         elif flags is not _PLAIN:
-            plain, is_sound = _mended(plain, flags, is_sound)
+            plain, is_sound = _cleaned(plain, flags, is_sound)
             if TextFlags.SHORTENED in flags:
                 shortened.add(plain)
         out.append(plain)
@@ -50,7 +50,7 @@ def decode_all(texts: Iterable[Text]) -> DecodedTexts:
     return DecodedTexts(out, replaced, shortened)
 
 
-def _mended(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
+def _cleaned(text: str, flags: TextFlags, is_sound: bool) -> tuple[str, bool]:
     """Return a text that has any flags as it is meant, and whether nothing of it had to be replaced."""
     clean = _CONTROL.sub(REPLACEMENT, text) if TextFlags.FIXED in flags else text
     is_sound = is_sound and clean == text
