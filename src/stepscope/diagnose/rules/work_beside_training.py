@@ -61,12 +61,12 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
     below = f", mostly in {called[0][0]}" if called and called[0][1] >= MIN_MOSTLY * host_ns else ""
     beside = f" and {ms(device_ns):.1f} ms of the device" if device_ns else ""
     workers = " or in the loader's workers (it stands before forward and may prepare the input)"
+    elsewhere = "" if beside else f", in another thread{workers if first.before_forward else ''}"
     changes = any(line.in_place for mine in each for line in mine)
     title, why, remedy = (
         f"{place} works beside training in every step",
         "it is no part of forward, backward, optimizer or loader, and no gradient goes through it",
-        f"Do it every N steps, in another thread{workers if first.before_forward else ''}, or delete it: whether "
-        "training needs it the trace cannot tell.",
+        f"Do it every N steps{elsewhere}, or delete it: whether training needs it the trace cannot tell.",
     )
     if first.of_gradients:
         title, why, remedy = (
