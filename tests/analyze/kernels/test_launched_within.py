@@ -23,6 +23,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(1
     calls=[(0, 10, 1), (4, 3, 1)], launches=[(2, 9, 1), (5, 1, 1), (8, 1, 1)]
 )  # the first launch outlasts its call
 @example(calls=[(3, 0, 1), (3, 5, 1)], launches=[(3, 0, 1), (3, 5, 1)])
+@example(calls=[(0, 1000, 1), *((k, 400 - k, 1) for k in range(1, 101))], launches=[(500, 1, 1), (200, 1, 1)])
 def test_launches_lie_in_the_calls_that_a_stack_of_all_tells(
     calls: list[tuple[int, int, int]], launches: list[tuple[int, int, int]]
 ) -> None:

@@ -29,6 +29,8 @@ NODE, ADDING, GRADIENT, BACK = 1, 2, 3, 4
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 _COPY_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 _MAX_THREADS = 32
+_MAX_CLIMB = 64
+"""calls one above the other that are looked at for a launch"""
 _STORES = "AccumulateGrad"
 _OF_PARAMETERS = "GammaBeta"
 """in the names of a normalisation's kernels for the gradients of its scale and offset"""
@@ -87,7 +89,8 @@ def launched_within(rank: Rank, calls: HostCalls, work: Int64s) -> Int64s:
 def _climbed(trace: Trace, calls: HostCalls, launch: Int64s) -> Int64s | None:
     """Return the innermost call around each launch: up from the last that began before it to one that is still open.
 
-    None where a launch outlasts a call that it began in, or where there are too many threads to look at one by one.
+    None where a launch outlasts a call that it began in, or where there are too many threads, or calls one above the
+    other, to look at one by one.
     """
     threads = distinct(calls.thread).tolist()
     if len(threads) > _MAX_THREADS:
@@ -96,7 +99,9 @@ def _climbed(trace: Trace, calls: HostCalls, launch: Int64s) -> Int64s | None:
     end = start + trace["dur_ns"].take(launch)
     out = _last_begun(calls, threads, trace["tid"].take(launch), start)
     inside = np.flatnonzero(out >= 0)
-    while len(inside):
+    for _ in range(_MAX_CLIMB):
+        if not len(inside):
+            return out
         call, begun, ended = out.take(inside), start.take(inside), end.take(inside)
         until = calls.end_ns.take(call)
         left = np.flatnonzero((ended > until) | (begun >= until))
@@ -107,7 +112,7 @@ def _climbed(trace: Trace, calls: HostCalls, launch: Int64s) -> Int64s | None:
         above = np.where(stays, call, calls.parent.take(call))
         out[inside] = above
         inside = inside[(above >= 0) & ~stays]
-    return out
+    return None
 
 
 def _last_begun(calls: HostCalls, threads: Sequence[int], thread: Int64s, moment_ns: Int64s) -> Int64s:
