@@ -16,7 +16,7 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.run.each_rank import side_by_side
 from stepscope.run.rank import Rank
-from stepscope.stats.distinct import distinct
+from stepscope.stats.distinct import distinct, distinct_places
 from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
@@ -129,6 +129,8 @@ class _Sums:
 
 Group = tuple[str, str | None]
 """an operator's name, and the shapes where they tell operators apart"""
+GroupSums = tuple[Group, dict[str, float], tuple[float, float], str | None]
+"""an operator with its sums, what its costliest call took on device and host, and that call's shapes"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,8 +140,7 @@ class _RankSums(ArrayRecord):
     host_ns: float
     device_ns: float
     orphan_ns: float
-    groups: list[tuple[Group, dict[str, float], tuple[float, float], str | None]]
-    """with their sums, what the costliest call took on device and host, and its shapes"""
+    groups: list[GroupSums]
 
 
 def _of_rank(rank: Rank, calls: HostCalls, group_by: GroupBy) -> _RankSums:
@@ -182,9 +183,7 @@ def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     }
 
 
-def _groups(
-    rank: Rank, calls: HostCalls, per_call: dict[str, Floats], group_by: GroupBy
-) -> list[tuple[Group, dict[str, float], tuple[float, float], str | None]]:
+def _groups(rank: Rank, calls: HostCalls, per_call: dict[str, Floats], group_by: GroupBy) -> list[GroupSums]:
     """Return the sums of one rank's calls, group by group."""
     trace, shapes_of = rank.trace, rank.trace.arg("input_dims")
     by_shape, num_shapes = group_by is GroupBy.NAME_AND_SHAPE, len(trace.strings) + 1
@@ -220,7 +219,8 @@ def _grouped(key: Int64s) -> tuple[Int64s, Int64s, Int64s]:
     """
     low, high = int(key.min(initial=0)), int(key.max(initial=0))
     if high - low > _MAX_SPREAD * len(key):
-        return np.unique(key, return_inverse=True, return_counts=True)
+        keys, place = distinct_places(key)
+        return keys, place, np.bincount(place, minlength=len(keys))
     place = key - low
     count = np.bincount(place)
     there = np.flatnonzero(count)
