@@ -11,6 +11,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
+from stepscope.diagnose.verdict import conclude
 from stepscope.whatif.settings import what_if
 
 STEPS = 4
@@ -213,6 +214,22 @@ def test_what_a_line_takes_of_host_and_device_is_said(tmp_path: Path) -> None:
     said = {e.what: e.value for e in found.evidence}
     assert float(said["host time beside training per step"]) >= 32 * 0.019
     assert said["device time of the line per step"] == pytest.approx(32 * 0.008, rel=0.02)
+
+
+@pytest.mark.parametrize(("device_us", "verdict"), [(8.0, "host-bound"), (60.0, "memory-bound")])
+def test_the_headline_of_a_line_says_whose_time_it_takes(tmp_path: Path, device_us: float, verdict: str) -> None:
+    found = account(tmp_path, on_the_device("aten::sub", "aten::norm", device_us=device_us))
+    diagnosis = diagnose(found)
+    assert diagnosis.findings[0].title == "train.py:13 works beside training in every step"
+    concluded = conclude(found, diagnosis)
+    assert concluded.verdict == verdict
+    assert concluded.reason.startswith("work beside training (train.py:13) costs ")
+
+
+@pytest.mark.parametrize("plant", [second_forward, statistic, loop])
+def test_the_headline_names_the_line(tmp_path: Path, plant: Plant) -> None:
+    found = account(tmp_path, plant)
+    assert "(train.py:13) costs " in conclude(found, diagnose(found)).reason
 
 
 def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Path) -> None:

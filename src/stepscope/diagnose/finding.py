@@ -73,6 +73,8 @@ class Candidate:
     """the lines it is about, where the rule knows them; else those of the time that the fix takes out"""
     what_if: tuple[str, ...] | None = None
     """options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting"""
+    subject: str = ""
+    """what costs the time, in a headline; its id's words where nothing is said"""
 
     @property
     def fix(self) -> Fix:
@@ -106,6 +108,8 @@ class Finding:
     """as the candidate's"""
     where: tuple[Where, ...] = ()
     """lines and modules that hold its cost, the largest share first; empty where no owner was recorded"""
+    subject: str = ""
+    """as the candidate's"""
 
     @property
     def mostly(self) -> str | None:

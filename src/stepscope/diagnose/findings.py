@@ -194,6 +194,7 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         remedy=candidate.remedy,
         what_if=candidate.what_if,
         where=candidate.where or _places(account, candidate, replays),
+        subject=candidate.subject,
     )
 
 

@@ -60,7 +60,7 @@ def conclude(account: Account, diagnosis: Diagnosis) -> Conclusion:
     """Return the verdict with its reason."""
     first = next(iter(diagnosis.worth), None)
     if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
-        category = category_of_finding(account, first.id)
+        category = category_of_finding(account, first)
         if category is not None:
             return Conclusion(_refined(account, category), cost_in_words(first), first)
     return _by_budget(account, first)

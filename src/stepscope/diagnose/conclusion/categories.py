@@ -1,6 +1,7 @@
 """What a run can be bound by: which parts of the budget, and which findings, stand for each category."""
 
 from stepscope.analyze.account import Account
+from stepscope.diagnose.finding import Finding
 
 UNCLEAR = "unclear"
 BALANCED = "balanced"
@@ -68,13 +69,16 @@ def category_times_ns(account: Account) -> dict[str, float]:
     return times
 
 
-def category_of_finding(account: Account, finding: str) -> str | None:
+def category_of_finding(account: Account, finding: Finding) -> str | None:
     """Return what a run is bound by whose largest fixable loss is this finding's; None for one that saves nothing.
 
     Work that need not be done costs the device's time, or the host's that launches it: whichever is the larger here.
+    What saves more than twice the time in which a device waited for its host was that device's own work.
     """
-    found = CATEGORY_OF_FINDING.get(finding)
-    if finding in _WORK_THAT_THE_HOST_LAUNCHES:
-        times = category_times_ns(account)
+    found = CATEGORY_OF_FINDING.get(finding.id)
+    times = category_times_ns(account)
+    if finding.id in _WORK_THAT_THE_HOST_LAUNCHES:
         return max(("compute-bound", "host-bound"), key=lambda name: times[name])
+    if found == "host-bound" and all(rank.has_device for rank in account.run.ranks):
+        return "compute-bound" if times[found] < finding.alone_ns / 2 else found
     return found

@@ -33,9 +33,10 @@ def cost_in_words(finding: Finding) -> str:
     """Return what a finding costs, with whom it names."""
     if finding.id == "straggler":
         return f"{_ranks(finding.ranks)} {'costs' if len(finding.ranks) == 1 else 'cost'} {finding.saving_pct:.0f} %"
-    subject = _SUBJECT.get(finding.id, finding.title)
+    subject = finding.subject or _SUBJECT.get(finding.id, finding.title)
     on = f" ({_ranks(finding.ranks)})" if finding.ranks else ""
-    return f"{subject}{on} {'cost' if finding.id in _PLURAL else 'costs'} {finding.saving_pct:.0f} %"
+    plural = finding.id in _PLURAL and not finding.subject
+    return f"{subject}{on} {'cost' if plural else 'costs'} {finding.saving_pct:.0f} %"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

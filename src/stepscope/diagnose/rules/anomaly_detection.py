@@ -78,6 +78,7 @@ def anomaly_detection(account: Account) -> list[Candidate]:
             doubt=0.3,  # what torch does around each stack is not recorded
             claim=ANOMALY_DETECTION,
             what_if=(),
+            subject="anomaly detection",
         )
     ]
 

@@ -89,4 +89,5 @@ def _candidate(account: Account, line: Line, copied_ns: float, stalled_ns: float
         ),
         where=(at(line),),
         what_if=("--without", place),
+        subject=f"copying to the device ({place})",
     )

@@ -38,4 +38,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
         ),
         where=(at(line),),
         what_if=("--without", place),
+        subject=f"bringing results to the host ({place})",
     )

@@ -56,4 +56,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
         evidence=(Evidence("operators in place per step", round(calls / steps), "calls", place),),
         where=(at(line),),
         what_if=(),
+        subject=f"changing tensors one by one ({place})",
     )

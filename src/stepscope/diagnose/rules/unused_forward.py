@@ -46,4 +46,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
         ),
         where=(at(line),),
         what_if=("--without", place),
+        subject=f"a forward pass without backward ({place})",
     )

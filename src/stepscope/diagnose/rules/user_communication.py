@@ -56,4 +56,5 @@ def _candidate(account: Account, line: Line) -> Candidate:
         ),
         where=(at(line),),
         what_if=("--without", place),
+        subject=f"communication of the loop ({place})",
     )
