@@ -126,7 +126,7 @@ def _of_verdict(account: Account, diagnosis: Diagnosis, conclusion: Conclusion) 
     first = diagnosis.worth[0] if diagnosis.worth else None
     told = "compute-bound" if conclusion.verdict == MEMORY else conclusion.verdict
     if first is not None and first.saving_pct >= WORTH_NAMING_PCT:
-        if told != category_of_finding(account, first.id):
+        if told != category_of_finding(account, first):
             yield f"verdict {conclusion.verdict} beside a first finding {first.id} of {first.saving_pct:.0f} %"
         if f"{first.saving_pct:.0f} %" not in conclusion.reason:
             yield f"headline {conclusion.headline!r} does not say what {first.id} costs"

@@ -82,11 +82,15 @@ def on_the_device(*names: str, line: str = "train.py:13", device_us: float = 8) 
     """Return 32 operators of no module, each with a kernel."""
 
     def plant(r: PlantedRank, at: float, _: int) -> float:
+        free = at
         for k in range(32):
+            start = max(at + 6, free)
+            free = start + device_us
             with r.line(line, module=None), r.op(names[k % len(names)], at, at + 19):
-                r.kernel("reduce", at=at + 1, start=at + 6, end=at + 6 + device_us)
-            at += max(20.0, device_us + 2)
-        return at
+                r.kernel("reduce", at=at + 1, start=start, end=free)
+            at += 20
+        r.call("cudaDeviceSynchronize", at, max(at, free) + 1)
+        return max(at, free) + 2
 
     return plant
 

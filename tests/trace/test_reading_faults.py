@@ -350,8 +350,8 @@ def test_damage_made_to_be_slow_is_read_in_linear_time(tmp_path: Path, unit: str
         return time.process_time() - start
 
     cpu_seconds(1 << 20)
-    small, large = cpu_seconds(1 << 20), cpu_seconds(1 << 23)
-    assert large < 40 * max(small, 0.01)
+    tries = ((cpu_seconds(1 << 20), cpu_seconds(1 << 23)) for _ in range(3))  # a busy machine may slow down one
+    assert any(large < 40 * max(small, 0.01) for small, large in tries)
 
 
 # memory

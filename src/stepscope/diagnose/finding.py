@@ -75,6 +75,8 @@ class Candidate:
     """options of `stepscope whatif` that give the same saving, none where no option does; None: its id's setting"""
     subject: str = ""
     """what costs the time, in a headline; its id's words where nothing is said"""
+    on_device: bool = False
+    """a line's time is mostly the device's, whatever the id says"""
 
     @property
     def fix(self) -> Fix:
@@ -109,7 +111,8 @@ class Finding:
     where: tuple[Where, ...] = ()
     """lines and modules that hold its cost, the largest share first; empty where no owner was recorded"""
     subject: str = ""
-    """as the candidate's"""
+    on_device: bool = False
+    """both as the candidate's"""
 
     @property
     def mostly(self) -> str | None:

@@ -195,6 +195,7 @@ def _finding(account: Account, candidate: Candidate, alone: Saving, adds: float,
         what_if=candidate.what_if,
         where=candidate.where or _places(account, candidate, replays),
         subject=candidate.subject,
+        on_device=candidate.on_device,
     )
 
 

@@ -18,6 +18,8 @@ from stepscope.trace.texts import decode_all
 
 Ids = npt.NDArray[np.int64]
 _FIRST_CAPACITY = 1 << 14
+_MANY = 1 << 18
+"""events that may have the same argument before its array has to grow"""
 _TYPICAL_EVENT_BYTES = 200
 _COPIED_BYTES = 1 << 20
 _SIGN_OF_32_BITS = 1 << 31
@@ -76,7 +78,7 @@ class Columns:
         self._share = share
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
         self._dense = [_GrowingArray(column.dtype, capacity) for column in DENSE]
-        some = max(capacity // 8, min(_FIRST_CAPACITY, raw_bytes))
+        some = max(capacity // 8, min(_MANY, capacity))
         self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
 

@@ -1,24 +1,25 @@
 """A stream of events parsed block by block, on one thread or several, with the same result.
 
-What is packed takes as long to unpack as to parse, so one thread does either. What is not is cut into blocks where one
-event ends and the next begins, as far as the bytes tell, which are parsed ahead of knowing whether that is right. A
-block's result counts only if the block before it ended exactly at the cut; otherwise it is parsed again behind what the
-other left, so a separator inside a string costs time, not truth.
+What is packed takes as long to unpack as to parse, so one thread does either, and unpacks to where it is parsed. What
+is not is cut into blocks where one event ends and the next begins, as far as the bytes tell, which are parsed ahead of
+knowing whether that is right. A block's result counts only if the block before it ended exactly at the cut; otherwise
+it is parsed again behind what the other left, so a separator inside a string costs time, not truth.
 """
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import field
-from itertools import islice
 from queue import SimpleQueue
 
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
-from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Rows, Scanner
+from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Room, Rows, Scanner
+from stepscope.trace.streams import Filler
 
 BLOCK_BYTES = 3 << 20
 _SEARCHED_BYTES = 1 << 16
@@ -26,8 +27,6 @@ _BETWEEN_EVENTS = re.compile(rb"\}\s{0,64},(\s{0,64}\{\s{0,64})\Z")
 _MAX_TRIES = 64
 _AHEAD = 1
 """blocks in flight beyond one per thread"""
-_AT_ONCE = 4
-"""chunks unpacked between two looks at who waits for them"""
 
 
 @dataclass(eq=False, repr=False)
@@ -60,6 +59,12 @@ class Events(ArrayRecord):
         """Parse the next block: its `size` bytes were put to the first scanner, behind what the one before left."""
         offset = self.offset - len(self.rest)
         parsed = self.scanners[0].parse(self.flags(last=last), self._append, offset=offset)
+        self._take(parsed, offset, size, last=last)
+
+    def parse_room(self, room: Room, size: int, *, last: bool) -> None:
+        """Parse the next block, whose `size` bytes lie in a room of the first scanner."""
+        offset, flags = self.offset - len(self.rest), self.flags(last=last)
+        parsed = self.scanners[0].parse_room(room, size, flags, self._append, rest=self.rest, offset=offset)
         self._take(parsed, offset, size, last=last)
 
     def finish(self) -> None:
@@ -98,44 +103,45 @@ class Events(ArrayRecord):
             self.rest = b""
 
 
-def parse_serially(events: Events, chunks: Iterator[Buffer], *, done: Callable[[], None]) -> None:
-    """Parse all chunks on this thread; `done` is called after each block."""
-    last = False
-    while not (last or events.ended):
-        last = _parse_block(events, chunks)
-        done()
+def parse_in_turn(events: Events, fill: Filler, *, beside: bool, done: Callable[[Sequence[Buffer]], None]) -> None:
+    """Parse all that `fill` gives, where wanted while another thread fills the room for the block that follows.
+
+    `done` is called after each block with it and the one before.
+    """
+    scanner, size = events.scanners[0], BLOCK_BYTES
+    with ThreadPoolExecutor(1) if beside and not scanner.memory_moves else nullcontext() as pool:
+        before: Buffer = b""
+        number, room = 0, scanner.room(0, size)
+        filled = fill(room.bytes)
+        last = False
+        while not last:
+            last = filled < size
+            following = None
+            if pool and not last and scanner.fits(events.rest):
+                following = pool.submit(fill, scanner.room(number + 1, size).bytes)
+            block: Buffer = room.bytes[:filled]
+            if scanner.memory_moves or not scanner.fits(events.rest):
+                before, block = bytes(before), bytes(block)
+            _parse_room(events, room, block, last=last)
+            done([before, block])
+            before = block
+            if not last:
+                number += 1
+                room = scanner.room(number, size)
+                filled = following.result() if following else fill(room.bytes)
     events.finish()
-    for chunk in chunks:
-        events.pass_over([chunk])
-        done()
 
 
-def unpacked_ahead(chunks: Iterator[Buffer]) -> Iterator[Buffer]:
-    """Yield the chunks, a few of which another thread has ready before they are asked for."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = deque(pool.submit(_next_few, chunks) for _ in range(2))
-        while few := waiting.popleft().result():
-            waiting.append(pool.submit(_next_few, chunks))
-            yield from few
-
-
-def _next_few(chunks: Iterator[Buffer]) -> list[Buffer]:
-    return list(islice(chunks, _AT_ONCE))
-
-
-def _parse_block(events: Events, chunks: Iterator[Buffer]) -> bool:
-    """Parse the next block of about BLOCK_BYTES; returns whether it was the last. Chunks are not kept in memory."""
-    events.scanners[0].put(events.rest)
-    size = 0
-    last = True
-    for chunk in chunks:
-        events.scanners[0].put(chunk)
-        size += len(chunk)
-        if size >= BLOCK_BYTES:
-            last = False
-            break
-    events.parse(size, last=last)
-    return last
+def _parse_room(events: Events, room: Room, block: Buffer, *, last: bool) -> None:
+    scanner = events.scanners[0]
+    if events.ended:
+        events.pass_over([block])
+    elif scanner.fits(events.rest):
+        events.parse_room(room, len(block), last=last)
+    else:
+        for piece in (events.rest, block):
+            scanner.put(piece)
+        events.parse(len(block), last=last)
 
 
 @dataclass(frozen=True)

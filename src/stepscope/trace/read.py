@@ -4,20 +4,21 @@
 (`blocks`, `scanner`) and joins the parts (`assemble`, `texts`). Damage ends up in `Quality`.
 """
 
-from collections.abc import Callable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from stepscope.errors import TraceError
 from stepscope.trace.assemble import Columns, Strings
-from stepscope.trace.blocks import Events, parse_ahead, parse_serially, unpacked_ahead
+from stepscope.trace.blocks import Events, parse_ahead, parse_in_turn
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
 from stepscope.trace.implausible_values import drop_implausible
 from stepscope.trace.scanner import Buffer, MemoryLimitError
 from stepscope.trace.second_trace import SecondTrace, refuse_archive
-from stepscope.trace.streams import Stream
+from stepscope.trace.streams import Filler, Stream
 from stepscope.trace.table import Quality, Trace
 
 CHUNK_BYTES = 1 << 18
@@ -50,41 +51,57 @@ def read(
 
 
 def _read(stream: Stream, share: Share, *, threads: int, progress: Callable[[int], None] | None) -> Trace:
-    chunks = stream.chunks(CHUNK_BYTES)
-    head, data = _head(stream, chunks)
-    share.take(JSON_FACTOR * head.events_at)
-    columns = Columns(stream.expected_raw_bytes(), share)
-    events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
-    second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
-    following: Iterator[Buffer] = chain([memoryview(data)[head.events_at :]], chunks)
-    ahead = threads > 1 and stream.packed
-    following = second.watched(unpacked_ahead(following) if ahead else following)
-    del data
+    with stream.opened() as fill:
+        head, data = _head(stream, fill)
+        share.take(JSON_FACTOR * head.events_at)
+        columns = Columns(stream.expected_raw_bytes(), share)
+        events = Events(top_array=head.top_array, offset=head.events_at, columns=columns)
+        second = SecondTrace(stream.path, offset=head.events_at, top_array=head.top_array, packed=stream.packed)
+        following = _first_of(data[head.events_at :], fill)
 
-    def done() -> None:
-        second.refuse(events.offset, clean=events.clean)
-        if progress:
-            progress(stream.read_bytes)
+        def done(recent: Sequence[Buffer] | None = None) -> None:
+            second.refuse(events.offset, recent, clean=events.clean)
+            if progress:
+                progress(stream.read_bytes)
 
-    if threads == 1 or ahead:
-        parse_serially(events, following, done=done)
-    else:
-        parse_ahead(events, following, threads=threads, done=done)
+        if threads == 1 or stream.packed:
+            parse_in_turn(events, following, beside=threads > 1, done=done)
+        else:
+            parse_ahead(events, second.watched(_chunks(following)), threads=threads, done=done)
     return _trace(stream, head, events, share)
 
 
-def _head(stream: Stream, chunks: Iterator[bytes]) -> tuple[Head, bytes]:
+def _first_of(data: bytes, fill: Filler) -> Filler:
+    """Return what gives some bytes before all that `fill` gives."""
+    left = memoryview(data)
+
+    def filled(buffer: memoryview) -> int:
+        nonlocal left
+        size = min(len(left), len(buffer))
+        buffer[:size] = left[:size]
+        left = left[size:]
+        return size + (fill(buffer[size:]) if size < len(buffer) else 0)
+
+    return filled
+
+
+def _chunks(fill: Filler) -> Iterator[Buffer]:
+    size = CHUNK_BYTES
+    while size == CHUNK_BYTES:
+        chunk = np.empty(CHUNK_BYTES, np.uint8).data
+        size = fill(chunk)
+        yield chunk[:size]
+
+
+def _head(stream: Stream, fill: Filler) -> tuple[Head, bytes]:
     """Return the file's head and all bytes read to find it; looks again each time the bytes have doubled."""
     data = bytearray()
     complete = False
     while not complete and len(data) < MAX_HEADER_BYTES:
-        wanted = 2 * len(data)
-        for chunk in chunks:
-            data += chunk
-            if len(data) > wanted:
-                break
-        else:
-            complete = True
+        more = bytearray(max(CHUNK_BYTES, len(data)))
+        size = fill(memoryview(more))
+        data += memoryview(more)[:size]
+        complete = size < len(more)
         refuse_archive(stream.path, bytes(data[:_MAGIC_BYTES]))
         head = read_head(bytes(data), complete=complete)
         if head:

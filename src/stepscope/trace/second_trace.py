@@ -9,7 +9,7 @@ or in a text, is no second trace. Nor are braces in a text: a quote after them e
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from stepscope.errors import TraceError
@@ -44,22 +44,26 @@ class SecondTrace:
 
     def __init__(self, path: Path, *, offset: int, top_array: bool, packed: bool) -> None:
         self._path, self._top_array, self._packed = path, top_array, packed
-        self._recent: deque[bytes] = deque()
+        self._recent: deque[Buffer] = deque()
         self._begin = offset
 
     def watched(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
         """Yield the chunks, and keep them until they are read as events."""
         for chunk in chunks:
-            self._recent.append(bytes(chunk))
+            self._recent.append(chunk)
             yield chunk
 
-    def refuse(self, until: int, *, clean: bool) -> None:
-        """Raise where a second trace begins before byte `until` of the file, up to which it was read last."""
+    def refuse(self, until: int, recent: Sequence[Buffer] | None = None, *, clean: bool) -> None:
+        """Raise where a second trace begins before byte `until` of the file, up to which it was read last.
+
+        `recent` are the bytes before it, where they were not watched.
+        """
         if not clean:
-            before = b"".join(self._recent)[: until - self._begin]
-            at = _second_trace(before, top_array=self._top_array)
+            known = self._recent if recent is None else recent
+            begin = self._begin if recent is None else until - sum(map(len, recent))
+            at = _second_trace(b"".join(known)[: until - begin], top_array=self._top_array)
             if at is not None:
-                raise TraceError(_how_to_split(self._path, self._begin + at, packed=self._packed))
+                raise TraceError(_how_to_split(self._path, begin + at, packed=self._packed))
         while self._recent and self._begin + len(self._recent[0]) <= until - _KEPT_BYTES:
             self._begin += len(self._recent.popleft())
 

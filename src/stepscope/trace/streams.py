@@ -2,14 +2,20 @@
 
 A compressed file that was cut gives what it holds and then `truncated`. One that unpacks to an absurd size is
 refused while it is read, not after.
+
+    chunks()    its bytes, piece by piece
+    opened()    a function that fills a buffer with the next of them, where they are to lie anyway
 """
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from io import RawIOBase
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, cast
 
-from zlib_ng import zlib_ng
+from zlib_ng import gzip_ng, zlib_ng
 
 from stepscope.errors import TraceError
 
@@ -19,6 +25,11 @@ MAX_RATIO = 300
 """Real traces compress 15 to 30 times."""
 RATIO_FREE_BYTES = 64 << 20
 
+Filler = Callable[[memoryview], int]
+"""fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end"""
+
+_AT_ONCE = 1 << 19
+"""bytes that are unpacked before they are copied, while they are at hand"""
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -26,7 +37,7 @@ _ZSTD_MAX_WINDOW = 1 << 27
 
 
 class Stream:
-    """An open trace file: `chunks()` gives its uncompressed bytes, the attributes say how far it got."""
+    """A trace file: `chunks()` or `opened()` give its uncompressed bytes, the attributes say how far it got."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -47,29 +58,100 @@ class Stream:
         """Yield the uncompressed content in pieces of `size` bytes; the last one, and some others, are shorter."""
         try:
             with self.path.open("rb", buffering=0) as f:
-                for chunk in self._unpacked(f, size):
+                magic = self._magic(f)
+                unpack = {_GZIP: self._gunzipped, _ZSTD: self._unzstd}.get(magic, self._plain)
+                for chunk in unpack(f, size):
                     self.raw_bytes += len(chunk)
                     yield chunk
         except OSError as e:
-            if not self.raw_bytes:
-                raise TraceError(f"{self.path}: cannot be read: {e.strerror or e}") from e
-            self.truncated = True
-            self.notes.append(f"reading stopped early: {e.strerror or e}")
+            self._stopped(e)
 
-    def _unpacked(self, f: IO[bytes], size: int) -> Iterator[bytes]:
-        magic = f.read(4)
+    @contextmanager
+    def opened(self) -> Iterator[Filler]:
+        """Open the file: what is given fills a buffer with its next uncompressed bytes."""
+        with ExitStack() as stack:
+            try:
+                f = stack.enter_context(self.path.open("rb", buffering=0))
+                magic = self._magic(f)
+            except OSError as e:
+                raise TraceError(f"{self.path}: cannot be read: {e.strerror or e}") from e
+            kinds: dict[bytes, Callable[[Any], Filler]] = {_GZIP: self._inflated, _ZSTD: self._unzstd_into}
+            some = kinds.get(magic, self._plain_into)(f)
+
+            def fill(buffer: memoryview) -> int:
+                filled = 0
+                try:
+                    while filled < len(buffer) and (more := some(buffer[filled:])):
+                        filled += more
+                        self.raw_bytes += more
+                except OSError as e:
+                    self._stopped(e)
+                return filled
+
+            yield fill
+
+    def _magic(self, f: IO[bytes]) -> bytes:
+        """Return the first bytes of a compressed file, none of another."""
+        start = f.read(4)
         f.seek(0)
-        self.packed = magic.startswith(_GZIP) or magic == _ZSTD
-        if magic.startswith(_GZIP):
-            return self._gunzipped(f, size)
-        if magic == _ZSTD:
-            return self._unzstd(f, size)
-        return self._plain(f, size)
+        found = next((magic for magic in (_GZIP, _ZSTD) if start.startswith(magic)), b"")
+        self.packed = bool(found)
+        return found
+
+    def _stopped(self, error: OSError) -> None:
+        if not self.raw_bytes:
+            raise TraceError(f"{self.path}: cannot be read: {error.strerror or error}") from error
+        self.truncated = True
+        self.notes.append(f"reading stopped early: {error.strerror or error}")
 
     def _plain(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         while chunk := f.read(size):
             self.read_bytes += len(chunk)
             yield chunk
+
+    def _plain_into(self, f: RawIOBase) -> Filler:
+        def some(buffer: memoryview) -> int:
+            more = f.readinto(buffer) or 0
+            self.read_bytes += more
+            return more
+
+        return some
+
+    def _inflated(self, f: Any) -> Filler:
+        """Return a filler for gzip. Where that is damaged, `_gunzipped` tells what can be had of the rest."""
+        packed = gzip_ng.GzipNGFile(fileobj=f, mode="rb")
+        careful: Filler | None = None
+
+        def some(buffer: memoryview) -> int:
+            nonlocal careful
+            if careful is None:
+                try:
+                    more = packed.readinto(buffer[:_AT_ONCE])
+                except (_GZIP_ERROR, EOFError, OSError):
+                    careful = self._inflated_again(f)
+                else:
+                    self.read_bytes = f.tell()
+                    self._check_ratio(more)
+                    return more
+            return careful(buffer)
+
+        return some
+
+    def _inflated_again(self, f: IO[bytes]) -> Filler:
+        """Return a filler that goes on behind what was read so far."""
+        f.seek(0)
+        known, self.raw_bytes, self.read_bytes = self.raw_bytes, 0, 0
+        chunks = self._gunzipped(f, COMPRESSED_CHUNK)
+        for chunk in chunks:
+            if self.raw_bytes + len(chunk) > known:
+                first = chunk[known - self.raw_bytes :]
+                self.raw_bytes = known
+                return _filler(chain([first], chunks))
+            self.raw_bytes += len(chunk)
+        return lambda _: 0
+
+    def _unzstd_into(self, f: IO[bytes]) -> Filler:
+        return _filler(self._unzstd(f, COMPRESSED_CHUNK))
 
     def _gunzipped(self, f: IO[bytes], size: int) -> Iterator[bytes]:
         inflate: Any = zlib_ng.decompressobj(wbits=31)
@@ -131,6 +213,21 @@ class Stream:
                 f"{self.path}: unpacks to more than {MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
                 "like a decompression bomb: unpack it yourself if it is genuine"
             )
+
+
+def _filler(chunks: Iterator[bytes]) -> Filler:
+    """Return what fills buffers from chunks."""
+    left = memoryview(b"")
+
+    def some(buffer: memoryview) -> int:
+        nonlocal left
+        left = left or memoryview(next(chunks, b""))
+        size = min(len(left), len(buffer))
+        buffer[:size] = left[:size]
+        left = left[size:]
+        return size
+
+    return some
 
 
 class _CountingReader:

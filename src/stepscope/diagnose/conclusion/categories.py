@@ -73,12 +73,10 @@ def category_of_finding(account: Account, finding: Finding) -> str | None:
     """Return what a run is bound by whose largest fixable loss is this finding's; None for one that saves nothing.
 
     Work that need not be done costs the device's time, or the host's that launches it: whichever is the larger here.
-    What saves more than twice the time in which a device waited for its host was that device's own work.
     """
-    found = CATEGORY_OF_FINDING.get(finding.id)
-    times = category_times_ns(account)
+    if finding.on_device:
+        return "compute-bound"
     if finding.id in _WORK_THAT_THE_HOST_LAUNCHES:
+        times = category_times_ns(account)
         return max(("compute-bound", "host-bound"), key=lambda name: times[name])
-    if found == "host-bound" and all(rank.has_device for rank in account.run.ranks):
-        return "compute-bound" if times[found] < finding.alone_ns / 2 else found
-    return found
+    return CATEGORY_OF_FINDING.get(finding.id)

@@ -92,6 +92,7 @@ def _candidate(account: Account, lines: tuple[Line, ...]) -> Candidate:
         sureness=0.6 if changes or first.before_forward or first.of_gradients else 0.7,
         where=tuple(at(line, share=share) for line, share in places[:MAX_PLACES]),
         what_if=("--without", place),
+        on_device=device_ns > host_ns,
         subject=f"{'work on gradients' if first.of_gradients else 'work beside training'} ({place})",
     )
 

@@ -13,7 +13,7 @@
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
 from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
-from stepscope.trace.scanner.scanner import Scanner
+from stepscope.trace.scanner.scanner import Room, Scanner
 from stepscope.trace.scanner.waits import WaitGraph
 from stepscope.trace.scanner.wasm import MemoryLimitError, version
 
@@ -23,6 +23,7 @@ __all__ = [
     "Flags",
     "MemoryLimitError",
     "ParsedBlock",
+    "Room",
     "Rows",
     "Scanner",
     "Text",

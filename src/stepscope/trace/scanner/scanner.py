@@ -1,7 +1,7 @@
 """A parser of trace events: blocks of text in, rows of columns out."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Status, Text, TextFlags
 from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
@@ -11,6 +11,12 @@ _STRIDE = (1 << 15) + 112
 """places in an argument's array, as in columns.h"""
 _INPUT_BYTES = 4 << 20
 """room for a block; memory that is not written to costs nothing, what is outgrown is not given back"""
+_NUM_ROOMS = 3
+"""for a block that is parsed, the one before it, which may be looked at, and the one after it, which is filled"""
+_REST_BYTES = 1 << 16
+"""before each of them, for what the block before left over"""
+_PADDING = 64
+"""bytes behind a block that parsing it writes to, as in text.h"""
 _MAX_SPAN = 1 << 30
 """bytes of a file whose rows are handed over together: offsets have 32 bits"""
 _SALVAGED_BYTES = 1 << 16
@@ -23,6 +29,14 @@ _EXHAUSTED = (
     "more distinct strings than can be kept (4 million, or 512 MB of them); names of a trace repeat; "
     "record fewer steps, or without stacks and shapes"
 )
+
+
+class Room(NamedTuple):
+    """Where the bytes of a block are to lie."""
+
+    at: int
+    """behind where room for blocks begins"""
+    bytes: memoryview
 
 
 class Scanner:
@@ -58,23 +72,28 @@ class Scanner:
         `sink` is called with rows as often as they fill the columns; what does not waits for `finish`.
         """
         length, self._length = self._length, 0
+        return self._parse(0, length, flags, sink, offset=offset)
+
+    def _parse(self, start: int, end: int, flags: Flags, sink: Callable[[Rows], None], *, offset: int) -> ParsedBlock:
+        """Parse from `start` to `end` of the room for blocks."""
         if offset - self._origin > _MAX_SPAN:
             self.finish(sink)
         if not self._pending:
             self._origin = offset
         totals = Counts()
         first_bad = None
-        position = another = 0
+        position, another = start, 0
         status = Status.ROWS_FULL
         while status == Status.ROWS_FULL:
             new_rows = Flags.NONE if self._pending else Flags.NEW_ROWS
-            status = Status(self._wasm.call("parse", length, position, int(flags | new_rows), offset - self._origin))
+            base = offset - self._origin - start
+            status = Status(self._wasm.call("parse", end, position, int(flags | new_rows), base))
             found = self._wasm.view(self._result, "uint32", 14).tolist()
             self._pending, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
             another |= holds_events
             totals = totals.plus(counts)
             if has_bad and first_bad is None:
-                first_bad = bad_at
+                first_bad = bad_at - start
             if status == Status.ROWS_FULL:
                 self.finish(sink)
                 self._origin = offset
@@ -83,9 +102,40 @@ class Scanner:
             raise MemoryLimitError(_EXHAUSTED)
         ended = status == Status.ARRAY_END
         if Flags.FINAL in flags and not ended:
-            position = min(position, max(0, length - _SALVAGED_BYTES))
-        rest = self._wasm.view(self._input + position, "uint8", length - position).tobytes()
+            position = min(position, max(start, end - _SALVAGED_BYTES))
+        rest = self._wasm.view(self._input + position, "uint8", end - position).tobytes()
         return ParsedBlock(rest, ended, bool(lost), bool(cut), totals, first_bad, bool(another))
+
+    @property
+    def memory_moves(self) -> bool:
+        """Return whether parsing may move the memory, so that no room stays where it is."""
+        return self._wasm.may_move
+
+    def room(self, number: int, size: int) -> Room:
+        """Return where to put block `number` of up to `size` bytes, that of the one before it left as it is."""
+        stride = _REST_BYTES + size + _PADDING
+        if _NUM_ROOMS * stride > self._capacity:
+            self._capacity = _NUM_ROOMS * stride
+            self._input = self._wasm.call("input_buffer", self._capacity, 0)
+            self._require(self._input)
+        at = number % _NUM_ROOMS * stride + _REST_BYTES
+        return Room(at, self._wasm.view(self._input + at, "uint8", size).data)
+
+    def parse_room(
+        self, room: Room, filled: int, flags: Flags, sink: Callable[[Rows], None], *, rest: bytes, offset: int
+    ) -> ParsedBlock:
+        """Parse the bytes that fill a room behind the `rest` of the block before, which begins at byte `offset`.
+
+        `sink` is as in `parse`. The rest has to fit (`fits`).
+        """
+        start = room.at - len(rest)
+        self._wasm.write(self._input + start, rest)
+        return self._parse(start, room.at + filled, flags, sink, offset=offset)
+
+    @staticmethod
+    def fits(rest: bytes) -> bool:
+        """Return whether there is room for what a block left over before the next."""
+        return len(rest) <= _REST_BYTES
 
     def finish(self, sink: Callable[[Rows], None]) -> None:
         """Hand over the rows that wait."""

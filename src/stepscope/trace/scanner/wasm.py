@@ -49,10 +49,13 @@ class Instance:
     """One instance of the module and a view of its memory."""
 
     def __init__(self) -> None:
+        self.may_move = False
+        """the memory, when it grows"""
         try:
             self._start(frugal=False)
         except wasmtime.WasmtimeError:  # address space is limited (ulimit -v): 4 GB of it are reserved per instance
             self._start(frugal=True)
+            self.may_move = True
         self._memory: npt.NDArray[np.uint8] | None = None
 
     def _start(self, *, frugal: bool) -> None:
