@@ -28,8 +28,6 @@ RATIO_FREE_BYTES = 64 << 20
 Filler = Callable[[memoryview], int]
 """fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end"""
 
-_AT_ONCE = 1 << 19
-"""bytes that are unpacked before they are copied, while they are at hand"""
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -119,14 +117,14 @@ class Stream:
 
     def _inflated(self, f: Any) -> Filler:
         """Return a filler for gzip. Where that is damaged, `_gunzipped` tells what can be had of the rest."""
-        packed = gzip_ng.GzipNGFile(fileobj=f, mode="rb")
+        packed = _gzip_reader(f)
         careful: Filler | None = None
 
         def some(buffer: memoryview) -> int:
             nonlocal careful
             if careful is None:
                 try:
-                    more = packed.readinto(buffer[:_AT_ONCE])
+                    more = packed.readinto(buffer)
                 except (_GZIP_ERROR, EOFError, OSError):
                     careful = self._inflated_again(f)
                 else:
@@ -213,6 +211,14 @@ class Stream:
                 f"{self.path}: unpacks to more than {MAX_RATIO} times its size, traces to 15 to 30 times; it looks "
                 "like a decompression bomb: unpack it yourself if it is genuine"
             )
+
+
+def _gzip_reader(f: IO[bytes]) -> Any:
+    """Return what unpacks gzip: the reader inside zlib-ng's files, which unpacks to where it is told. A file, good
+    enough where a version of zlib-ng has no such reader, unpacks to an object of its own and copies that.
+    """
+    reader = getattr(gzip_ng, "_GzipReader", None)
+    return reader(f, COMPRESSED_CHUNK) if reader else gzip_ng.GzipNGFile(fileobj=f, mode="rb")
 
 
 def _filler(chunks: Iterator[bytes]) -> Filler:

@@ -67,21 +67,21 @@ class HostCalls(ArrayRecord):
         stop = np.maximum(np.minimum(self.end_ns, until), self.start_ns)
         out, above = stop - self.start_ns, parent
         while len(still := np.flatnonzero((above >= 0) & (stop < until))):  # up the callers that are still open
-            current, moment, until = above[still], stop[still], until[still]
-            stop = np.maximum(np.minimum(self.end_ns[current], until), moment)
+            current, moment, until = above.take(still), stop.take(still), until.take(still)
+            stop = np.maximum(np.minimum(self.end_ns.take(current), until), moment)
             np.add.at(out, current, stop - moment)
-            above = parent[current]
+            above = parent.take(current)
         return out
 
     def with_called(self, values: Floats) -> Floats:
         """Return each call's value plus those of everything it called, directly or not."""
         out, parent = values.copy(), self._indices_of_parents()
-        current = np.flatnonzero(values)
-        carried, current = values[current], parent[current]
+        current = np.flatnonzero(values != 0)
+        carried, current = values.take(current), parent.take(current)
         while len(inside := np.flatnonzero(current >= 0)):
-            current, carried = current[inside], carried[inside]
+            current, carried = current.take(inside), carried.take(inside)
             np.add.at(out, current, carried)
-            current = parent[current]
+            current = parent.take(current)
         return out
 
     def nearest(self, wanted: Mask) -> Int64s:

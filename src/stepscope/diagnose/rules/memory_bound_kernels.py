@@ -16,6 +16,7 @@ from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.records import once_per_record
+from stepscope.run.each_rank import each_rank
 from stepscope.stats.distinct import among
 from stepscope.trace.classify import EventKind
 
@@ -35,7 +36,8 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
         among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
         for v in account.ranks
     ]
-    beside = [mask & parameter_gradients(v.rank) for v, mask in zip(account.ranks, fusible, strict=True)]
+    gradients = each_rank(account.run, lambda _, rank: parameter_gradients(rank))
+    beside = [mask & leaf for mask, leaf in zip(fusible, gradients, strict=True)]
     chosen = [mask & ~leaf for mask, leaf in zip(fusible, beside, strict=True)]
     spent = device_ms(account, chosen)
     if not spent:

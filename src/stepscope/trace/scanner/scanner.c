@@ -19,6 +19,11 @@ static struct result {
     u32 holds_events;
 } result;
 
+/* What `parse` is asked: arguments of a call cost the host more than the call itself. */
+static struct request {
+    u32 length, from, flags, base;
+} request;
+
 /* Return a new place for blocks of up to `bytes`, with the first `kept` bytes of the old one; 0 without memory. */
 EXPORT(input_buffer) u8 *input_buffer(u32 bytes, u32 kept) {
     return input = enlarge(input, kept, (u64)bytes + PADDING);
@@ -29,13 +34,14 @@ static struct layout {
     const struct result *result;
     const u32 *arg_counts, *arg_rows;
     const i64 *arg_values;
+    const struct request *request;
 } layout;
 
 /* Make room for everything; returns where the host finds what, or 0 without memory. */
 EXPORT(setup) const struct layout *setup(void) {
     if (!grow_table() || !allocate_columns() || !allocate_shapes()) return 0;
     layout = (struct layout){{col_ph, col_cat, col_name, col_pid, col_tid, col_ts, col_dur, col_offset},
-                             &result, arg_counts, arg_rows, arg_values};
+                             &result, arg_counts, arg_rows, arg_values, &request};
     return &layout;
 }
 
@@ -52,10 +58,12 @@ static void note_bad(const u8 *p) {
     result.first_bad = (u32)(p - input);
 }
 
-/* Read events from byte `from` of the `length` bytes in the input buffer, behind the rows that are there unless those
- * were copied (NEW_ROWS); their offsets count from `base` bytes before the buffer. Returns a status; the rest is in `result`: rows filled, bytes
- * consumed, whether reading is lost (pass it on as LOST), whether an event was cut off. */
-EXPORT(parse) int parse(u32 length, u32 from, u32 flags, u32 base) {
+/* Read events from byte `from` of the `length` bytes in the input buffer, as `request` says, behind the rows that are
+ * there unless those were copied (NEW_ROWS); their offsets count from `base` bytes before the buffer. Returns a status;
+ * the rest is in `result`: rows filled, bytes consumed, whether reading is lost (pass it on as LOST), whether an event
+ * was cut off. */
+EXPORT(parse) int parse(void) {
+    const u32 length = request.length, from = request.from, flags = request.flags;
     const u8 *p = input + from;
     enum status status = NEED_MORE;
     int lost = (flags & LOST) != 0;
@@ -65,7 +73,7 @@ EXPORT(parse) int parse(u32 length, u32 from, u32 flags, u32 base) {
     __builtin_memset((u8 *)block_end, '"', PADDING);
     __builtin_memset(&result, 0, sizeof result);
     __builtin_memset(&counts, 0, sizeof counts);
-    first_offset = base;
+    first_offset = request.base;
     if (flags & NEW_ROWS) {
         rows = 0;
         __builtin_memset(arg_counts, 0, sizeof arg_counts);

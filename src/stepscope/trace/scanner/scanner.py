@@ -48,9 +48,9 @@ class Scanner:
         self._pending = self._origin = 0  # rows, and where in the file their offsets count from
         layout = self._wasm.call("setup")
         self._require(layout)
-        *self._columns, self._result, self._arg_counts, self._arg_rows, self._arg_values = self._wasm.view(
-            layout, "uint32", len(DENSE) + 4
-        ).tolist()
+        *self._columns, self._result, self._arg_counts, self._arg_rows, self._arg_values, self._request = (
+            self._wasm.view(layout, "uint32", len(DENSE) + 5).tolist()
+        )
         keys = [(k.encode(), number, c.kind.value) for number, c in enumerate(ARGS) for k in c.keys]
         self.put(b"".join(bytes((len(text), column, kind)) + text for text, column, kind in keys))
         self._require(self._wasm.call("configure_keys", len(keys)))
@@ -86,8 +86,9 @@ class Scanner:
         status = Status.ROWS_FULL
         while status == Status.ROWS_FULL:
             new_rows = Flags.NONE if self._pending else Flags.NEW_ROWS
-            base = offset - self._origin - start
-            status = Status(self._wasm.call("parse", end, position, int(flags | new_rows), base))
+            asked = (end, position, flags | new_rows, (offset - self._origin - start) & 0xFFFFFFFF)
+            self._wasm.view(self._request, "uint32", len(asked))[:] = asked
+            status = Status(self._wasm.call("parse"))
             found = self._wasm.view(self._result, "uint32", 14).tolist()
             self._pending, position, lost, cut, *counts, bad_at, has_bad, _, _, holds_events = found
             another |= holds_events
