@@ -8,7 +8,6 @@ inode's times are part of it, so that a report that came with somebody's folder 
 it holds nothing but letters and colours. Standard library only: a report that is found needs nothing heavy.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from typing import Any
 import stepscope
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, SCHEMA, atomic_write, rank_of
 from stepscope.dataclass import dataclass
+from stepscope.digest import Digest
 from stepscope.errors import InputError
 from stepscope.run.sources import find_sources
 from stepscope.side_file import MAX_BYTES, read_side_json
@@ -158,11 +158,11 @@ def code_key() -> str:
 @cache
 def _code() -> str:
     """Return a digest of our own files by name, size and time, and of the interpreter."""
-    digest = hashlib.blake2b(sys.version.encode(), digest_size=16)
+    digest = Digest(sys.version.encode())
     root = Path(stepscope.__file__).parent
     for folder, below, names in os.walk(root):
         below[:] = sorted(name for name in below if name != "__pycache__")
         for name in sorted(names):
             status = Path(folder, name).stat()
-            digest.update(f"{folder}/{name} {status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
+            digest.add(f"{folder}/{name} {status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape"))
+    return digest.text()

@@ -4,6 +4,7 @@ Rows are copied once, from the scanner's memory to where they stay. Arrays are m
 is never written to costs nothing.
 """
 
+import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ _MANY = 1 << 18
 """events that may have the same argument before its array has to grow"""
 _TYPICAL_EVENT_BYTES = 200
 _COPIED_BYTES = 1 << 20
+_OWN_PAGES_BYTES = 1 << 16
 _SIGN_OF_32_BITS = 1 << 31
 _OFFSET = next(i for i, column in enumerate(DENSE) if column.name == "offset")
 _STRING_COLUMNS = ("cat", "name")
@@ -32,7 +34,7 @@ class _GrowingArray:
     """An array that grows at its end; one of 32 bits takes 64 from the first number on that needs them."""
 
     def __init__(self, dtype: str, capacity: int) -> None:
-        self._room: npt.NDArray[Any] = np.empty(capacity, dtype)
+        self._room = _reserved(capacity, np.dtype(dtype))
         self.length = 0
 
     def extend(self, values: npt.NDArray[Any], *, plus: int = 0) -> None:
@@ -51,7 +53,7 @@ class _GrowingArray:
         self.extend(values)
 
     def _move(self, capacity: int, dtype: np.dtype[Any]) -> None:
-        room = np.empty(capacity, dtype)
+        room = _reserved(capacity, dtype)
         room[: self.length] = self._room[: self.length]
         self._room = room
 
@@ -60,6 +62,16 @@ class _GrowingArray:
         if left_over > self._room.nbytes // 2 and self._room.nbytes <= _COPIED_BYTES:  # it would stay with the values
             return self._room[: self.length].copy()
         return self._room[: self.length]
+
+
+def _reserved(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array that is made larger than needed, on pages of its own: they cost nothing before they are written
+    to and go back to the system with it. From the heap, others would come to use what was left over.
+    """
+    size = count * dtype.itemsize
+    if size < _OWN_PAGES_BYTES:
+        return np.empty(count, dtype)
+    return np.frombuffer(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype, count)
 
 
 class _Segment(NamedTuple):

@@ -8,7 +8,6 @@ is no cache: the trace is read again. So is one whose columns no parser could ha
 that do not ascend): anybody can compute a checksum. The file appears at once or not at all.
 """
 
-import hashlib
 import json
 import struct
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import numpy.typing as npt
 from zlib_ng import zlib_ng
 
 from stepscope.contract.run_folder import atomic_write
+from stepscope.digest import digest_of
 from stepscope.side_file import open_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget
@@ -73,7 +73,7 @@ def _parser_version() -> str:
     columns = repr(
         (schema.DENSE, schema.ARGS, schema.NONE_NS, schema.STRING_ID_BASE, Quality.__dataclass_fields__.keys())
     )
-    return f"{version()}-{hashlib.sha256(columns.encode()).hexdigest()[:16]}"
+    return f"{version()}-{digest_of(columns.encode(), 16)}"
 
 
 def _key(path: Path) -> dict[str, Any] | None:

@@ -4,17 +4,16 @@ The inode's time of change cannot be set back by anybody but the clock; the cont
 library only: a report that was kept is found before anything heavy is imported.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import IO, Any
 
+from stepscope.digest import Digest
 from stepscope.side_file import open_side_file
 
 MAX_FILE_BYTES = 1 << 42
 SAMPLE_BYTES = 1 << 14
 NUM_SAMPLES = 32
-_DIGEST_CHARACTERS = 32
 
 
 def content_key(path: Path) -> dict[str, Any] | None:
@@ -43,9 +42,9 @@ def _size_and_times(status: os.stat_result) -> dict[str, Any]:
 
 def _sampled(f: IO[bytes], size: int) -> str:
     """Return a digest of the head, the tail and blocks between them, all of it where the file is small."""
-    digest = hashlib.sha256()  # which processors have instructions for
+    digest = Digest()
     last = max(size - SAMPLE_BYTES, 0)
     for at in sorted({last * i // (NUM_SAMPLES - 1) for i in range(NUM_SAMPLES)}):
         f.seek(at)
-        digest.update(f.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:_DIGEST_CHARACTERS]
+        digest.add(f.read(SAMPLE_BYTES))
+    return digest.text()

@@ -1,9 +1,9 @@
 """Which of the traces are ranks of one job? Copies count once, parts are joined, what is no trace is left out."""
 
-import hashlib
 from collections import Counter
 from pathlib import Path
 
+from stepscope.digest import Digest
 from stepscope.errors import InputError
 from stepscope.run.imports.second_recording import process_of
 from stepscope.run.reading.each_file import FailedSource, ReadSource
@@ -32,10 +32,10 @@ def without_repeats(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     Ranks that did the same at the same time are no copies of each other: their headers differ.
     """
     alike = Counter(map(_size, traces))
-    seen: dict[tuple[int, int | None, int | None, bytes], Trace] = {}
+    seen: dict[tuple[int, int | None, int | None, str], Trace] = {}
     warnings = []
     for trace in traces:
-        first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else b""), trace)
+        first = seen.setdefault((*_size(trace), _digest(trace) if alike[_size(trace)] > 1 else ""), trace)
         if first is not trace:
             names = f"{Path(first.path).name} and {Path(trace.path).name}"
             warnings.append(f"{names} hold the same trace; it counts once")
@@ -46,11 +46,11 @@ def _size(trace: Trace) -> tuple[int, int | None, int | None]:
     return trace.num_events, rank_in_header(trace.header), process_of(trace)
 
 
-def _digest(trace: Trace) -> bytes:
-    content = hashlib.blake2b("\0".join(trace.strings).encode(errors="surrogatepass"), digest_size=16)
+def _digest(trace: Trace) -> str:
+    content = Digest("\0".join(trace.strings).encode(errors="surrogatepass"))
     for column in ("ts_ns", "dur_ns", "name", "tid"):
-        content.update(trace[column].tobytes())
-    return content.digest()
+        content.add(trace[column].tobytes())
+    return content.text()
 
 
 def with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:

@@ -5,13 +5,13 @@
 The programs are given a file and an output, never a shell line; they have MAX_SECONDS.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
 from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
+from stepscope.digest import digest_of
 from stepscope.errors import TraceError
 from stepscope.trace.streams import Stream
 from stepscope.units import printable
@@ -53,7 +53,7 @@ def _place(path: Path, folder: Path, ending: str, *, keep: bool) -> Path:
     """Return where the export of a report lies: another file under its name has another place."""
     status = Stream(path).path.stat()
     key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}".encode(errors="surrogateescape")
-    return _writable(folder, keep=keep) / f"{path.name}.{hashlib.sha256(key).hexdigest()[:12]}.{ending}"
+    return _writable(folder, keep=keep) / f"{path.name}.{digest_of(key, 12)}.{ending}"
 
 
 def export_nsys(path: Path, target: Path) -> None:

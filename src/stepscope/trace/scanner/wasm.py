@@ -1,7 +1,6 @@
 """The scanner's WebAssembly module: compiled once per process, one instance with its own memory per scanner."""
 
 import ctypes
-import hashlib
 from functools import cache
 from pathlib import Path
 from threading import Lock
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import wasmtime
 
+from stepscope.digest import digest_of
 from stepscope.errors import InputError
 
 WASM = Path(__file__).with_name("scanner.wasm")
@@ -42,7 +42,7 @@ def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
 @cache
 def version() -> str:
     """Return a digest of the scanner's code."""
-    return hashlib.sha256(WASM.read_bytes()).hexdigest()[:16]
+    return digest_of(WASM.read_bytes(), 16)
 
 
 class Instance:
