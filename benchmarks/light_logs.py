@@ -80,7 +80,7 @@ def lines(rank: int, ranks: int, own_ns: Any, wait_ns: Any) -> list[dict[str, An
 
 def measured(folder: str) -> dict[str, Any]:
     """Return what the report costs in this process, and which ranks it names."""
-    from peers import own_peak_kb
+    from peak_memory import own_peak_mb
 
     from stepscope.document.light import light_json
     from stepscope.run.light import load_light
@@ -94,7 +94,7 @@ def measured(folder: str) -> dict[str, Any]:
         "size_mb": sum(path.stat().st_size for path in Path(folder).glob("*.jsonl")) / 1e6,
         "read_s": clock[1] - clock[0],
         "report_s": clock[2] - clock[1],
-        "peak_mb": own_peak_kb() / 1e3,
+        "peak_mb": own_peak_mb(),
         "named": [late["rank"] for late in document["stragglers"]],
     }
 

@@ -9,12 +9,10 @@ that of the whole process. Peers get the runs up to `--peer-ranks` ranks: they n
 """
 
 import argparse
-import compileall
 import json
 import os
 import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,8 +20,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from peer_environment import peer_python
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- speed: begin -->", "<!-- speed: end -->"
@@ -39,6 +35,10 @@ Row = dict[str, Any]
 
 def speed_table(arguments: argparse.Namespace) -> str:
     """Return the whole table as Markdown, after measuring it."""
+    import compileall  # what is measured in a process of its own is not burdened with this
+
+    from peer_environment import peer_python
+
     compileall.compile_dir(ROOT / "src", quiet=1)  # as an installed package is
     python = arguments.peers or str(peer_python(arguments.folder / "both-peers", PEER_PACKAGES))
     rows = []
@@ -96,6 +96,8 @@ def medians(tools: list[str], files: list[str], python: str, rounds: int) -> dic
 
 
 def _median(rows: list[Row]) -> Row:
+    import statistics
+
     failed = next((row for row in rows if "failed" in row), None)
     return failed or {key: statistics.median(row[key] for row in rows) for key in rows[0]}
 
@@ -112,6 +114,8 @@ def in_own_process(python: str, tool: str, cache: str, files: list[str]) -> Row:
 
 def _command_line(cache: str, files: list[str]) -> Row:
     """Return what the command costs with everything: interpreter, imports, reading, printing."""
+    from peak_memory import mb
+
     folder = str(Path(cache) / "command")
     words = [sys.executable, "-m", "stepscope", "report", *files, "--json", "-", "--cache-folder", folder]
     code = (
@@ -125,7 +129,7 @@ def _command_line(cache: str, files: list[str]) -> Row:
     returncode, cpu, peak_kb = json.loads(done.stdout)
     if returncode:
         return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
-    return {"cpu_s": cpu, "wall_s": time.perf_counter() - wall, "peak_mb": peak_kb / 1e3}
+    return {"cpu_s": cpu, "wall_s": time.perf_counter() - wall, "peak_mb": mb(peak_kb)}
 
 
 def measured(tool: str, cache: str, files: list[str]) -> Row:
@@ -135,7 +139,7 @@ def measured(tool: str, cache: str, files: list[str]) -> Row:
     import logging
     import warnings
 
-    from peers import own_peak_kb
+    from peak_memory import mb, own_peak_mb
 
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
@@ -146,8 +150,8 @@ def measured(tool: str, cache: str, files: list[str]) -> Row:
         run(files)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     started = resource.getrusage(resource.RUSAGE_CHILDREN)  # HTA reads files in processes of its own
-    peak_kb = own_peak_kb() + started.ru_maxrss
-    return {"cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_kb / 1e3}
+    peak_mb = own_peak_mb() + mb(started.ru_maxrss)
+    return {"cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_mb}
 
 
 # Tools --------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from peak_memory import mb, own_peak_mb
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 OURS = ("stepscope", "stepscope report")
@@ -122,16 +124,8 @@ def measured(tool: str, files: list[str]) -> Result:
         found = run(files)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     started = resource.getrusage(resource.RUSAGE_CHILDREN)  # HTA reads files in processes of its own
-    peak_kb = own_peak_kb() + started.ru_maxrss
-    return {**found, "cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_kb / 1e3}
-
-
-def own_peak_kb() -> int:
-    """Return the peak of this process since it began; what `getrusage` gives begins with its parent's."""
-    status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.exists() else []
-    known = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-    return known[0] if known else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_mb = own_peak_mb() + mb(started.ru_maxrss)
+    return {**found, "cpu_s": cpu + started.ru_utime + started.ru_stime, "wall_s": wall, "peak_mb": peak_mb}
 
 
 def shifted(files: list[str], folder: Path, *, rank: int, by_us: int) -> list[str]:

@@ -95,13 +95,15 @@ def measured(reader: str, path: str) -> dict[str, Any]:
     """Return the cost of reading one file, in this process."""
     import resource
 
+    from peak_memory import mb
+
     read = READERS[reader]()
     base_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wall, cpu = time.perf_counter(), time.process_time()
     num_events = read(path)
     cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"cpu_s": cpu, "wall_s": wall, "peak_mb": peak_kb / 1e3, "base_mb": base_kb / 1e3, "num_events": num_events}
+    return {"cpu_s": cpu, "wall_s": wall, "peak_mb": mb(peak_kb), "base_mb": mb(base_kb), "num_events": num_events}
 
 
 Reader = Callable[[str], int]

@@ -132,7 +132,7 @@ def measured(folder: str, jobs: int, cache: str) -> Row:
     import time
     from itertools import pairwise
 
-    from peers import own_peak_kb
+    from peak_memory import own_peak_mb
 
     from stepscope.analyze.account import account_of
     from stepscope.analyze.sampled.load import load_run
@@ -156,7 +156,7 @@ def measured(folder: str, jobs: int, cache: str) -> Row:
         "size_mb": sum(rank.trace.raw_bytes for rank in run.ranks_read) / 1e6,
         "cpu_s": clock[-1] - clock[0],
         "wall_s": time.perf_counter() - wall,
-        "peak_mb": own_peak_kb() / 1e3,
+        "peak_mb": own_peak_mb(),
         **{f"{stage}_s": b - a for stage, (a, b) in zip(STAGES, pairwise(clock), strict=True)},
     }
 

@@ -40,3 +40,17 @@ def test_numbers_take_64_bits_where_any_needs_them(blocks: list[list[int]], dtyp
     assert args["correlation"].values.dtype == dtype
     assert args["correlation"].rows.tolist() == list(range(sum(map(len, blocks))))
     assert bad == 0
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(2**31 - 1, np.int32), (2**31, np.int64), (2**40, np.int64)])
+def test_offsets_take_64_bits_where_any_needs_them(last: int, dtype: type) -> None:
+    share = Budget(1).share()
+    columns = Columns(100, share)
+    columns.append(rows_with([1, 2]), scanner=0, offset=5)
+    columns.append(rows_with([3]), scanner=0, offset=last)
+    columns.append(rows_with([4]), scanner=0, offset=last)
+    strings = Strings([], share)
+    strings.of.append(None)
+    found = columns.dense(strings)["offset"]
+    assert found.tolist() == [5, 5, last, last]
+    assert found.dtype == dtype

@@ -2,14 +2,19 @@
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.trace.test_reading_faults import SAMPLE, event, peak_growth_bytes, text_of
 
 from stepscope.errors import TraceError
+from stepscope.trace import streams
 from stepscope.trace.read import read
+from stepscope.trace.streams import Stream
 from stepscope.trace.table import Trace
 
 
@@ -121,3 +126,65 @@ def test_bomb_that_is_long_text_is_no_trace(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b" " * (30 << 20)))
     with pytest.raises(TraceError, match="traceEvents"):
         read(path)
+
+
+def filled(stream: Stream, size: int) -> bytes:
+    """Return all that fills buffers of a size."""
+    found, buffer = bytearray(), memoryview(bytearray(size))
+    with stream.opened() as fill:
+        while (more := fill(buffer)) == size:
+            found += buffer
+    return bytes(found + buffer[:more])
+
+
+CONTENT = b"".join(b'{"ph": "X", "name": "n%d"}, ' % (i * i) for i in range(40_000))
+PACKED = {
+    "plain": CONTENT,
+    "gzip": gzip.compress(CONTENT),
+    "members": gzip.compress(CONTENT[:7]) + gzip.compress(b"") + gzip.compress(CONTENT[7:]),
+    "padded": gzip.compress(CONTENT) + b"\0" * 600,
+    "rubbish": gzip.compress(CONTENT) + b"rubbish",
+    "zstd": zstandard.compress(CONTENT),
+}
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 18, 1 << 22])
+@pytest.mark.parametrize("packing", PACKED)
+def test_buffers_are_filled_with_what_chunks_hold(tmp_path: Path, packing: str, size: int) -> None:
+    (tmp_path / "a").write_bytes(PACKED[packing])
+    by_chunks, by_buffers = Stream(tmp_path / "a"), Stream(tmp_path / "a")
+    assert b"".join(by_chunks.chunks(1 << 16)) == filled(by_buffers, size) == CONTENT
+    assert by_buffers.notes == by_chunks.notes and by_buffers.truncated is by_chunks.truncated is False
+    assert by_buffers.raw_bytes == len(CONTENT) and by_buffers.packed is by_chunks.packed
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cut=st.integers(20, len(PACKED["members"])),
+    damaged=st.none() | st.integers(0, len(PACKED["members"]) - 1),
+    size=st.sampled_from([777, 1 << 16, 1 << 22]),
+)
+def test_damaged_gzip_fills_buffers_with_no_less_than_chunks(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, damaged: int | None, size: int
+) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "a"
+    data = bytearray(PACKED["members"][:cut])
+    if damaged is not None and 4 <= damaged < cut:  # it stays gzip
+        data[damaged] ^= 0x55
+    path.write_bytes(data)
+    by_chunks, by_buffers = Stream(path), Stream(path)
+    chunks = b"".join(by_chunks.chunks(1 << 16))
+    given_ = filled(by_buffers, size)
+    assert given_.startswith(chunks)
+    assert (by_buffers.truncated, by_buffers.notes) == (by_chunks.truncated, by_chunks.notes)
+    assert by_buffers.raw_bytes == len(given_)
+
+
+def test_gzip_is_read_by_the_files_of_zlib_ng_where_there_is_no_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = streams.gzip_ng._GzipReader
+    monkeypatch.setattr(streams, "gzip_ng", SimpleNamespace(GzipNGFile=streams.gzip_ng.GzipNGFile))
+    assert inside and not isinstance(streams._gzip_reader((tmp_path / "b").open("wb+")), inside)
+    (tmp_path / "a").write_bytes(PACKED["members"])
+    assert filled(Stream(tmp_path / "a"), 1 << 20) == CONTENT

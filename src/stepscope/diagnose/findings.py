@@ -60,10 +60,12 @@ def _found(account: Account, step_ns: float) -> Diagnosis:
     in_steps = account.num_steps > 0
     replays = _Replays(account.owned_replay, step_ns)
     chosen = _Selection(replays)
-    for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):
+    found = []
+    for rules in ((*SPECIFIC, *BY_OWNER), GENERAL):  # all before any fix is replayed: both take memory for a while
         usable = [rule for rule in rules if in_steps or Need.STEPS not in rule.needs]
-        found = [_replayed_once(c) for rule in usable for c in rule(account)]
-        chosen.add(found if in_steps else _told_of_the_window(found))
+        found.append([_replayed_once(c) for rule in usable for c in rule(account)])
+    for candidates in found:
+        chosen.add(candidates if in_steps else _told_of_the_window(candidates))
     return _diagnosis(account, chosen.candidates, replays)
 
 

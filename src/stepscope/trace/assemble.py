@@ -47,6 +47,11 @@ class _GrowingArray:
             added += plus
         self.length = end
 
+    def extend_by_offsets(self, values: npt.NDArray[Any], *, plus: int) -> None:
+        if len(values) and int(values[-1]) + plus >= _SIGN_OF_32_BITS and self._room.itemsize == 4:  # they ascend
+            self._move(len(self._room), np.dtype(np.int64))
+        self.extend(values, plus=plus)
+
     def extend_by_numbers(self, values: Ids) -> None:
         if self._room.dtype != values.dtype and not _fit_32_bits(values):
             self._move(len(self._room), values.dtype)
@@ -89,7 +94,8 @@ class Columns:
         """Make room for the events of a file of about `raw_bytes`; what they fill is taken from the file's share."""
         self._share = share
         capacity = max(raw_bytes // _TYPICAL_EVENT_BYTES, min(_FIRST_CAPACITY, raw_bytes))
-        self._dense = [_GrowingArray(column.dtype, capacity) for column in DENSE]
+        dtypes = ["int32" if number == _OFFSET else column.dtype for number, column in enumerate(DENSE)]
+        self._dense = [_GrowingArray(dtype, capacity) for dtype in dtypes]
         some = max(capacity // 8, min(_MANY, capacity))
         self._sparse = [(_GrowingArray("int32", some), _GrowingArray("int32", some)) for _ in ARGS]
         self._segments: list[_Segment] = []
@@ -99,7 +105,10 @@ class Columns:
         first_row = self._dense[0].length
         self._share.take(rows.nbytes)
         for number, values in enumerate(rows.columns):
-            self._dense[number].extend(values, plus=offset if number == _OFFSET else 0)
+            if number == _OFFSET:
+                self._dense[number].extend_by_offsets(values, plus=offset)
+            else:
+                self._dense[number].extend(values)
         for number, (where, values) in rows.args.items():
             self._sparse[number][0].extend(where, plus=first_row)
             if ARGS[number].kind is ArgKind.INT:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.implausible_values import MAX_DURATION_NS, MAX_TIME_NS, MIN_TIME_NS
-from stepscope.trace.schema import ARGS, DENSE, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind
+from stepscope.trace.schema import ARGS, DENSE, NO_STRING, NONE_NS, STRING_ID_BASE, ArgKind, DenseColumn
 from stepscope.trace.table import Quality, SparseColumn
 
 _MAX_COUNT = 1 << 53
@@ -19,7 +19,7 @@ def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[s
     if not isinstance(strings, list) or not all(isinstance(s, str) for s in strings):
         return False
     count = len(columns["ts_ns"])
-    if any(columns[c.name].dtype != np.dtype(c.dtype) or len(columns[c.name]) != count for c in DENSE):
+    if any(columns[c.name].dtype not in _dtypes(c) or len(columns[c.name]) != count for c in DENSE):
         return False
     texts = all(_within(columns[name], NO_STRING, len(strings) - 1) for name in ("cat", "name"))
     ids = all(_are_ids(columns[name], len(strings)) for name in ("pid", "tid"))
@@ -27,6 +27,11 @@ def is_sound(strings: object, columns: dict[str, npt.NDArray[Any]], args: dict[s
     timed = _within_or_none(start, MIN_TIME_NS, MAX_TIME_NS - 1) and bool((untimed | (start != NONE_NS)).all())
     lasting = _within_or_none(lasts, 0, MAX_DURATION_NS - 1) and bool((untimed | (lasts != NONE_NS)).all())
     return texts and ids and timed and lasting and _args_are_sound(args, count, len(strings))
+
+
+def _dtypes(column: DenseColumn) -> tuple[np.dtype[Any], ...]:
+    dtype = np.dtype(column.dtype)
+    return (dtype, np.dtype(np.int32)) if column.name == "offset" else (dtype,)
 
 
 def sound_quality(found: dict[str, Any]) -> Quality | None:

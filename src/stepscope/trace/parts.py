@@ -49,6 +49,7 @@ def _column(name: str, dtype: str, parts: Sequence[Trace], ids: Sequence[Int64s]
         columns = [_id_renumbered(column, new) for column, new in zip(columns, ids, strict=True)]
     elif name == "offset":
         columns[1:] = [np.full_like(column, _ELSEWHERE) for column in columns[1:]]
+        return np.concatenate(columns)
     return np.concatenate(columns).astype(dtype)
 
 

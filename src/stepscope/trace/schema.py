@@ -68,7 +68,12 @@ DENSE = (
     DenseColumn("tid", "int64", "id", "thread, or stream for device work; strings as STRING_ID_BASE + string id"),
     DenseColumn("ts_ns", "int64", "ns", "start on the rank's clock since 1970: baseTimeNanoseconds + ts, exact"),
     DenseColumn("dur_ns", "int64", "ns", "duration, exact; NONE_NS where the event has none"),
-    DenseColumn("offset", "int64", "bytes", "where the event's opening brace lies in the uncompressed file"),
+    DenseColumn(
+        "offset",
+        "int64",
+        "bytes",
+        "where its brace lies in the uncompressed file; in 32 bits where all fit",
+    ),
 )
 
 _INT, _TEXT, _FLOAT = ArgKind.INT, ArgKind.TEXT, ArgKind.FLOAT

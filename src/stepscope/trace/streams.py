@@ -28,6 +28,8 @@ RATIO_FREE_BYTES = 64 << 20
 Filler = Callable[[memoryview], int]
 """fills a buffer with what comes next and returns how many bytes that were: fewer than it holds only at the end"""
 
+_CAREFUL_BYTES = 1 << 14
+"""of what is unpacked at once before damage, at most so much is lost with it"""
 _GZIP_ERROR: Any = zlib_ng.error
 _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
@@ -139,13 +141,14 @@ class Stream:
         """Return a filler that goes on behind what was read so far."""
         f.seek(0)
         known, self.raw_bytes, self.read_bytes = self.raw_bytes, 0, 0
-        chunks = self._gunzipped(f, COMPRESSED_CHUNK)
+        chunks = self._gunzipped(f, _CAREFUL_BYTES)
         for chunk in chunks:
             if self.raw_bytes + len(chunk) > known:
                 first = chunk[known - self.raw_bytes :]
                 self.raw_bytes = known
                 return _filler(chain([first], chunks))
             self.raw_bytes += len(chunk)
+        self.raw_bytes = known  # no less was given: only the checksum behind it is wrong
         return lambda _: 0
 
     def _unzstd_into(self, f: IO[bytes]) -> Filler:

@@ -36,10 +36,15 @@ class SparseColumn(ArrayRecord):
             return np.full(len(rows), missing, np.int64)
         end = int(self.rows[-1]) + 1
         if _DENSE_FROM * len(rows) >= end and int(rows.min()) >= 0:  # looked up in less time than it is searched
-            fits = abs(missing) < _SMALL
-            table = np.full(end + 1, missing, self.values.dtype if fits else np.int64)  # in the last place: no such row
-            table[self.rows.astype(np.intp)] = self.values
-            return table.take(np.minimum(rows, end)).astype(np.int64, copy=False)
+            there = self.rows.astype(np.intp)
+            if self.values.itemsize == 4 and abs(missing) < _SMALL:
+                table = np.full(end + 1, missing, self.values.dtype)  # in the last place: no such row
+                table[there] = self.values
+                return table.take(np.minimum(rows, end)).astype(np.int64)
+            table = np.zeros(end + 1, np.int32)  # half as large as one of values, 0 for a row that has none
+            table[there] = np.arange(1, len(there) + 1, dtype=np.int32)
+            place = table.take(np.minimum(rows, end))
+            return np.where(place > 0, self.values.take(place - 1), np.int64(missing))
         wanted = rows.astype(self.rows.dtype, copy=False)  # else all of the column's rows are made as wide as these
         i = np.minimum(np.searchsorted(self.rows, wanted), len(self.rows) - 1)
         return np.where(self.rows[i] == wanted, self.values[i], np.int64(missing))

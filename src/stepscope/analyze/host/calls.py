@@ -64,7 +64,8 @@ class HostCalls(ArrayRecord):
     def self_ns(self) -> Int64s:
         """Return the time in which each call was the innermost of its thread. The sum is the threads' busy time."""
         parent, until = self._indices_of_parents(), self._next_start()
-        stop = np.maximum(np.minimum(self.end_ns, until), self.start_ns)
+        stop = np.minimum(self.end_ns, until)
+        np.maximum(stop, self.start_ns, out=stop)
         out, above = stop - self.start_ns, parent
         while len(still := np.flatnonzero((above >= 0) & (stop < until))):  # up the callers that are still open
             current, moment, until = above.take(still), stop.take(still), until.take(still)

@@ -10,7 +10,7 @@ without a forward thread, and it repeats an operator that also ran outside of ba
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,6 @@ _IMPOSSIBLE = 10**30
 _MAY_COST, _BACKWARD = 1, 2
 """what names tell: calls that may have a cost, and nodes of the backward pass"""
 
-_Number = TypeVar("_Number", bound=np.generic)
-
 FAMILIES = tuple(Family)
 FAMILY_CODE = {family: code for code, family in enumerate(FAMILIES)}
 
@@ -46,21 +44,53 @@ PRECISION_CODE = {name: code for code, name in enumerate(PRECISIONS)}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CallCosts(ArrayRecord):
-    """The work of each call of `calls`. Where `counted` is False there is none of its own, or it is unknown."""
+    """The work of each call of `calls`. Where `counted` is False there is none of its own, or it is unknown.
+
+    Calls are many and their variants few, so the work is kept by variant.
+    """
 
     rank: Rank
     calls: HostCalls
-    counted: Mask
-    flops: Floats
-    bytes: Floats
-    """the least that must move"""
-    family: npt.NDArray[np.uint8]
-    """code in FAMILIES"""
-    operand: npt.NDArray[np.uint8]
-    """element type of a matrix product, code in PRECISIONS"""
-    lower_bound: Mask
+    variant: npt.NDArray[np.int32]
+    """of each call; 0 where it is not counted"""
+    costs: tuple[OpCost, ...]
+    """of each variant from 1 on"""
     recomputed: Mask
     """in a forward pass that backward ran again; also set for calls without a cost"""
+
+    @property
+    def counted(self) -> Mask:
+        """Return which calls have work that counts."""
+        return self.variant > 0
+
+    @property
+    def flops(self) -> Floats:
+        """Return the FLOPs of each call."""
+        return self._of_calls(0.0, lambda cost: cost.flops)
+
+    @property
+    def bytes(self) -> Floats:
+        """Return the least that each call must move."""
+        return self._of_calls(0.0, lambda cost: cost.total_bytes)
+
+    @property
+    def family(self) -> npt.NDArray[np.uint8]:
+        """Return the code in FAMILIES of each call."""
+        return self._of_calls(np.uint8(FAMILY_CODE[Family.OTHER]), lambda cost: FAMILY_CODE[cost.family])
+
+    @property
+    def operand(self) -> npt.NDArray[np.uint8]:
+        """Return the element type of each matrix product, code in PRECISIONS."""
+        return self._of_calls(np.uint8(0), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0))
+
+    @property
+    def lower_bound(self) -> Mask:
+        """Return which calls may have done more."""
+        return self._of_calls(False, lambda cost: cost.lower_bound)
+
+    def _of_calls(self, otherwise: Any, number: Callable[[OpCost], float]) -> npt.NDArray[Any]:
+        dtype = np.asarray(otherwise).dtype
+        return np.array([otherwise, *map(number, self.costs)], dtype).take(self.variant)
 
     @cached_property
     def step(self) -> npt.NDArray[np.int32]:
@@ -79,24 +109,16 @@ def call_costs(rank: Rank) -> CallCosts:
     _, wrappers = calls.inside_of_same(calls.name, only=costed)
     costed[wrappers] = False
     counted = counted_once(costed, parents=calls.parent)
-    kept = counted[may_count]
-    call, variant = may_count[kept], variant[kept]
-
-    def of_calls(out: npt.NDArray[_Number], number: Callable[[OpCost], float]) -> npt.NDArray[_Number]:
-        """Return `out` with the number of each call that counts."""
-        out[call] = np.array([number(cost) if cost else 0 for cost in costs], out.dtype)[variant]
-        return out
-
-    n = len(calls)
+    known = [i for i, cost in enumerate(costs) if cost is not None]
+    number = np.zeros(len(costs), np.int32)
+    number[known] = np.arange(1, len(known) + 1)
+    of_call = np.zeros(len(calls), np.int32)
+    of_call[may_count] = np.where(counted[may_count], number[variant], 0)
     return CallCosts(
         rank=rank,
         calls=calls,
-        counted=counted,
-        flops=of_calls(np.zeros(n), lambda cost: cost.flops),
-        bytes=of_calls(np.zeros(n), lambda cost: cost.total_bytes),
-        family=of_calls(np.full(n, FAMILY_CODE[Family.OTHER], np.uint8), lambda cost: FAMILY_CODE[cost.family]),
-        operand=of_calls(np.zeros(n, np.uint8), lambda cost: PRECISION_CODE.get(cost.dtype or "", 0)),
-        lower_bound=of_calls(np.zeros(n, bool), lambda cost: cost.lower_bound),
+        variant=of_call,
+        costs=tuple(cost for cost in costs if cost is not None),
         recomputed=_recomputed(rank, calls, role == _BACKWARD),
     )
 

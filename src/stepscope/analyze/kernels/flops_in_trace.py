@@ -74,7 +74,7 @@ def _products(costs: KernelCosts) -> Int64s:
     ours = np.flatnonzero(calls.flops > 0)
     ours = ours[costs.rank.steps.of(calls.calls.start_ns[ours]) >= 0]
     if costs.rank.has_device:
-        launched = np.zeros(len(calls.flops), bool)
+        launched = np.zeros(len(calls.calls), bool)
         launched[costs.call[costs.call >= 0]] = True
         ours = ours[launched[ours]]
     return ours
@@ -140,8 +140,9 @@ def _notes(costs: Sequence[KernelCosts], scale: float) -> tuple[str, ...]:
     unsure = total = 0.0
     for one in costs:
         products = _products(one)
-        unsure += float(one.calls.flops[products[one.calls.lower_bound[products]]].sum())
-        total += float(one.calls.flops[products].sum())
+        flops = one.calls.flops[products]
+        unsure += float(flops[one.calls.lower_bound[products]].sum())
+        total += float(flops.sum())
     if unsure > _MAX_UNSURE_SHARE * total:
         notes.append(
             f"FLOPs are a lower bound: {unsure / total:.0%} of them are of packed sequences, taken as equally long"

@@ -122,7 +122,7 @@ def _precision(
     named: npt.NDArray[np.uint8], tensor_core: npt.NDArray[np.int8], multiplies: Mask, call: Int64s, calls: CallCosts
 ) -> npt.NDArray[np.uint8]:
     """Return the operator's operand type, else the name's; fp32 on NVIDIA's tensor cores is tf32."""
-    operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.operand) else np.zeros_like(named)
+    operand = np.where(call >= 0, calls.operand[call], 0) if len(calls.calls) else np.zeros_like(named)
     known = np.where(operand > 0, operand, named)
     rounds = (named == _TF32) | ((tensor_core == 1) & (not _FULL_FP32.search(calls.rank.device_name or "")))
     known = np.where((known == _FP32) & rounds, _TF32, known)

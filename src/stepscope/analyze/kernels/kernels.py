@@ -1,10 +1,11 @@
 """Which kernels took the device's time, how fast were they, and what held them back?"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.analyze.host.calls import Floats, sum_by
 from stepscope.analyze.kernels.call_costs import FAMILIES, PRECISIONS
@@ -209,7 +210,7 @@ def _of_rank(costs: KernelCosts, chip: Chip | None, measured: "MeasuredRows | No
     example[group[explained]] = explained  # its operator tells more than the name alone
     bounds, duration = kernel_bounds(costs, chip=chip, measured=measured), costs.duration_ns[kernels]
     weights = _weights(costs, kernels, duration.astype(np.float64), bounds, measured)
-    totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights.items()}
+    totals = {name: np.bincount(group, values, minlength=len(example)).tolist() for name, values in weights}
     held_back = group * len(Bound) + bounds.bound[kernels]
     by_bound = np.bincount(held_back, duration, minlength=len(example) * len(Bound)).reshape(-1, len(Bound))
     totals |= {name: by_bound[:, bound].tolist() for bound, name in _TIME_BOUND.items()}
@@ -259,28 +260,27 @@ def _empty(costs: KernelCosts, i: int) -> _Sums:
 
 def _weights(
     costs: KernelCosts, kernels: Rows, duration: Floats, bounds: KernelBounds, measured: "MeasuredRows | None"
-) -> dict[str, Floats]:
-    """Return what is summed over the kernels of a name, given their durations."""
-    flops, size = (np.where(values > 0, values, 0.0) for values in (costs.flops[kernels], costs.bytes[kernels]))
-    occupancy, has_occupancy = _occupancy(costs, kernels)
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """Yield what is summed over the kernels of a name, given their durations."""
+    yield "count", np.ones(len(kernels))
+    yield "total_ns", duration
+    in_steps = costs.rank.work.step[kernels] >= 0
+    yield "in_steps", in_steps
+    yield "in_steps_ns", duration * in_steps
     short = duration < SHORT_NS
-    return {
-        "count": np.ones(len(kernels)),
-        "total_ns": duration,
-        "in_steps": (in_steps := (costs.rank.work.step[kernels] >= 0).astype(np.float64)),
-        "in_steps_ns": duration * in_steps,
-        "short": short.astype(np.float64),
-        "short_ns": duration * short,
-        "flops": flops,
-        "flops_ns": duration * (flops > 0),
-        "bytes": size,
-        "bytes_ns": duration * (size > 0),
-        "occupancy": occupancy * duration,
-        "occupancy_ns": duration * has_occupancy,
-        "from_shapes": bounds.from_shapes[kernels].astype(np.float64),
-        "measured_ns": duration * bounds.measured[kernels],
-        **(_measured_weights(measured, kernels, duration) if measured is not None else {}),
-    }
+    yield "short", short
+    yield "short_ns", duration * short
+    for name, values in (("flops", costs.flops[kernels]), ("bytes", costs.bytes[kernels])):
+        known = values > 0  # NaN is not
+        yield name, np.where(known, values, 0.0)
+        yield f"{name}_ns", duration * known
+    occupancy, has_occupancy = _occupancy(costs, kernels)
+    yield "occupancy", occupancy * duration
+    yield "occupancy_ns", duration * has_occupancy
+    yield "from_shapes", bounds.from_shapes[kernels]
+    yield "measured_ns", duration * bounds.measured[kernels]
+    if measured is not None:
+        yield from _measured_weights(measured, kernels, duration).items()
 
 
 def _measured_weights(measured: "MeasuredRows", kernels: Rows, duration: Floats) -> dict[str, Floats]:

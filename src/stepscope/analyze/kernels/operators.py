@@ -22,8 +22,6 @@ from stepscope.trace.schema import NO_STRING
 from stepscope.trace.table import Int64s
 
 _HOST_DEVICE_TYPE = 0
-_COSTLY = ("device_total_ns", "host_total_ns")
-"""what makes one call of an operator the costliest, the first before the second; they hold what was called too"""
 _MAX_SPREAD = 32
 """slots for each key up to which a table of all possible keys is quicker than sorting them"""
 
@@ -144,28 +142,32 @@ class _RankSums(ArrayRecord):
 
 
 def _of_rank(rank: Rank, calls: HostCalls, group_by: GroupBy) -> _RankSums:
-    per_call = _per_call(rank, calls)
-    busy = float((rank.work.end_ns - rank.work.start_ns).sum())
-    return _RankSums(
-        host_ns=float(per_call["host_self_ns"].sum()),
-        device_ns=busy,
-        orphan_ns=busy - float(per_call["device_self_ns"].sum()),
-        groups=_groups(rank, calls, per_call, group_by),
-    )
-
-
-def _per_call(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
-    """Return the numbers of each call; memory only where it was recorded."""
-    duration = (rank.work.end_ns - rank.work.start_ns).astype(float)
-    at = calls.at_rows(rank.work.op_row)
-    device_self = sum_by(at, duration, len(calls))
-    return {
-        "host_self_ns": calls.self_ns().astype(float),
-        "host_total_ns": (calls.end_ns - calls.start_ns).astype(float),
-        "device_self_ns": device_self,
+    """Return the sums of a rank. Calls are many, so their numbers are made one after the other and added up at once."""
+    keys, group, count = _keys(rank, calls, group_by)
+    totals = {"calls": count.astype(float)}
+    host_self = calls.self_ns()
+    totals["host_self_ns"] = np.bincount(group, host_self, minlength=len(keys))
+    host_ns = float(host_self.astype(float).sum())
+    del host_self
+    duration = rank.work.end_ns - rank.work.start_ns
+    device_self = sum_by(calls.at_rows(rank.work.op_row), duration.astype(float), len(calls))
+    totals["device_self_ns"] = np.bincount(group, device_self, minlength=len(keys))
+    busy, device_ns = float(duration.sum()), float(device_self.sum())
+    costly = {
         "device_total_ns": calls.with_called(device_self),
-        **_memory(rank, calls),
+        "host_total_ns": (calls.end_ns - calls.start_ns).astype(float),
     }
+    del device_self
+    costliest = _costliest(group, costly["device_total_ns"], costly["host_total_ns"], len(keys))
+    worst = list(zip(*(values[costliest].tolist() for values in costly.values()), strict=True))
+    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(keys)).take(group))
+    for name, values in costly.items():
+        values[nested] = 0
+        totals[name] = np.bincount(group, values, minlength=len(keys))
+    for name, values in _memory(rank, calls).items():
+        totals[name] = np.bincount(group, values, minlength=len(keys))
+    groups = _groups(rank, calls, keys, totals, costliest, worst, group_by)
+    return _RankSums(host_ns=host_ns, device_ns=busy, orphan_ns=busy - device_ns, groups=groups)
 
 
 def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
@@ -183,29 +185,33 @@ def _memory(rank: Rank, calls: HostCalls) -> dict[str, Floats]:
     }
 
 
-def _groups(rank: Rank, calls: HostCalls, per_call: dict[str, Floats], group_by: GroupBy) -> list[GroupSums]:
-    """Return the sums of one rank's calls, group by group."""
-    trace, shapes_of = rank.trace, rank.trace.arg("input_dims")
-    by_shape, num_shapes = group_by is GroupBy.NAME_AND_SHAPE, len(trace.strings) + 1
+def _keys(rank: Rank, calls: HostCalls, group_by: GroupBy) -> tuple[Int64s, Int64s, Int64s]:
+    """Return what makes calls the same operator: each key once, the place of every call among them, how often each is
+    there.
+    """
     key = calls.name.astype(np.int64)
-    if by_shape:
-        key = key * num_shapes + shapes_of.at(calls.row, missing=NO_STRING) - NO_STRING
-    keys, group, count = _grouped(key)
-    nested, _ = calls.inside_of_same(group, only=_may_nest(calls, group, len(keys)).take(group))
-    totals = {"calls": count.astype(float)}
-    for name, values in per_call.items():
-        counted = values
-        if name in _COSTLY:
-            counted = values.copy()
-            counted[nested] = 0
-        totals[name] = np.bincount(group, counted, minlength=len(keys))
-    costliest = _costliest(group, per_call, len(keys))
-    dims = shapes_of.at(calls.row[costliest], missing=NO_STRING).tolist()
-    worst = zip(*(per_call[name][costliest].tolist() for name in _COSTLY), strict=True)
+    if group_by is GroupBy.NAME_AND_SHAPE:
+        key *= len(rank.trace.strings) + 1
+        key += rank.trace.arg("input_dims").at(calls.row, missing=NO_STRING) - NO_STRING
+    return _grouped(key)
+
+
+def _groups(
+    rank: Rank,
+    calls: HostCalls,
+    keys: Int64s,
+    totals: dict[str, Floats],
+    costliest: Int64s,
+    worst: Sequence[tuple[float, float]],
+    group_by: GroupBy,
+) -> list[GroupSums]:
+    """Return the sums of one rank's calls, group by group."""
+    trace, by_shape = rank.trace, group_by is GroupBy.NAME_AND_SHAPE
+    dims = trace.arg("input_dims").at(calls.row[costliest], missing=NO_STRING).tolist()
     rows = zip(*(values.tolist() for values in totals.values()), strict=True)
     found = []
     for one, worst_dims, cost, row in zip(keys.tolist(), dims, worst, rows, strict=True):
-        name_id, shape = divmod(one, num_shapes) if by_shape else (one, 0)
+        name_id, shape = divmod(one, len(trace.strings) + 1) if by_shape else (one, 0)
         group_of = trace.strings[name_id], trace.text(shape + NO_STRING) if by_shape else None
         found.append((group_of, dict(zip(totals, row, strict=True)), cost, trace.text(worst_dims)))
     return found
@@ -246,9 +252,8 @@ def _may_nest(calls: HostCalls, group: Int64s, num_groups: int) -> Mask:
             return may
 
 
-def _costliest(group: Int64s, per_call: dict[str, Floats], num_groups: int) -> Int64s:
+def _costliest(group: Int64s, device: Floats, host: Floats, num_groups: int) -> Int64s:
     """Return for each group the call with the most device time, the most host time among equals."""
-    device, host = (per_call[name] for name in _COSTLY)
     on_device = np.flatnonzero(device > 0)
     of, values = group.take(on_device), device.take(on_device)
     most_device = np.zeros(num_groups)

@@ -6,7 +6,7 @@
 #pragma once
 #include "memory.h"
 
-enum { CHUNK_ROWS = 1 << 16 };
+enum { CHUNK_ROWS = 1 << 15 };
 
 struct frame {
     i64 start, end, row;

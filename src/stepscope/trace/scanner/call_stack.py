@@ -9,7 +9,7 @@ import numpy.typing as npt
 from stepscope.stats.distinct import distinct_places
 from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
 
-CHUNK_ROWS = 1 << 16
+CHUNK_ROWS = 1 << 15
 """as in call_stack.h"""
 _MAX_NS = 1 << 62
 _IDLE: deque[Instance] = deque(maxlen=4)
