@@ -10,6 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.trace.test_reading_faults import SAMPLE, event, peak_growth_bytes, text_of
+from zlib_ng import gzip_ng
 
 from stepscope.errors import TraceError
 from stepscope.trace import streams
@@ -183,8 +184,8 @@ def test_damaged_gzip_fills_buffers_with_no_less_than_chunks(
 def test_gzip_is_read_by_the_files_of_zlib_ng_where_there_is_no_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inside = streams.gzip_ng._GzipReader
-    monkeypatch.setattr(streams, "gzip_ng", SimpleNamespace(GzipNGFile=streams.gzip_ng.GzipNGFile))
+    inside = gzip_ng._GzipReader
+    monkeypatch.setattr(streams, "gzip_ng", SimpleNamespace(GzipNGFile=gzip_ng.GzipNGFile))
     assert inside and not isinstance(streams._gzip_reader((tmp_path / "b").open("wb+")), inside)
     (tmp_path / "a").write_bytes(PACKED["members"])
     assert filled(Stream(tmp_path / "a"), 1 << 20) == CONTENT
