@@ -178,13 +178,19 @@ def whole_report(cache: str) -> Task:
     from stepscope.analyze.account import account_of
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
-    from stepscope.run.load import load
+    from stepscope.later_writes import begin, wait_for_all, write_later
+    from stepscope.run.load import load_sources, run_name
+    from stepscope.run.sources import find_sources
     from stepscope.trace.freed_memory import keep_freed
 
-    def run(files: list[str]) -> str:
-        keep_freed()  # as the command does
-        account = account_of(load(files, cache_folder=Path(cache)))
-        return json.dumps(report_json(account, diagnose(account)))
+    def run(files: list[str]) -> str:  # as the command does
+        keep_freed()
+        name, folder = run_name(files, None), Path(cache)
+        account = account_of(load_sources(find_sources(files), name=name, cache_folder=folder, write_later=write_later))
+        begin()
+        text = json.dumps(report_json(account, diagnose(account)))
+        wait_for_all()
+        return text
 
     return run
 

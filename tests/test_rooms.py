@@ -13,7 +13,18 @@ import pytest
 from tests.source_trees import ROOT, source_nodes, source_trees
 
 # Standard library only: both sides stand on it.
-GROUND = ("errors", "units", "version", "output_path", "digest", "side_file", "json_text", "bounded_server", "contract")
+GROUND = (
+    "errors",
+    "units",
+    "version",
+    "output_path",
+    "digest",
+    "later_writes",
+    "side_file",
+    "json_text",
+    "bounded_server",
+    "contract",
+)
 SMALL = ("dataclass", "intervals", "records", "stats")
 DESK = (  # lowest first
     *("trace", "run", "cost", "results", "analyze", "predict", "diagnose", "whatif", "document", "compare"),

@@ -112,7 +112,11 @@ def _command(name: str, *arguments: str) -> int:
         from stepscope.cli.given.addresses import run_on_copies
 
         return run_on_copies(name, module.run, args)
-    code: int = module.run(args)
+    try:
+        code: int = module.run(args)
+    finally:
+        if later := sys.modules.get("stepscope.later_writes"):  # where the command read anything
+            later.wait_for_all()
     return code
 
 

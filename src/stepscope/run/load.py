@@ -27,6 +27,7 @@ from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, 
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
+from stepscope.trace.cache import WriteLater
 from stepscope.trace.freed_memory import return_freed
 from stepscope.trace.table import Trace
 
@@ -122,13 +123,16 @@ def load_sources(
     progress: Progress | None = None,
     everyone: Sequence[Rank] = (),
     sampling: str = "",
+    write_later: WriteLater | None = None,
 ) -> Run:
     """Return the run in these files, as `load` does; where they are of some of its ranks, `everyone` are all of them
-    as far as they were kept, and `sampling` says so.
+    as far as they were kept, and `sampling` says so. `write_later` takes the writing of caches.
     """
     files, folder = sources.files, sources.folder
     jobs = min(jobs or os.cpu_count() or 1, MAX_JOBS)
-    read = source_reader(files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress)
+    read = source_reader(
+        files, jobs=jobs, cache=cache, cache_folder=cache_folder, progress=progress, write_later=write_later
+    )
     with ThreadPoolExecutor(max_workers=min(jobs, len(files))) as pool:
         results = list(pool.map(read, files))
         traces, unreadable, warnings = sorted_out(results)

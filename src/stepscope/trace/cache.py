@@ -22,6 +22,7 @@ from zlib_ng import zlib_ng
 
 from stepscope.contract.run_folder import atomic_write
 from stepscope.digest import digest_of
+from stepscope.later_writes import wait_for
 from stepscope.side_file import open_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget
@@ -38,6 +39,8 @@ MAX_CACHE_BYTES = 1 << 42
 _MAGIC = b"stepscope columns 2\n"
 _ALIGNMENT = 64
 _Array = npt.NDArray[Any]
+WriteLater = Callable[[Path, Callable[[], None]], None]
+"""takes a file's path and what makes it"""
 
 
 def read_cached(
@@ -49,14 +52,17 @@ def read_cached(
     progress: Callable[[int], None] | None = None,
     budget: Budget | None = None,
     min_raw_bytes: int | None = None,
+    write_later: WriteLater | None = None,
 ) -> Trace:
     """Return the table of a trace, from its cache where there is a valid one; writes one for a large trace.
 
     The cache lies in `.stepscope` beside the trace, or in `cache_folder`; where that cannot be written to, there is
-    none. `min_raw_bytes` is how large a trace has to be for one, where not as usual.
+    none. `min_raw_bytes` is how large a trace has to be for one, where not as usual. `write_later` is given what
+    writes it, where that need not be done when this returns.
     """
     trace_path = Path(path)
     target = cache_file(trace_path, cache_folder)
+    wait_for(target)
     key = _key(trace_path) if enabled else None
     cached = _load(target, trace_path, key) if key else None
     if cached:
@@ -64,8 +70,12 @@ def read_cached(
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
     if key and large_enough and is_unchanged(trace_path, key):
-        try_to_write(target, lambda: _store(target, trace, key))
+        (write_later or _write_now)(target, lambda: try_to_write(target, lambda: _store(target, trace, key)))
     return trace
+
+
+def _write_now(_: Path, write: Callable[[], None]) -> None:
+    write()
 
 
 @cache

@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepscope import later_writes
 from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import warn
 from stepscope.run.load import MAX_FULL_RANKS, Run, incomplete, load_sources, run_name
@@ -56,7 +57,8 @@ def run_from(args: argparse.Namespace, run: list[str] | None = None) -> Run:
 
             read_ahead(args, given)
         with reading_progress() as progress:
-            found = load_sources(sources, name=run_name(given, sources.folder), progress=progress, **how)
+            name = run_name(given, sources.folder)
+            found = load_sources(sources, name=name, progress=progress, write_later=later_writes.write_later, **how)
     if getattr(args, "copies", None) is None:
         return found
     from stepscope.cli.given.addresses import as_given
@@ -76,7 +78,7 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
     from stepscope.analyze.kernels.efficiency import GivenValues
     from stepscope.cost.chips.table import load_chips
 
-    return account_of(
+    account = account_of(
         run,
         given=GivenValues(
             flops_per_step=args.flops_per_step,
@@ -87,6 +89,8 @@ def account_with(args: argparse.Namespace, run: Run, *, unprofiled_ms: float | N
         unprofiled_ms=unprofiled_ms,
         chips=load_chips(args.hardware) if args.hardware else (),
     )
+    later_writes.begin()
+    return account
 
 
 def warn_incomplete(run: Run) -> None:

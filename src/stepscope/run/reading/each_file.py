@@ -8,7 +8,7 @@ from typing import NamedTuple
 from stepscope.errors import InputError, StepscopeError
 from stepscope.run.sources import Source
 from stepscope.trace.budget import Budget
-from stepscope.trace.cache import read_cached
+from stepscope.trace.cache import WriteLater, read_cached
 from stepscope.trace.nsight.magic import is_sqlite
 from stepscope.trace.nsight.outside_tool import exported_report
 from stepscope.trace.table import Trace
@@ -31,9 +31,15 @@ ReadSource = tuple[Trace, ...] | FailedSource
 
 
 def source_reader(
-    sources: Sequence[Source], *, jobs: int, cache: bool, cache_folder: Path | None, progress: Progress | None
+    sources: Sequence[Source],
+    *,
+    jobs: int,
+    cache: bool,
+    cache_folder: Path | None,
+    progress: Progress | None,
+    write_later: WriteLater | None = None,
 ) -> Callable[[Source], ReadSource]:
-    """Return a function that reads one source, or gives back why it could not."""
+    """Return a function that reads one source, or gives back why it could not; `write_later` is for `read_cached`."""
     total = sum(map(size_on_disk, sources))
     budget = Budget(total)
     refuse_too_many(len(sources), budget)
@@ -59,6 +65,7 @@ def source_reader(
                 threads=threads,
                 progress=report,
                 budget=budget,
+                write_later=write_later,
             )
         except StepscopeError as error:
             return FailedSource(source, _without_frames(error))

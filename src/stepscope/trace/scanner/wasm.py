@@ -32,6 +32,7 @@ def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
     """Return the compiled module. A frugal one reserves no addresses ahead, and so has to check every access."""
     config = wasmtime.Config()
     config.parallel_compilation = False  # one small module: threads cost more than they save
+    config.memory_may_move = frugal  # else it may be filled while code runs
     if frugal:
         config.memory_reservation = config.memory_guard_size = 0
         config.memory_reservation_for_growth = 1 << 24
