@@ -246,6 +246,14 @@ def test_a_frozen_model_beside_the_trained_one_is_no_second_forward(tmp_path: Pa
     assert [c.id for rule in BY_OWNER for c in rule(found)] == []
 
 
+def test_a_forward_below_the_optimizer_is_unused_wherever_the_step_begins(tmp_path: Path) -> None:
+    def look(r: PlantedRank, at: float, _: int) -> float:
+        return forward(r, at, "train.py:13", number=None)
+
+    found = account(tmp_path, late={0: look})  # in time before forward, in the source below the optimizer
+    assert [f.id for f in accused(found)] == ["recomputation"]
+
+
 def test_a_forward_before_the_loss_may_be_part_of_it(tmp_path: Path) -> None:
     def labels(r: PlantedRank, at: float, _: int) -> float:
         return forward(r, at, "train.py:9", number=None)

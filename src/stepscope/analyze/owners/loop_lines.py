@@ -277,6 +277,19 @@ def _stands_before_forward(known: RankLines, work: LineWork) -> bool:
     return False
 
 
+def stands_after_optimizer(known: RankLines, work: LineWork) -> bool:
+    """Return whether a line, or one that calls it, stands below the line of its function that steps the optimizer.
+
+    A step that ends with its optimizer has what follows at its beginning: then only the source tells the order.
+    """
+    owned = known.owned
+    for frame in (owned.frames[f] for f in owned.stacks[work.stacks[0]]):
+        steps = [line[1] for line in _lines_of(known, frame) if known.lines[line].optimizes]
+        if frame.is_user and steps and not known.lines[frame.file, frame.line].optimizes:
+            return frame.line > max(steps)
+    return False
+
+
 def _lines_of(known: RankLines, frame: Frame) -> list[Line]:
     same = (f for f in known.owned.frames if (f.file, f.function) == (frame.file, frame.function))
     return [(f.file, f.line) for f in same if (f.file, f.line) in known.lines]

@@ -6,6 +6,7 @@ what each rule needs before its silence means that all is well, and how much of 
 from stepscope.diagnose.rule import Rule
 from stepscope.diagnose.rules.allocator import allocator
 from stepscope.diagnose.rules.anomaly_detection import anomaly_detection
+from stepscope.diagnose.rules.convolution_layout import convolution_layout
 from stepscope.diagnose.rules.copying_lines import copying_lines
 from stepscope.diagnose.rules.data_loading import data_loading
 from stepscope.diagnose.rules.expert_imbalance import expert_imbalance
@@ -74,6 +75,7 @@ SPECIFIC: tuple[Rule, ...] = (
         training_only=True,
     ),
     Rule(recomputation, ("recomputation",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),
+    Rule(convolution_layout, ("memory-bound-kernels",), _DEVICE, (Need.DEVICE,)),
     Rule(memory_bound_attention, ("memory-bound-attention",), _DEVICE, (Need.DEVICE, Need.SHAPES, Need.PEAK)),
     Rule(precision, ("precision",), _DEVICE, (Need.DEVICE, Need.PEAK)),
     Rule(optimizer, ("optimizer",), _DEVICE, (Need.DEVICE, Need.HOST), training_only=True),

@@ -14,6 +14,7 @@ from stepscope.analyze.replay.fusion import fused_chains
 from stepscope.analyze.replay.replay import Replay
 from stepscope.cost.operators.families import Family
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
+from stepscope.diagnose.rules.convolution_layout import conversions
 from stepscope.diagnose.rules.measures import Mask, device_ms
 from stepscope.records import once_per_record
 from stepscope.run.each_rank import each_rank
@@ -33,7 +34,10 @@ _ONLY_LAUNCHES = "the host is what limits the step, so fusing saves by launching
 def memory_bound_kernels(account: Account) -> list[Candidate]:
     """Return runs of fusible kernels, fused into one pass each."""
     fusible = [
-        among(v.costs.family, _FUSIBLE) & (v.rank.work.kind == EventKind.KERNEL) & (v.rank.work.step >= 0)
+        among(v.costs.family, _FUSIBLE)
+        & (v.rank.work.kind == EventKind.KERNEL)
+        & (v.rank.work.step >= 0)
+        & ~conversions(v.rank)  # parts of a library's convolution
         for v in account.ranks
     ]
     gradients = each_rank(account.run, lambda _, rank: parameter_gradients(rank))

@@ -4,6 +4,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.owners.loop_lines import stands_after_optimizer
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, without_lines
 from stepscope.diagnose.rules.measures import host_ms
@@ -13,7 +14,9 @@ _MIN_TRAINED_SHARE = 0.5
 
 
 def unused_forward(account: Account) -> list[Candidate]:
-    """Return lines that run the trained modules once more, after the last backward: no loss of the step has it."""
+    """Return lines that run the trained modules once more, after the last backward or below the optimizer's line: no loss
+    of the step has it.
+    """
     return [_candidate(account, line) for line in lines_on_all(account, _is_unused)]
 
 
@@ -23,7 +26,8 @@ def _is_unused(rank: RankLines, work: LineWork) -> bool:
     if len(work.modules & rank.trained) < _MIN_TRAINED_SHARE * len(work.modules):
         return False
     ran = work.last_ns > work.first_ns
-    return bool(ran.any() and (work.first_ns[ran] > rank.backward_ns[ran]).all())
+    after = (work.first_ns[ran] > rank.backward_ns[ran]).all() or stands_after_optimizer(rank, work)
+    return bool(ran.any() and after)
 
 
 def _candidate(account: Account, line: Line) -> Candidate:
