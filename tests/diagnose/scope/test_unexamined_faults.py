@@ -96,8 +96,13 @@ def test_every_rule_states_what_it_finds_and_needs() -> None:
     for rule in (*SPECIFIC, *GENERAL):
         assert rule.finds and all(isinstance(need, Need) for need in rule.needs)
     rules_by_id = Counter(id_ for rule in (*SPECIFIC, *GENERAL) for id_ in rule.finds)
-    assert {id_ for id_, rules in rules_by_id.items() if rules > 1} == {"slow-link", "host-stall"}, (
-        "one rule per finding; slow links show in bandwidths and in NCCL's own log, anomaly detection in no gap"
+    assert {id_ for id_, rules in rules_by_id.items() if rules > 1} == {
+        "slow-link",
+        "host-stall",
+        "memory-bound-kernels",
+    }, (
+        "one rule per finding; slow links show in bandwidths and in NCCL's own log, anomaly detection in no gap, "
+        "conversions of layouts in names"
     )
 
 
