@@ -12,6 +12,7 @@ from stepscope.analyze.replay.changes import without_work
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.limits import with_work_ns
 from stepscope.diagnose.rules.measures import device_ms
+from stepscope.records import once_per_record
 from stepscope.run.rank import Rank
 from stepscope.trace.classify import EventKind, by_string
 
@@ -20,6 +21,7 @@ _MIN_SHARE = 0.02
 """of the step: weights alone, converted in every step, are less"""
 
 
+@once_per_record
 def conversions(rank: Rank) -> Mask:
     """Return which kernels of a rank convert a layout, as a library does it."""
     named = by_string(rank.trace, rank.work.name, lambda s: any(name in s.lower() for name in _CONVERTS))
