@@ -1,4 +1,4 @@
-"""The scanner's WebAssembly module: compiled once per process, one instance with its own memory per scanner."""
+"""The scanner's WebAssembly module: loaded once per process, one instance with its own memory per scanner."""
 
 import ctypes
 from functools import cache
@@ -12,6 +12,7 @@ import wasmtime
 
 from stepscope.digest import digest_of
 from stepscope.errors import InputError
+from stepscope.trace.scanner.machine_code import module_of
 
 WASM = Path(__file__).with_name("scanner.wasm")
 _compiling = Lock()
@@ -36,8 +37,8 @@ def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
     if frugal:
         config.memory_reservation = config.memory_guard_size = 0
         config.memory_reservation_for_growth = 1 << 24
-    engine = wasmtime.Engine(config)
-    return engine, wasmtime.Module(engine, WASM.read_bytes())
+    engine, code = wasmtime.Engine(config), WASM.read_bytes()
+    return engine, wasmtime.Module(engine, code) if frugal else module_of(engine, code)
 
 
 @cache
