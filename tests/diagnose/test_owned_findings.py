@@ -106,6 +106,19 @@ def loop(r: PlantedRank, at: float, _: int) -> float:
     return at
 
 
+def loop_with_views(r: PlantedRank, at: float, _: int) -> float:
+    """An average of the weights that asks for the whole state_dict() for each tensor."""
+    for _ in range(64):
+        with r.line("train.py:13"):
+            for _ in range(8):
+                r.ran("aten::detach", at, at + 2)
+                at += 3
+            with r.op("aten::mul_", at, at + 9):
+                r.kernel("mul", at=at + 1, start=at + 6, end=at + 8)
+        at += 10
+    return at
+
+
 def sent(r: PlantedRank, at: float, _: int) -> float:
     for _ in range(8):
         with r.line("train.py:13", "lib:torch/distributed/c10d_logger.py:83"):
@@ -153,6 +166,7 @@ def accused(found: Account) -> list[Finding]:
         (second_forward, "recomputation"),
         (statistic, "host-device-sync"),
         (loop, "launch-overhead"),
+        (loop_with_views, "launch-overhead"),
         (norms, "host-stall"),
         (on_the_device("aten::sort", device_us=40), "host-stall"),
     ],
@@ -230,7 +244,7 @@ def test_the_headline_of_a_line_says_whose_time_it_takes(tmp_path: Path, device_
     assert concluded.reason.startswith("work beside training (train.py:13) costs ")
 
 
-@pytest.mark.parametrize("plant", [second_forward, statistic, loop])
+@pytest.mark.parametrize("plant", [second_forward, statistic, loop, loop_with_views])
 def test_the_headline_names_the_line(tmp_path: Path, plant: Plant) -> None:
     found = account(tmp_path, plant)
     assert "(train.py:13) costs " in conclude(found, diagnose(found)).reason

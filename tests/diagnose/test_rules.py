@@ -100,6 +100,8 @@ SLOW_HOST = [replace(op, host_us=op.host_us + 300) for op in ddp()]
 PASSES = [*FORWARD_PASS, *BACKWARD_PASS]
 PLAIN_ADAM = [kernel(60, host_us=60, name="mul", op="aten::mul_", within=ADAM.within)] * 40
 FUSED_ADAM = [replace(ADAM, device_us=120, host_us=60)] * 8
+ADAM_BY_GROUP = [replace(ADAM, device_us=10, host_us=150)] * 40
+ADAM_IN_FEW_GROUPS = [replace(ADAM, device_us=50, host_us=150)] * 8
 LATE_WORK = kernel(2000, host_us=1500)
 AFTER = [*FORWARD_PASS, *BACKWARD_PASS, bucket(900, megabytes=32), WAIT, ADAM]
 BESIDE = [*FORWARD_PASS, *(op for node in BACKWARD_PASS for op in (node, bucket(225))), WAIT, ADAM]
@@ -148,6 +150,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "recomputation": Fault([checkpointed(again=True)], [checkpointed(again=False)]),
     "optimizer": Fault([[*PASSES, *PLAIN_ADAM, SYNC]], [[*PASSES, *FUSED_ADAM, SYNC]], tolerance=0.1),
+    "optimizer, called for each group": Fault(
+        [[*PASSES, *ADAM_BY_GROUP, SYNC]], [[*PASSES, *ADAM_IN_FEW_GROUPS, SYNC]], tolerance=0.05
+    ),
 }
 
 FAULTS |= {
@@ -200,6 +205,12 @@ def test_repaired_job_no_longer_has_the_finding(tmp_path: Path, name: str) -> No
 def test_healthy_job_has_nothing_to_repair(tmp_path: Path, name: str) -> None:
     found = found_in(tmp_path, simulate(*HEALTHY[name], jitter=0.02))
     assert [f.id for f in found if f.saving_pct >= 5] == []
+
+
+def test_fused_optimizer_that_is_called_for_each_group_is_not_told_to_be_fused(tmp_path: Path) -> None:
+    first = found_in(tmp_path, simulate([*PASSES, *ADAM_BY_GROUP, SYNC]))[0]
+    assert first.title == "The optimizer is called for each group of parameters"
+    assert "40 fused calls" in first.cause and "fused=True" not in first.remedy
 
 
 def test_few_micro_batches_leave_a_bubble(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ from stepscope.diagnose.owned_change import at, lines_on_all, ranks_with, withou
 _MIN_CALLS = 32
 """in place per step and line: fewer are no loop over parameters"""
 _MIN_SHARE = 0.3
-"""of the line's operators change a tensor in place"""
+"""of the line's operators that do something change a tensor in place"""
+_MANY_VIEWS = 4
+"""times as many views as changes: more than a loop over tensors takes"""
 FOREACH = frozenset(
     f"aten::{name}_"
     for name in (
@@ -17,6 +19,14 @@ FOREACH = frozenset(
     )
 )  # fmt: skip
 """operators with a torch._foreach_ form"""
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "detach", "alias", "view", "view_as", "reshape", "flatten", "expand", "expand_as", "t", "transpose", "permute",
+        "select", "slice", "narrow", "unbind", "split", "chunk", "squeeze", "unsqueeze", "as_strided", "diagonal",
+    )
+)  # fmt: skip
+"""operators that only give a tensor another name or shape: the host's work, none of the device's"""
 
 
 def parameter_loop(account: Account) -> list[Candidate]:
@@ -31,29 +41,41 @@ def _is_loop(rank: RankLines, work: LineWork) -> bool:
         return False
     looped = _looped(work)
     steps = max(len(rank.owned.rank.steps), 1)
-    return looped >= _MIN_CALLS * steps and looped >= _MIN_SHARE * sum(work.top_calls.values())
+    return looped >= _MIN_CALLS * steps and looped >= _MIN_SHARE * (sum(work.top_calls.values()) - _views(work))
 
 
 def _looped(work: LineWork) -> int:
     return sum(n for name, n in work.top_calls.items() if name in FOREACH)
 
 
+def _views(work: LineWork) -> int:
+    return sum(n for name, n in work.top_calls.items() if name in _VIEWS)
+
+
 def _candidate(account: Account, line: Line) -> Candidate:
     place = f"{line[0]}:{line[1]}"
-    calls, steps, names = 0, 0, set()
+    calls, views, steps, names = 0, 0, 0, set()
     for known in ranks_with(account, line):
         calls += _looped(known.lines[line])
+        views += _views(known.lines[line])
         steps += max(len(known.owned.rank.steps), 1)
         names |= set(known.lines[line].top_calls) & FOREACH
+    looks, once = "", ""
+    if views >= _MANY_VIEWS * calls:
+        looks = f", and takes {views / steps:,.0f} views of tensors meanwhile"
+        once = " Take what the loop looks up (a state_dict(), a view) once, before it."
     forms = ", ".join(f"torch._foreach_{name.removeprefix('aten::')}" for name in sorted(names))
     return Candidate(
         id="launch-overhead",
         title=f"{place} changes tensors one by one",
-        cause=f"{place} launches {calls / steps:.0f} operators per step in a Python loop, each on one tensor",
-        remedy=f"Change all tensors at once ({forms}), or every N steps. The saving is of the step without this line's "
+        cause=f"{place} launches {calls / steps:.0f} operators per step in a Python loop, each on one tensor{looks}",
+        remedy=f"Change all tensors at once ({forms}), or every N steps.{once} The saving is of the step without this line's "
         "host time.",
         change=without_lines(account, [line], device=False),
-        evidence=(Evidence("operators in place per step", round(calls / steps), "calls", place),),
+        evidence=(
+            Evidence("operators in place per step", round(calls / steps), "calls", place),
+            *((Evidence("views per step", round(views / steps), "calls", place),) if looks else ()),
+        ),
         where=(at(line),),
         what_if=(),
         subject=f"changing tensors one by one ({place})",
