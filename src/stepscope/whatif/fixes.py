@@ -1,18 +1,22 @@
-"""The change to the replay that stands for each fault the rules see: what `optimizer=fused` and the like apply."""
+"""The change to the replay that stands for a fault the rules see: what `optimizer=fused` and the like apply."""
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.saving import Fix, together
 from stepscope.diagnose.rules import GENERAL, SPECIFIC
 
 
-def fixes_of(account: Account) -> dict[str, Fix]:
-    """Return the fixes by finding id; several of one id are made together. Faults without a fix are left out, and those
-    that say that another option gives it, or none.
+def fix_of(account: Account, finding: str) -> Fix | None:
+    """Return the fix of all faults with this finding id, made together; None where the run shows none that has a fix,
+    or only those that say that another option gives it, or none.
+
+    Only rules that can find it are asked: all of them take longer than the replay.
     """
-    found: dict[str, list[Fix]] = {}
-    for rule in (*SPECIFIC, *GENERAL):
-        for candidate in rule(account):
-            has_fix = candidate.fix.change is not None or candidate.fix.formula_ns
-            if has_fix and candidate.what_if is None:
-                found.setdefault(candidate.id, []).append(candidate.fix)
-    return {id_: together(fixes) for id_, fixes in found.items()}
+    found = [
+        candidate.fix
+        for rule in (*SPECIFIC, *GENERAL)
+        if finding in rule.finds
+        for candidate in rule(account)
+        if candidate.id == finding and candidate.what_if is None
+    ]
+    fixes = [fix for fix in found if fix.change is not None or fix.formula_ns]
+    return together(fixes) if fixes else None

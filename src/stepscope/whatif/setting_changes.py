@@ -1,7 +1,7 @@
 """What each setting of a what-if does to the replay: makers of changes from an account and a value."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
+from stepscope.whatif.fixes import fix_of
 
 Mask = npt.NDArray[np.bool_]
 Masks = list[Mask]
@@ -39,8 +40,6 @@ class SettingRequest(ArrayRecord):
     account: Account
     key: str
     value: str
-    fixes: Mapping[str, Fix]
-    """the rules' fixes by finding id"""
 
     def __str__(self) -> str:
         return f"{self.key}={self.value}"
@@ -96,9 +95,10 @@ def fix(word: str, finding: str) -> Maker:
 
     def make(asked: SettingRequest) -> SettingChange:
         asked.check_value(word)
-        if finding not in asked.fixes:
+        found = fix_of(asked.account, finding)
+        if found is None:
             return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
-        return made_of(asked.fixes[finding])
+        return made_of(found)
 
     return make
 

@@ -6,7 +6,7 @@
 A setting that a finding proposes (`optimizer=fused`) saves what the finding says: both are the same change.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import (
@@ -20,13 +20,12 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.graph import CircularWaits
 from stepscope.analyze.replay.predicted_step import Prediction, predict
 from stepscope.analyze.replay.replay import Replay
-from stepscope.analyze.replay.saving import Fix
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.setting_of_finding import FINDING_OF_SETTING
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif import setting_changes as make
-from stepscope.whatif.fixes import fixes_of
+from stepscope.whatif.fixes import fix_of
 from stepscope.whatif.keys import FAMILY, SETTINGS
 from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
 from stepscope.whatif.without import owner_setting, scaled_owner, without_owner
@@ -84,8 +83,7 @@ def what_if(
     (`train.py:42`, `module:GLOB`) or with their time scaled (`OWNER=FACTOR`), on all ranks or on some.
     """
     owners = [*map(without_owner, without), *map(scaled_owner, scale)]
-    fixes = fixes_of(account) if texts else {}
-    made = [setting_of(account, text, fixes=fixes) for text in texts]
+    made = [setting_of(account, text) for text in texts]
     made += [owner_setting(account, owner, ranks=ranks) for owner in owners]
     names = [*texts, *(owner.label for owner in owners)]
     if account.replay is None:
@@ -104,7 +102,7 @@ def what_if(
     return Answer(found, step_ns, tuple(notes))
 
 
-def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> SettingChange:
+def setting_of(account: Account, text: str) -> SettingChange:
     """Return the change that `KEY=VALUE` stands for; a `UsageError` that says what there is for anything else."""
     key, _, value = text.partition("=")
     name = FAMILY if key.startswith("kernel:") else key
@@ -114,8 +112,9 @@ def setting_of(account: Account, text: str, *, fixes: Mapping[str, Fix]) -> Sett
     if setting is None:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
-    found = fixes.get(FINDING_OF_SETTING.get(text, ""))
-    return MAKERS[setting.key](SettingRequest(account, key, value, fixes)) if found is None else made_of(found)
+    finding = FINDING_OF_SETTING.get(text)
+    found = fix_of(account, finding) if finding is not None else None
+    return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else made_of(found)
 
 
 def _not_replayed(account: Account, found: Prediction) -> list[str]:

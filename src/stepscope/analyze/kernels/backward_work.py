@@ -125,6 +125,7 @@ def _last_begun(calls: HostCalls, threads: Sequence[int], thread: Int64s, moment
     return out
 
 
+@once_per_record
 def parameter_gradients(rank: Rank) -> Mask:
     """Return which of a rank's device work makes nothing but the gradient of a parameter."""
     work, trace = rank.work, rank.trace

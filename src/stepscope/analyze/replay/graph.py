@@ -84,13 +84,22 @@ def build_graph(
     `from_rest` begins with all hosts at once and idle devices, in place of the recorded beginning. A host that was
     far ahead when the window began stays ahead for many steps, which would pass for a faster steady state.
     """
-    edges = _Edges()
+    within, onwards = _Edges(), _Edges()
     nodes = _Nodes(programs, len(meetings), repeats)
     for rank, program in enumerate(programs):
-        for copy in range(repeats):
-            _rank_edges(edges, nodes, rank, program, copy)
-    _meeting_edges(edges, nodes, meetings, repeats)
-    first, source, lag = edges.by_target(nodes.count)
+        if len(program):
+            _rank_edges(within, nodes, rank, program)
+            if repeats > 1:
+                _join_repetitions(onwards, nodes, rank, program)
+    _meeting_edges(within, nodes, meetings)
+    source, target, lag_ns = within.repeated(repeats, nodes.of_one)
+    more_source, more_target, more_lag_ns = onwards.repeated(repeats - 1, nodes.of_one)
+    first, source, lag = _by_target(
+        np.concatenate((source, more_source)),
+        np.concatenate((target, more_target)),
+        np.concatenate((lag_ns, more_lag_ns)),
+        nodes.count,
+    )
     duration, profiled = nodes.durations(programs, repeats)
     return Graph(
         duration_ns=duration,
@@ -157,6 +166,8 @@ class _Nodes:
             at += num_meetings
         self._starts = starts
         self.count = at
+        self.of_one = at // max(repeats, 1)
+        """nodes of one repetition: as far apart are those that stand for the same"""
 
     def host(self, rank: int, copy: int) -> Int64s:
         first = self._starts[copy][0][rank]
@@ -195,37 +206,43 @@ class _Edges:
         self._lag: list[Floats] = []
 
     def add(self, source: Int64s, target: Int64s | int, lag_ns: Floats | float = 0.0) -> None:
+        many = len(source)
         self._from.append(source)
-        self._to.append(np.broadcast_to(np.asarray(target, np.int64), source.shape))
-        self._lag.append(np.broadcast_to(np.asarray(lag_ns, float), source.shape))
+        self._to.append(target if isinstance(target, np.ndarray) else np.full(many, target, np.int64))
+        self._lag.append(lag_ns.astype(float) if isinstance(lag_ns, np.ndarray) else np.full(many, lag_ns, float))
 
-    def by_target(self, num_nodes: int) -> tuple[Int64s, Int64s, Floats]:
-        """Return the edges sorted by the node they lead to."""
-        source, target = np.concatenate(self._from), np.concatenate(self._to)
-        order = np.argsort(target, kind="stable")
-        first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=num_nodes))))
-        return first.astype(np.int64), source[order], np.concatenate(self._lag)[order]
+    def repeated(self, times: int, apart: int) -> tuple[Int64s, Int64s, Floats]:
+        """Return source, target and lag of the edges so many times, their nodes so far apart."""
+        if not self._from or times < 1:
+            return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0)
+        shift = apart * np.arange(times)[:, None]
+        source, target = np.concatenate(self._from) + shift, np.concatenate(self._to) + shift
+        return source.reshape(-1), target.reshape(-1), np.tile(np.concatenate(self._lag), times)
 
 
-def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting], repeats: int) -> None:
-    """Make each meeting wait for all arrivals, and each member's operation for its meetings."""
+def _by_target(source: Int64s, target: Int64s, lag_ns: Floats, num_nodes: int) -> tuple[Int64s, Int64s, Floats]:
+    """Return the edges sorted by the node they lead to, and where those of each node begin."""
+    order = np.argsort(target, kind="stable")
+    first = np.concatenate(([0], np.cumsum(np.bincount(target, minlength=num_nodes))))
+    return first.astype(np.int64), source[order], lag_ns[order]
+
+
+def _meeting_edges(edges: _Edges, nodes: _Nodes, meetings: Sequence[Meeting]) -> None:
+    """Make each meeting of the first repetition wait for all arrivals, and each member's operation for its meetings."""
     flat = [(rank, item, m) for m, meeting in enumerate(meetings) for rank, item in meeting.members]
     if not flat:
         return
     rank_of, item_of, meeting_of = np.array(flat, np.int64).T
-    for copy in range(repeats):
-        for rank in distinct(rank_of).tolist():
-            mine = rank_of == rank
-            place = nodes.meeting(0, copy) + meeting_of[mine]
-            edges.add(nodes.arrival(rank, copy)[item_of[mine]], place)
-            edges.add(place, nodes.device(rank, copy)[item_of[mine]])
+    for rank in distinct(rank_of).tolist():
+        mine = rank_of == rank
+        place = nodes.meeting(0, 0) + meeting_of[mine]
+        edges.add(nodes.arrival(rank, 0)[item_of[mine]], place)
+        edges.add(place, nodes.device(rank, 0)[item_of[mine]])
 
 
-def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
-    """Add what one rank's items wait for within the rank, and in the repetition before."""
-    host, arrival, device = nodes.host(rank, copy), nodes.arrival(rank, copy), nodes.device(rank, copy)
-    if not len(host):
-        return
+def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
+    """Add what one rank's items wait for within the rank, in the first repetition."""
+    host, arrival, device = nodes.host(rank, 0), nodes.arrival(rank, 0), nodes.device(rank, 0)
     edges.add(host[:-1], host[1:])
     edges.add(host, arrival, program.latency_ns)
     edges.add(arrival, device)
@@ -240,8 +257,6 @@ def _rank_edges(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy:
     edges.add(device[source], arrival[target])
     for item, other, lag_ns in program.also_after:
         edges.add(device[other : other + 1], int(arrival[item]), lag_ns)
-    if copy:
-        _join_repetitions(edges, nodes, rank, program, copy)
 
 
 def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
@@ -258,12 +273,12 @@ def _beginning(programs: Sequence[Program], nodes: _Nodes) -> Floats:
     return earliest
 
 
-def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program, copy: int) -> None:
-    """Make a repetition's host and streams follow on from those of the repetition before."""
-    edges.add(nodes.host(rank, copy - 1)[-1:], nodes.host(rank, copy)[:1])
+def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program) -> None:
+    """Make the second repetition's host and streams follow on from those of the first."""
+    edges.add(nodes.host(rank, 0)[-1:], nodes.host(rank, 1)[:1])
     if program.tail_released_by != NOTHING:
-        released = nodes.device(rank, copy - 1)[program.tail_released_by :][:1]
-        edges.add(released, int(nodes.host(rank, copy)[0]))
+        released = nodes.device(rank, 0)[program.tail_released_by :][:1]
+        edges.add(released, int(nodes.host(rank, 1)[0]))
     followed = np.zeros(len(program), bool)
     followed[program.stream_predecessor[program.stream_predecessor != NOTHING]] = True
     last = np.flatnonzero(~followed)
@@ -271,7 +286,7 @@ def _join_repetitions(edges: _Edges, nodes: _Nodes, rank: int, program: Program,
     stream_of_first = {int(program.stream[i]): int(i) for i in first}
     for item in last.tolist():
         successor = stream_of_first[int(program.stream[item])]
-        edges.add(nodes.device(rank, copy - 1)[item : item + 1], int(nodes.arrival(rank, copy)[successor]))
+        edges.add(nodes.device(rank, 0)[item : item + 1], int(nodes.arrival(rank, 1)[successor]))
 
 
 def _wiring(first: Int64s, source: Int64s, lag_ns: Floats) -> Wiring:

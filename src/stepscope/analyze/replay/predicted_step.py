@@ -1,11 +1,13 @@
 """What would the step take with these changes, and how sure is that?"""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stepscope.analyze.replay.graph import end_times, step_ends
 from stepscope.analyze.replay.replay import Replay, with_host_factor
 from stepscope.analyze.replay.saving import Fix, saving_of, to_step, together
 from stepscope.dataclass import dataclass
+from stepscope.records import once_per_record
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ def predict(
     """
     whole_ns = step_ns or replay.period_ns
     all_of_them = together([fix for _, fix in changes], doubt=doubt)
+    if all_of_them.change is not None:
+        all_of_them = replace(all_of_them, change=once_per_record(all_of_them.change))  # asked twice of the same run
     saving = saving_of(replay, all_of_them, step_ns=whole_ns)
     scale = to_step(replay, whole_ns)
     baseline_ns = replay.period_ns * scale
