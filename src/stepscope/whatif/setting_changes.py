@@ -10,7 +10,7 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.budget import host_device_copies
 from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
 from stepscope.analyze.rank_view import RankView
-from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
+from stepscope.analyze.replay.changes import Change, at_any_factor, faster_network, faster_work, without_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
 from stepscope.analyze.replay.overlap_changes import overlapped
 from stepscope.analyze.replay.replay import Replay
@@ -142,7 +142,8 @@ def overlap(asked: SettingRequest) -> SettingChange:
     """Return gradients sent while backward runs."""
     asked.check_value("perfect")
     backward = _backward(asked)
-    return SettingChange(lambda replay: overlapped(larger_messages(replay), backward, exactly=True), doubt=0.3)
+    change = at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True))
+    return SettingChange(change, doubt=0.3)
 
 
 def bucket_mb(asked: SettingRequest) -> SettingChange:

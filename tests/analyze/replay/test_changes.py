@@ -11,6 +11,7 @@ from tests.analyze.simulate import SYNC, WAIT, Op, collective, kernel, simulate
 from stepscope.analyze.replay.changes import (
     Change,
     as_graph,
+    at_any_factor,
     evenly_spread,
     faster_network,
     faster_work,
@@ -25,7 +26,7 @@ from stepscope.analyze.replay.changes import (
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages, without_collectives
 from stepscope.analyze.replay.predicted_step import predict
 from stepscope.analyze.replay.program import EMPTY_PROGRAM
-from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of
+from stepscope.analyze.replay.replay import Replay, rebuilt, replay_of, with_factor
 from stepscope.analyze.replay.saving import Fix
 from stepscope.analyze.replay.straggler_off import straggler_off
 from stepscope.trace.classify import EventKind
@@ -206,3 +207,21 @@ def test_rank_without_the_steps_has_no_prediction(tmp_path: Path) -> None:
     replay = replayed(tmp_path, [[*DDP, SYNC]] * 2)
     one = replace(replay, programs=(replay.programs[0], EMPTY_PROGRAM), meetings=())
     assert list(predict(rebuilt(one, one.programs, ()), []).rank_step_ns) == [0]
+
+
+def test_a_change_that_asks_for_no_factor_is_made_once_for_all_of_them(tmp_path: Path) -> None:
+    replay = replayed(tmp_path, [[*TINY, SYNC, *DDP, SYNC]] * 2)
+    asked = []
+
+    def change(given: Replay) -> Replay:
+        asked.append(given)
+        return without_syncs(given)
+
+    once = at_any_factor(change)
+    for other in (replay, with_factor(replay, 0.6), with_factor(replay, 0.9)):
+        assert once(other).period_ns == without_syncs(other).period_ns
+        assert once(other).host_factor == other.host_factor
+    assert asked == [replay]
+    shorter = without_work(replay, named(replay, "tiny"))
+    assert once(shorter).period_ns == without_syncs(shorter).period_ns
+    assert asked == [replay, shorter]

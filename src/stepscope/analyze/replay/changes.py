@@ -5,14 +5,14 @@ Selections of work (`chosen`) are one boolean array per rank over the rows of it
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.host.time import HostParts
 from stepscope.analyze.replay.program import NOTHING, Program
-from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.analyze.replay.replay import Replay, rebuilt, with_factor
 from stepscope.analyze.replay.straggler_off import host_part_ns, host_part_scaled
 from stepscope.analyze.step.recurring import COMMUNICATION, DATA_CAUSES
 from stepscope.run.rank import Rank
@@ -23,8 +23,26 @@ from stepscope.trace.table import Int64s
 Chosen = Sequence[npt.NDArray[np.bool_]]
 Change = Callable[[Replay], Replay]
 
+_OTHER_THAN_FACTOR = [f.name for f in fields(Replay) if f.name not in ("host_factor", "period_ns")]
 _GRAPH_LAUNCH_NS = 20_000
 """the host's time for one step that is launched as a graph"""
+
+
+def at_any_factor(change: Change) -> Change:
+    """Return a change that does not ask for the profiler's factor, made once for replays that differ in nothing else.
+
+    Intervals are of the same change at other factors, and to lay out a graph anew takes longer than to replay it.
+    """
+    made: list[tuple[Replay, Replay]] = []
+
+    def changed(replay: Replay) -> Replay:
+        for before, after in made:
+            if all(getattr(before, name) is getattr(replay, name) for name in _OTHER_THAN_FACTOR):
+                return with_factor(after, replay.host_factor)
+        made.append((replay, change(replay)))
+        return made[-1][1]
+
+    return changed
 
 
 def without_data_wait(replay: Replay) -> Replay:

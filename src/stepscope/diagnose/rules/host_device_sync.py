@@ -3,7 +3,7 @@
 import numpy as np
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.changes import without_syncs
+from stepscope.analyze.replay.changes import at_any_factor, without_syncs
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, transfers_to_device
@@ -30,7 +30,7 @@ def host_device_sync(account: Account) -> list[Candidate]:
             cause="a synchronisation empties the queue, and the device idles until the host has launched again",
             remedy="Keep values on the device (loss.detach() instead of loss.item(), torch.where instead of if), log every N steps, "
             "use non_blocking copies from pinned memory. The saving is of the step without these waits.",
-            change=without_syncs,
+            change=at_any_factor(without_syncs),
             cost_ns=account.step.ns("host_sync"),
             evidence=(
                 Evidence("synchronisations per step", round(per_step, 1), "calls", "median rank"),

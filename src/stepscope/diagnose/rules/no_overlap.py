@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.changes import at_any_factor
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, larger_messages
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
@@ -40,7 +41,7 @@ def no_overlap(account: Account) -> list[Candidate]:
             remedy="Use DistributedDataParallel with buckets of 4-25 MB (bucket_cap_mb), or start each all-reduce in a post-accumulate "
             "hook on a stream of its own. The saving is of the same bytes overlapped as far as dependencies allow, small messages put together "
             "into buckets of 4 MB.",
-            change=lambda replay: overlapped(larger_messages(replay), backward, exactly=True),
+            change=at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True)),
             cost_ns=exposed,
             evidence=(
                 Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),
