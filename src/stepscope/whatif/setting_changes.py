@@ -10,9 +10,9 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.attribution.budget import host_device_copies
 from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
 from stepscope.analyze.rank_view import RankView
-from stepscope.analyze.replay.changes import Change, at_any_factor, faster_network, faster_work, without_work
+from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
-from stepscope.analyze.replay.overlap_changes import overlapped
+from stepscope.analyze.replay.overlap_changes import overlapped, perfectly_overlapped
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix
 from stepscope.analyze.replay.straggler_off import straggler_off
@@ -23,7 +23,6 @@ from stepscope.errors import UsageError
 from stepscope.records import ArrayRecord
 from stepscope.run.quality import rank_ranges
 from stepscope.trace.classify import EventKind
-from stepscope.whatif.fixes import fix_of
 
 Mask = npt.NDArray[np.bool_]
 Masks = list[Mask]
@@ -91,14 +90,11 @@ def only(word: str, change: Change, *, doubt: float = 0.15, device: bool = False
 
 
 def fix(word: str, finding: str) -> Maker:
-    """Return the maker of a setting that undoes a fault the rules know."""
+    """Return the maker of a setting that undoes a fault the rules know, for runs that do not show the fault."""
 
     def make(asked: SettingRequest) -> SettingChange:
         asked.check_value(word)
-        found = fix_of(asked.account, finding)
-        if found is None:
-            return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
-        return made_of(found)
+        return SettingChange(_same, note=f"{asked}: the run shows no {finding}, so nothing changes")
 
     return make
 
@@ -141,9 +137,7 @@ def fewer(asked: SettingRequest) -> SettingChange:
 def overlap(asked: SettingRequest) -> SettingChange:
     """Return gradients sent while backward runs."""
     asked.check_value("perfect")
-    backward = _backward(asked)
-    change = at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True))
-    return SettingChange(change, doubt=0.3)
+    return SettingChange(perfectly_overlapped(_backward(asked)), doubt=0.3)
 
 
 def bucket_mb(asked: SettingRequest) -> SettingChange:

@@ -14,11 +14,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from stepscope.analyze.replay.changes import Change, at_any_factor
 from stepscope.analyze.replay.communication_changes import (
     GOOD_MESSAGE_BYTES,
     GRADIENT_OPS,
     Mask,
     group_items,
+    larger_messages,
     transfer_lines,
 )
 from stepscope.analyze.replay.program import NOTHING, Program, by_item
@@ -51,6 +53,11 @@ def overlapped(
         hidden = hidden_transfers(replay.shared, index)
         programs.append(_overlapped(program, items, computes, pieces, latency, hidden))
     return rebuilt(replay, programs)
+
+
+def perfectly_overlapped(backward: Sequence[Mask]) -> Change:
+    """Return the change in which gradients travel beside backward as far as dependencies allow, in good messages."""
+    return at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True))
 
 
 def hidden_transfers(shared: AlignedRun, index: int) -> Int64s:

@@ -4,8 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.changes import at_any_factor
-from stepscope.analyze.replay.communication_changes import GRADIENT_OPS, larger_messages
+from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
 from stepscope.contract.regions import Region
@@ -29,7 +28,7 @@ def no_overlap(account: Account) -> list[Candidate]:
     done = _backward_done(account.replay, backward)
     if done is None or done < _LATE:
         return []
-    from stepscope.analyze.replay.overlap_changes import overlapped  # only where the fault is there
+    from stepscope.analyze.replay.overlap_changes import perfectly_overlapped  # only where the fault is there
 
     exposed = account.step.ns("exposed_transfer")
     efficiency = account.overlap_efficiency
@@ -41,7 +40,7 @@ def no_overlap(account: Account) -> list[Candidate]:
             remedy="Use DistributedDataParallel with buckets of 4-25 MB (bucket_cap_mb), or start each all-reduce in a post-accumulate "
             "hook on a stream of its own. The saving is of the same bytes overlapped as far as dependencies allow, small messages put together "
             "into buckets of 4 MB.",
-            change=at_any_factor(lambda replay: overlapped(larger_messages(replay), backward, exactly=True)),
+            change=perfectly_overlapped(backward),
             cost_ns=exposed,
             evidence=(
                 Evidence("of backward done when gradients are sent", round(100 * done, 1), "%", "mean over bytes"),

@@ -1,6 +1,6 @@
 """Is the module's machine code at hand from an earlier process? Kept where Python keeps the bytecode of this package.
 
-To compile takes 40 ms, to load what was compiled less than one. Whoever can write to that folder can change the package
+To compile takes 40 ms, to load what was compiled three. Whoever can write to that folder can change the package
 itself, so what lies there is trusted as the package is; it is never taken from beside a trace. The file begins with a
 digest of the module and of all that follows; wasmtime refuses what another version of it, or another kind of
 processor, compiled. What does not fit is compiled again and replaced; where nothing can be written, nothing is kept.
