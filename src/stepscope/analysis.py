@@ -35,8 +35,8 @@ from stepscope.errors import InputError, UsageError
 from stepscope.json_text import json_text
 from stepscope.predict.memory_job import memory_job, memory_of
 from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
-from stepscope.report.html import render_html
 from stepscope.report.html.compare import render_comparison
+from stepscope.report.html.render import render_html
 from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
 from stepscope.report.plots import Plots

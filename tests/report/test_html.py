@@ -22,7 +22,7 @@ from stepscope.cli.main import main
 from stepscope.cost.collectives.calibration import calibrate
 from stepscope.cost.collectives.points import Point
 from stepscope.diagnose.findings import diagnose
-from stepscope.report.html import report_data
+from stepscope.report.html.render import report_data
 from stepscope.report.html.calibration_curves import calibration_curves
 from stepscope.report.html.data import KINDS, Slices
 from stepscope.report.html.grid import grid_of

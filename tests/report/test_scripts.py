@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.report.html import compare, page
+from stepscope.report.html import assembled, compare
 from stepscope.report.html.sheets import sheet
 from stepscope.report.view import shell
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "src" / "stepscope" / "report" / "html" / "js"
 
 
-PAGES = {"report": page._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS, "view": shell.SCRIPTS}
+PAGES = {"report": assembled._SCRIPTS, "compare": compare._SCRIPTS, "sheet": sheet._SCRIPTS, "view": shell.SCRIPTS}
 
 
 @pytest.mark.parametrize(("project", "scripts"), PAGES.items())

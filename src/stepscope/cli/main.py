@@ -46,7 +46,7 @@ COMMANDS = {
     "completion": "completion of commands and options for bash, zsh or fish",
 }
 
-_DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "history"}
+_DESK = {"report", "compare", "whatif", "code", "memory", "hang", "export", "sql", "view", "history"}
 """commands that start no job"""
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _QUIET = {"-q", "--quiet"}

@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 from typing import IO, Any
 
+from stepscope.cli.given.kept import made_page, place_of_page, place_of_report, raw_bytes_of
 from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.kept import KeptReport, ReportPlace, report_place
+from stepscope.document.kept_report import KeptReport
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
+from stepscope.report.html.kept import KeptPage, found_page
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 
-_OPTIONS = ("unprofiled_step_ms", "flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops", "full_ranks")
+_PAGE = "report.html"
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 
@@ -30,81 +32,79 @@ def run(args: argparse.Namespace) -> int:
         return _report_bench(args)
     if len(args.run) == 1 and (runs := folder_of_runs(args.run[0])):
         return _report_runs(args, runs)
-    place = None if args.no_cache or args.hardware or args.html else _place(args)
+    place = place_of_report(args)
     kept = place.found() if place else None
-    if kept and _has_what_is_asked(kept, args):
-        return _show_kept(kept, args)
-    return _analyse(args, place)
+    page = found_page(place_of_page(args, args.run)) if args.html else None
+    if kept and _has_what_is_asked(kept, page, args):
+        return _show_kept(kept, page, args)
+    return _analyse(args)
 
 
-def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
+def _analyse(args: argparse.Namespace) -> int:
     """Return the exit code after analysing the run; what it gives is kept where it is large and lies still."""
-    from stepscope.cli.given.run_arguments import account_from, calibration_for
+    from stepscope.cli.given.run_arguments import account_from
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
 
-    key = place.key() if place else None
+    place, place_for_page = place_of_report(args), place_of_page(args, args.run) if args.html else None
+    key, key_of_page = (one.key() if one else None for one in (place, place_for_page))
     account = account_from(args)
     diagnosis = diagnose(account)
     document = report_json(account, diagnosis) if args.json else None
-    page = None
-    if args.html:
-        from stepscope.report.html import render_html
-
-        page = render_html(account, diagnosis, calibration=calibration_for(args.calibration, account))
+    page = made_page(args, account, diagnosis, place=place_for_page, key=key_of_page) if args.html else None
     write_json(args.json, document, force=args.force)
     if page is not None:
-        write_output(args.html, page, force=args.force)
+        write_output(args.html, page.html, force=args.force)
     text = None
     if _wants_text(args):
         from stepscope.report.text.summary import print_summary
         from stepscope.report.text.terminal import console
 
         out = _CopyingStream(sys.stdout)
-        print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page())  # type: ignore[arg-type]
+        print_summary(account, diagnosis, console(out), given=_given(args), has_page=_has_page(args))  # type: ignore[arg-type]
         text = out.copy()
     code = 3 if account.run.unreadable else 0
     if place and not (document and json_with_notes(document)[1]):
-        texts = {} if text is None else {_terminal(): text}
-        raw_bytes = sum(rank.trace.raw_bytes for rank in account.run.ranks_read)
-        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes)
+        texts = {} if text is None else {_terminal(args): text}
+        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account))
     return code
 
 
 # A report that was kept ---------------------------------------------------------------------------------------------
 
 
-def _place(args: argparse.Namespace) -> ReportPlace | None:
-    options = {name: getattr(args, name) for name in _OPTIONS}
-    return report_place(args.run, options=options, cache_folder=args.cache_folder)
-
-
 def _wants_text(args: argparse.Namespace) -> bool:
     return "-" not in (args.json, args.html)
 
 
-def _has_what_is_asked(kept: KeptReport, args: argparse.Namespace) -> bool:
-    return (not args.json or kept.document is not None) and (not _wants_text(args) or _terminal() in kept.texts)
+def _has_what_is_asked(kept: KeptReport, page: KeptPage | None, args: argparse.Namespace) -> bool:
+    has_text, has_document = _terminal(args) in kept.texts, kept.document is not None
+    return (
+        (has_document or not args.json) and (page is not None or not args.html) and (has_text or not _wants_text(args))
+    )
 
 
-def _show_kept(kept: KeptReport, args: argparse.Namespace) -> int:
+def _show_kept(kept: KeptReport, page: KeptPage | None, args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
+    if page is not None:
+        write_output(args.html, page.html, force=args.force)
     if _wants_text(args):
-        print_kept(kept.texts[_terminal()])
+        print_kept(kept.texts[_terminal(args)])
     return kept.exit_code
 
 
-def _terminal() -> str:
+def _terminal(args: argparse.Namespace) -> str:
     """Return what the text depends on besides the run: in a pipe only encoding and page."""
-    encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page()}"
+    encoding = f"{getattr(sys.stdout, 'encoding', None)}{' page' * _has_page(args)}"
     if not sys.stdout.isatty():
         return f"pipe {encoding}"
     known = " ".join(f"{name}={os.environ.get(name)}" for name in _TERMINAL)
     return f"terminal {os.get_terminal_size().columns} {encoding} {known}"
 
 
-def _has_page() -> bool:
-    return os.path.lexists("report.html")
+def _has_page(args: argparse.Namespace) -> bool:
+    """Return whether there is a page to open where the command runs, or will be when it ends."""
+    return os.path.lexists(_PAGE) or bool(args.html and Path(args.html).resolve() == Path(_PAGE).resolve())
 
 
 class _CopyingStream:

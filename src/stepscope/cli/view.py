@@ -1,42 +1,34 @@
 """`stepscope view`: serve the report, the tables and the timeline on this machine until Ctrl-C.
 
-A run, a run without traces, the results of a benchmark, or a folder of runs.
+A run, a run without traces, the results of a benchmark, or a folder of runs. What is heavy is imported where it is
+needed: of an unchanged run only its page is read at first, the run itself when a table or the timeline is looked at.
 """
 
 import argparse
 import threading
 import webbrowser
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.analyze.step.steadiness import log_series
-from stepscope.cli.given.folder_of_runs import run_entries
-from stepscope.cli.given.run_arguments import account_from, calibration_for
+from stepscope.cli.given.kept import made_page, place_of_page
 from stepscope.cli.messages import print_line
-from stepscope.diagnose.findings import diagnose
-from stepscope.document.light import light_json
 from stepscope.errors import UsageError
-from stepscope.report.html import render_html
-from stepscope.report.html.sheets.bench import bench_sheet
-from stepscope.report.html.sheets.runs import runs_sheet
-from stepscope.report.html.sheets.sheet import sheet_page
-from stepscope.report.html.sheets.steps import steps_sheet
-from stepscope.report.timeline.owner_tracks import with_owner_tracks
-from stepscope.report.timeline.perfetto import perfetto_trace
-from stepscope.report.timeline.slices import timeline_of
+from stepscope.report.html.kept import found_page
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
-from stepscope.report.view.runs_site import RunsSite, link_to
 from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
-from stepscope.results.folder import is_bench_folder, read_bench_results
-from stepscope.run.light import load_light
-from stepscope.run.sources import folder_of_runs, has_steps_only
-from stepscope.tables.catalog import LogTables, RunTables
+from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
 from stepscope.units import printable
+
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.tables.catalog import RunTables
+    from stepscope.tables.table import Table
 
 
 class _ViewedRun(NamedTuple):
@@ -67,28 +59,86 @@ def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewe
     """Return the pages of whatever was named."""
     if has_steps_only(given):
         return _light(given[0])
-    if len(given) == 1 and is_bench_folder(given[0]):
-        results = read_bench_results(given[0])
-        page = sheet_page(bench_sheet(results))
-        return _ViewedRun(results.name, ViewSite(results.name, page, LogTables(()), None, names=()))
+    if len(given) == 1 and (Path(given[0]) / RESULTS_JSON).is_file():
+        from stepscope.results.folder import is_bench_folder
+
+        if is_bench_folder(given[0]):
+            return _benchmark(given[0])
     runs = folder_of_runs(given[0]) if len(given) == 1 else []
     return _folder(args, given[0], runs, perfetto) if runs else _traced(args, given, perfetto)
 
 
 def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _ViewedRun:
-    account = account_from(args, None if given == args.run else given)
-    diagnosis = diagnose(account)
+    place = place_of_page(args, given)
+    page = found_page(place)
+    looked_at = _LookedAtRun(partial(_account, args, given))
+    if page is None:
+        from stepscope.diagnose.findings import diagnose
+
+        key = place.key() if place else None
+        page = made_page(args, looked_at.account, diagnose(looked_at.account), place=place, key=key)
     site = ViewSite(
-        name=account.run.name,
-        report_html=render_html(account, diagnosis, calibration=calibration_for(args.calibration, account)),
-        tables=RunTables(account.run, account=account),
-        timeline=lambda: b"".join(perfetto_trace(with_owner_tracks(timeline_of(account.shared), account.shared))),
-        perfetto=perfetto,
+        name=page.name, report_html=page.html, tables=looked_at, timeline=looked_at.timeline, perfetto=perfetto
     )
-    return _ViewedRun(account.run.name, site, bool(account.run.unreadable))
+    return _ViewedRun(page.name, site, page.is_partial)
+
+
+def _account(args: argparse.Namespace, given: list[str]) -> "Account":
+    from stepscope.cli.given.run_arguments import account_from
+
+    return account_from(args, None if given == args.run else given)
+
+
+class _LookedAtRun:
+    """Tables and timeline of a run, which is read when one of them is first asked for."""
+
+    def __init__(self, read: Callable[[], "Account"]) -> None:
+        self._read = read
+
+    @cached_property
+    def account(self) -> "Account":
+        """Return the account of the run."""
+        return self._read()
+
+    @cached_property
+    def _tables(self) -> "RunTables":
+        from stepscope.tables.catalog import RunTables
+
+        return RunTables(self.account.run, account=self.account)
+
+    def table(self, name: str) -> "Table":
+        """Return one table."""
+        return self._tables.table(name)
+
+    def timeline(self) -> bytes:
+        """Return the timeline of all ranks as Perfetto reads it."""
+        from stepscope.report.timeline.owner_tracks import with_owner_tracks
+        from stepscope.report.timeline.perfetto import perfetto_trace
+        from stepscope.report.timeline.slices import timeline_of
+
+        shared = self.account.shared
+        return b"".join(perfetto_trace(with_owner_tracks(timeline_of(shared), shared)))
+
+
+def _benchmark(folder: str) -> _ViewedRun:
+    from stepscope.report.html.sheets.bench import bench_sheet
+    from stepscope.report.html.sheets.sheet import sheet_page
+    from stepscope.results.folder import read_bench_results
+    from stepscope.tables.catalog import LogTables
+
+    results = read_bench_results(folder)
+    page = sheet_page(bench_sheet(results))
+    return _ViewedRun(results.name, ViewSite(results.name, page, LogTables(()), None, names=()))
 
 
 def _light(folder: str) -> _ViewedRun:
+    from stepscope.analyze.step.steadiness import log_series
+    from stepscope.document.light import light_json
+    from stepscope.report.html.sheets.sheet import sheet_page
+    from stepscope.report.html.sheets.steps import steps_sheet
+    from stepscope.run.light import load_light
+    from stepscope.tables.catalog import LogTables
+
     run = load_light(folder)
     page = sheet_page(steps_sheet(light_json(run), log_series(run.logs)))
     return _ViewedRun(run.name, ViewSite(run.name, page, LogTables(run.logs), None, names=LogTables.NAMES))
@@ -96,6 +146,11 @@ def _light(folder: str) -> _ViewedRun:
 
 def _folder(args: argparse.Namespace, folder: str, runs: list[Path], perfetto: str) -> _ViewedRun:
     """Return a list of the runs in a folder, each of which leads to its own pages."""
+    from stepscope.cli.given.folder_of_runs import run_entries
+    from stepscope.report.html.sheets.runs import runs_sheet
+    from stepscope.report.html.sheets.sheet import sheet_page
+    from stepscope.report.view.runs_site import RunsSite, link_to
+
     name = Path(folder).absolute().name
     entries = run_entries(args, runs)
     read = [entry for entry in entries if entry.report is not None]

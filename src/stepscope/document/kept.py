@@ -1,25 +1,23 @@
-"""The report of an unchanged run, kept beside its traces, so that the next look at it costs no analysis.
+"""What was worked out of an unchanged run, kept beside its traces, so that the next look at it costs no analysis.
 
-    .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, exit code, document, text as printed
+    .stepscope/rank00000.pt.trace.json.gz.report      JSON: key, and the parts that were kept
 
-The key is all that a report follows from: every file of the run by size, times and sampled content, what was given on
-the command line, and the code itself. Whatever does not fit it exactly is no report: the run is analysed again. The
-inode's times are part of it, so that a report that came with somebody's folder fits nothing. Text is shown only where
-it holds nothing but letters and colours. Standard library only: a report that is found needs nothing heavy.
+The key is all that they follow from: every file of the run by size, times and sampled content, what was given on the
+command line, and the code itself. Whatever does not fit it exactly is as good as nothing: the run is analysed again.
+The inode's times are part of it, so that what came with somebody's folder fits nothing. Still it is input like any
+other: whoever asks for the parts looks at each. Standard library only: what is found needs nothing heavy.
 """
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, SCHEMA, atomic_write, rank_of
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.digest import Digest
 from stepscope.errors import InputError
@@ -31,41 +29,33 @@ from stepscope.trace.content_key import content_key
 MAX_FILES = 5_000
 """beside the traces; a run with more is analysed each time"""
 _MAX_DEPTH = 3
-_ENDING = "report"
-_COLOURS = re.compile(r"\x1b\[[0-9;]{0,40}m")
-_EXIT_CODES = (0, 3)
 
 
 @dataclass(frozen=True)
-class KeptReport:
-    """What a report gave."""
-
-    exit_code: int
-    document: dict[str, Any] | None = None
-    texts: dict[str, str] = field(default_factory=dict)
-    """as printed, by the kind of terminal"""
-
-
-@dataclass(frozen=True)
-class ReportPlace:
-    """Where the report of a run is kept, and what has to be as it was for it to hold."""
+class KeptPlace:
+    """Where something of a run is kept, and what has to be as it was for it to hold."""
 
     path: Path
     given: Sequence[str]
     options: Mapping[str, Any]
 
-    def found(self) -> KeptReport | None:
-        """Return the report that was kept, None where there is none of exactly this."""
+    @property
+    def folders(self) -> list[Path]:
+        """Return where the run's traces lie."""
+        return sorted({source.path.parent for source in find_sources(list(self.given)).files})
+
+    def found(self) -> dict[str, Any] | None:
+        """Return the parts that were kept, None where there are none of exactly this."""
         if not self.path.is_file():
             return None
         try:
             kept, key = read_side_json(self.path).value, self.key()
-            return _sound(kept) if key is not None and kept["key"] == key else None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return kept if key is not None and kept["key"] == key else None
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def key(self) -> dict[str, Any] | None:
-        """Return what the report follows from, None where that cannot be told."""
+        """Return what the parts follow from, None where that cannot be told."""
         try:
             files = {str(path): content_key(path) for path in _files(self.given)}
         except (OSError, InputError):
@@ -75,56 +65,29 @@ class ReportPlace:
         asked = {"given": list(self.given), "from": str(Path.cwd()), **self.options}
         return {"files": files, "asked": asked, "code": _code()}
 
-    def keep(self, report: KeptReport, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
-        """Write a report, with what is there of the same, unless the run is small or has changed since `key`."""
+    def keep(self, parts: Mapping[str, Any], *, key: dict[str, Any] | None, raw_bytes: int) -> None:
+        """Write the parts, unless the run is small or has changed since `key`, or they are more than is read."""
         if key is None or raw_bytes < MIN_RAW_BYTES or key != self.key():
             return
-        before = self.found() or report
-        document = report.document if report.document is not None else before.document
-        content = {
-            "key": key,
-            "exit_code": report.exit_code,
-            "document": document,
-            "texts": report.texts or before.texts,
-        }
-        text = json.dumps(content, allow_nan=False).encode(errors="surrogatepass")
+        text = json.dumps({"key": key, **parts}, allow_nan=False).encode(errors="surrogatepass")
         if len(text) <= MAX_BYTES:
             try_to_write(self.path, lambda: _write(self.path, text))
 
 
-def report_place(
-    given: Sequence[str], *, options: Mapping[str, Any], cache_folder: Path | None = None
-) -> ReportPlace | None:
-    """Return where the report of a run lies, None where there is no run."""
+def kept_place(
+    given: Sequence[str], *, ending: str, options: Mapping[str, Any], cache_folder: Path | None = None
+) -> KeptPlace | None:
+    """Return where something of a run lies, by the ending of its file; None where there is no run."""
     try:
         first = find_sources(list(given)).files[0].path
     except InputError:  # said when it is read
         return None
-    return ReportPlace(cache_file(first, cache_folder, ending=_ENDING), given, options)
+    return KeptPlace(cache_file(first, cache_folder, ending=ending), given, options)
 
 
 def _write(path: Path, text: bytes) -> None:
     with atomic_write(path) as f:
         f.write(text)
-
-
-def _sound(kept: dict[str, Any]) -> KeptReport | None:
-    """Return a report whose parts are what we would have written, None otherwise."""
-    document, texts, exit_code = kept["document"], kept["texts"], kept["exit_code"]
-    known = document is None or (isinstance(document, dict) and document.get("schema") == SCHEMA)
-    shown = isinstance(texts, dict) and all(isinstance(t, str) and is_harmless(t) for t in texts.values())
-    if not known or not shown or exit_code not in _EXIT_CODES:
-        return None
-    return KeptReport(exit_code, document, texts)
-
-
-def is_harmless(text: str) -> bool:
-    """Return whether text holds only letters, line ends and colours.
-
-    >>> is_harmless("\\x1b[1mstep\\x1b[0m 3 ms\\n"), is_harmless("\\x1b]0;title\\x07"), is_harmless("a\\rb")
-    (True, False, False)
-    """
-    return all(line.isprintable() for line in _COLOURS.sub("", text).split("\n"))
 
 
 def _files(given: Sequence[str]) -> Iterator[Path]:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from stepscope.report.html.assembled import assembled
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.pack import packed
-from stepscope.report.html.page import assembled
 from stepscope.units import printable
 
 _SCRIPTS = (

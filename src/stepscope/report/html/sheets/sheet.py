@@ -10,9 +10,9 @@ from typing import Any
 
 from stepscope.dataclass import dataclass
 from stepscope.document.plain_values import plain
+from stepscope.report.html.assembled import assembled
 from stepscope.report.html.data import ReportData
 from stepscope.report.html.pack import packed
-from stepscope.report.html.page import assembled
 from stepscope.units import printable
 
 _SCRIPTS = ("unpack", "numbers", "elements", "theme", "state", "contents", "sized", "tables", "sheet_charts", "sheet")
