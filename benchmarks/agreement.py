@@ -26,7 +26,7 @@ from stepscope.compare.document import NO_DIFFERENCE, verdict_of
 from stepscope.compare.finding_change import CAME, FIXED, GREW, STAYED
 from stepscope.compare.reports import FindingChange, compared
 from stepscope.compare.runs import Comparison, compare
-from stepscope.compare.samples import run_samples
+from stepscope.compare.sampled_run import run_samples
 from stepscope.diagnose.checks import PASS, checks_of
 from stepscope.diagnose.conclusion.categories import BALANCED, MEMORY, UNCLEAR, category_of_finding, category_times_ns
 from stepscope.diagnose.findings import Diagnosis, diagnose

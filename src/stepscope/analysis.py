@@ -24,7 +24,8 @@ from typing import Any
 from stepscope.analyze.account import Account, account_of
 from stepscope.analyze.kernels.efficiency import GivenValues
 from stepscope.analyze.sampled.load import load_run
-from stepscope.compare.sides import compared_run, comparison_document
+from stepscope.compare.one_run import compared_run
+from stepscope.compare.sides import comparison_document
 from stepscope.contract.run_folder import atomic_write
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis, diagnose
@@ -36,10 +37,10 @@ from stepscope.json_text import json_text
 from stepscope.predict.memory_job import memory_job, memory_of
 from stepscope.predict.memory_what_if import MemoryWhatIf, memory_what_if
 from stepscope.report.html.compare import render_comparison
-from stepscope.report.html.render import render_html
 from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.notebook import comparison_page, summary_line, summary_page
 from stepscope.report.plots import Plots
+from stepscope.report.run_page import render_html
 from stepscope.report.timeline.filter import Filter
 from stepscope.report.timeline.owner_tracks import with_owner_tracks
 from stepscope.report.timeline.perfetto import perfetto_trace

@@ -7,7 +7,8 @@ import pytest
 from tests.analyze.owners.owned_folder import owned_folder
 
 from stepscope.analysis import load
-from stepscope.compare.code_lines import code_lines, line_changes
+from stepscope.compare.code_lines import line_changes
+from stepscope.compare.one_run import code_lines
 
 LATE_US = 200.0
 

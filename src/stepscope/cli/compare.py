@@ -1,32 +1,28 @@
-"""`stepscope compare`: two sides, runs or benchmark results, compared and judged by gates."""
+"""`stepscope compare`: two sides, runs or benchmark results, compared and judged by gates.
+
+What is heavy is imported where it is needed: runs of which all that is compared was kept need no analysis.
+"""
 
 import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stepscope.analyze.account import Account, account_of
-from stepscope.analyze.sampled.load import load_run
-from stepscope.cli.given.addresses import as_given
-from stepscope.cli.given.progress import reading_progress
 from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.output import check_outputs, write_json, write_output
-from stepscope.compare.benchmarks import compare_bench
 from stepscope.compare.conditions import Gate, parse_gate
-from stepscope.compare.document import compare_bench_json
-from stepscope.compare.gates import judge_changes
-from stepscope.compare.history.against import runs_before
-from stepscope.compare.sides import ComparedRun, compared_light_run, compared_run, comparison_document
-from stepscope.diagnose.findings import Diagnosis, diagnose
+from stepscope.compare.kept import compared_place, found_compared, keep_compared
+from stepscope.compare.sides import ComparedRun, comparison_document
 from stepscope.errors import UsageError
-from stepscope.report.html.compare import render_comparison
-from stepscope.report.html.side_by_side import side_by_side
 from stepscope.report.text.compare import print_bench_comparison, print_comparison
 from stepscope.report.text.terminal import console
-from stepscope.results.folder import is_bench_folder, read_bench_results
-from stepscope.run.light import load_light
+from stepscope.results.folder import is_bench_folder
 from stepscope.run.sources import has_steps_only, runs_in
+
+if TYPE_CHECKING:
+    from stepscope.analyze.account import Account
+    from stepscope.diagnose.findings import Diagnosis
 
 _EXAMPLE = "e.g. stepscope compare before/ after/, or --a run1 run2 --b run3 run4"
 
@@ -43,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
     document, lost = _benches(a, b, gates) if all(benches) else _runs(args, a, b, gates, drawn)
     write_json(args.json, document, force=args.force)
     if args.html:
+        from stepscope.report.html.compare import render_comparison
+        from stepscope.report.html.side_by_side import side_by_side
+
         lanes = side_by_side(*drawn) if len(drawn) == 2 else None
         write_output(args.html, render_comparison(document, lanes=lanes), force=args.force)
     if "-" not in (args.json, args.html):
@@ -69,6 +68,8 @@ def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     """Return the runs of a history that one run is held against, and that run."""
     if len(args.sides) != 1 or args.a or args.b:
         raise UsageError("--against takes one run; e.g. stepscope compare run/ --against runs/")
+    from stepscope.compare.history.against import runs_before
+
     before = [str(path) for path in runs_before(Path(args.sides[0]), Path(args.against))]
     names = f"{Path(before[0]).name} to {Path(before[-1]).name}"
     say_with_answer(f"A: {len(before)} runs of {args.against} before it, {names}")
@@ -76,6 +77,11 @@ def _against(args: argparse.Namespace) -> tuple[list[str], list[str]]:
 
 
 def _benches(a: Sequence[str], b: Sequence[str], gates: Sequence[Gate]) -> tuple[dict[str, Any], bool]:
+    from stepscope.compare.benchmarks import compare_bench
+    from stepscope.compare.document import compare_bench_json
+    from stepscope.compare.gates import judge_changes
+    from stepscope.results.folder import read_bench_results
+
     sides = [[read_bench_results(folder) for folder in side] for side in (a, b)]
     found = compare_bench(sides[0], sides[1])
     results = judge_changes(gates, found.metrics, [], [])
@@ -88,7 +94,7 @@ def _runs(
     a: Sequence[str],
     b: Sequence[str],
     gates: Sequence[Gate],
-    drawn: list[tuple[Account, Diagnosis]],
+    drawn: "list[tuple[Account, Diagnosis]]",
 ) -> tuple[dict[str, Any], bool]:
     """Return the comparison and whether a rank is missing; the first run of each side goes to `drawn` for its page."""
     sides = [
@@ -105,16 +111,40 @@ def _compared(
     args: argparse.Namespace,
     given: str,
     unprofiled_ms: float | None,
-    drawn: list[tuple[Account, Diagnosis]] | None,
+    drawn: "list[tuple[Account, Diagnosis]] | None",
 ) -> ComparedRun:
+    """Return what is compared of one run, as it was kept where that is all that is asked for."""
     if has_steps_only([given]):
+        from stepscope.compare.one_run import compared_light_run
+        from stepscope.run.light import load_light
+
         return compared_light_run(load_light(given))
+    options = {"unprofiled_step_ms": unprofiled_ms}
+    place = None if args.no_cache else compared_place([given], options=options, cache_folder=args.cache_folder)
+    kept = found_compared(place) if drawn is None else None
+    if kept is not None:
+        return kept
+    key = place.key() if place else None
+    account, diagnosis = _analysed(args, given, unprofiled_ms)
+    if drawn is not None:
+        drawn.append((account, diagnosis))
+    from stepscope.compare.one_run import compared_run
+
+    found = compared_run(account, diagnosis)
+    keep_compared(place, found, key=key, raw_bytes=sum(rank.trace.raw_bytes for rank in account.run.ranks_read))
+    return found
+
+
+def _analysed(args: argparse.Namespace, given: str, unprofiled_ms: float | None) -> "tuple[Account, Diagnosis]":
+    from stepscope.analyze.account import account_of
+    from stepscope.analyze.sampled.load import load_run
+    from stepscope.cli.given.addresses import as_given
+    from stepscope.cli.given.progress import reading_progress
+    from stepscope.diagnose.findings import diagnose
+
     with reading_progress() as progress:
         found = load_run(
             given, jobs=args.jobs, cache=not args.no_cache, cache_folder=args.cache_folder, progress=progress
         )
     account = account_of(as_given(args, found), unprofiled_ms=unprofiled_ms)
-    diagnosis = diagnose(account)
-    if drawn is not None:
-        drawn.append((account, diagnosis))
-    return compared_run(account, diagnosis)
+    return account, diagnose(account)

@@ -8,25 +8,44 @@ is told by its file, its function and its text; by its number only where the tex
     B  train.py:44  loss = model(x)  12.0 ms    ->
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from stepscope.analyze.account import Account
 from stepscope.compare.reports import interval_or_reason
 from stepscope.dataclass import dataclass
-from stepscope.document.code import CodeRow, code_view
 from stepscope.stats.bootstrap import Difference, difference_of_numbers, same
 from stepscope.units import NS_PER_MS
 
 Key = tuple[str, str, str]
-Lines = Mapping[Key, CodeRow]
-"""the lines of one run that have a time of their own"""
+
+
+@dataclass(frozen=True)
+class OwnedLine:
+    """One line of one run that has a time of its own."""
+
+    file: str
+    line: int
+    function: str
+    module: str | None
+    source: str | None
+    """the line's text, None where it was not kept"""
+    own_ns: float
+    """the longer of its own time on the host and on the device"""
+
+    @property
+    def key(self) -> Key:
+        """Return what tells it from others."""
+        return self.file, self.function, (self.source or "").strip() or str(self.line)
+
+
+Lines = Mapping[Key, OwnedLine]
+"""the lines of one run"""
 
 
 @dataclass(frozen=True)
 class LineChange:
     """One line on both sides."""
 
-    row: CodeRow
+    row: OwnedLine
     """where it is, on B where B has it"""
     difference: Difference
     """ms; 0 on a side that lacks it"""
@@ -49,17 +68,9 @@ class LineChange:
         return interval_or_reason(self.difference)[1] and "no interval: one run on a side"
 
 
-def code_lines(account: Account) -> Lines | None:
-    """Return the lines of a run by what tells them apart, None where nobody recorded owners."""
-    view = code_view(account)
-    if view is None:
-        return None
-    return {_key(row): row for row in reversed(view.lines) if own_ns(row) > 0}
-
-
-def own_ns(row: CodeRow) -> float:
-    """Return the longer of a line's own time on the host and on the device."""
-    return max(row.own_host_ns, row.own_device_ns)
+def lines_by_key(lines: Iterable[OwnedLine]) -> Lines:
+    """Return the lines of one run by what tells them apart: the last of those that nothing does."""
+    return {line.key: line for line in lines}
 
 
 def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[LineChange, ...]:
@@ -73,13 +84,9 @@ def line_changes(a: Sequence[Lines | None], b: Sequence[Lines | None]) -> tuple[
     return tuple(sorted(found, key=lambda c: -c.difference.change))
 
 
-def _key(row: CodeRow) -> Key:
-    return row.file, row.function, (row.source or "").strip() or str(row.line)
-
-
 def _change(key: Key, sides: Sequence[Sequence[Lines]]) -> LineChange:
     rows = [[run.get(key) for run in side] for side in sides]
-    times = [[0.0 if row is None else own_ns(row) / NS_PER_MS for row in side] for side in rows]
+    times = [[0.0 if row is None else row.own_ns / NS_PER_MS for row in side] for side in rows]
     known = [row for side in reversed(rows) for row in side if row is not None]
     counts = [sum(row is not None for row in side) for side in rows]
     return LineChange(known[0], difference_of_numbers(times[0], times[1]), *counts)

@@ -93,7 +93,8 @@ class _Means(ArrayRecord):
         at = {name: i for i, name in enumerate(table.names)}
         pick = np.array([at.get(name, len(at)) for name in names])
         steps = len(table.ms)
-        ms, count = (np.column_stack((x, np.zeros(steps)))[:, pick] for x in (table.ms, table.count))
+        ordered = (np.ascontiguousarray(x) for x in (table.ms, table.count))  # the order decides how sums are rounded
+        ms, count = (np.column_stack((x, np.zeros(steps)))[:, pick] for x in ordered)
         se, df = mean_errors(ms)
         mean = [x.mean(axis=0) if steps else np.zeros(len(names)) for x in (ms, count)]
         return _Means(mean[0], mean[1], se, df)

@@ -1,23 +1,17 @@
-"""Two sides of a comparison as accounts, and the document that says what differs between them."""
+"""Two sides of a comparison, of one run or several each, and the document that says what differs between them."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from stepscope.analyze.account import Account
-from stepscope.compare.code_lines import Lines, code_lines, line_changes
+from stepscope.compare.code_lines import Lines, line_changes
 from stepscope.compare.conditions import Gate
 from stepscope.compare.document import compare_json
 from stepscope.compare.gates import judge_changes
 from stepscope.compare.reports import compared
 from stepscope.compare.runs import compare
-from stepscope.compare.samples import RunSamples, light_samples, run_samples
+from stepscope.compare.samples import RunSamples
 from stepscope.dataclass import dataclass
-from stepscope.diagnose.findings import Diagnosis
-from stepscope.document.light import light_json
-from stepscope.document.report import report_json
 from stepscope.records import ArrayRecord
-from stepscope.run.light import LightRun
-from stepscope.run.load import incomplete
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -32,18 +26,6 @@ class ComparedRun(ArrayRecord):
     """one line for each thing of the run that could not be read"""
     is_partial: bool
     """a rank could not be read"""
-
-
-def compared_run(account: Account, diagnosis: Diagnosis) -> ComparedRun:
-    """Return what a comparison needs of a run."""
-    run = account.run
-    report = report_json(account, diagnosis)
-    return ComparedRun(run_samples(account), report, code_lines(account), tuple(incomplete(run)), bool(run.unreadable))
-
-
-def compared_light_run(run: LightRun) -> ComparedRun:
-    """Return what a comparison needs of a run without traces: its steps, and the report of its step logs."""
-    return ComparedRun(light_samples(run), light_json(run), None, (), False)
 
 
 def comparison_document(

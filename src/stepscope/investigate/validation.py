@@ -12,7 +12,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.compare.finding_change import CAME, FIXED, Key, fate, savings_by_key
 from stepscope.compare.runs import step_difference
-from stepscope.compare.samples import step_samples
+from stepscope.compare.sampled_run import step_samples
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import Diagnosis

@@ -40,7 +40,7 @@ def made_page(
     """Return the page of an account, kept where it has a place."""
     from stepscope.cli.given.run_arguments import calibration_for
     from stepscope.report.html.page import parts_of
-    from stepscope.report.html.render import report_data
+    from stepscope.report.run_page import report_data
 
     run = account.run
     data = report_data(account, diagnosis, calibration=calibration_for(args.calibration, account))

@@ -5,7 +5,7 @@ grid.py         ranks x steps            one_step.py, rank_slices.py    the slic
 launches.py     who launched a kernel    idle_spans.py                  what the host did where nothing ran
 trust.py        how far to trust it      calibration_curves.py          what collectives should take
 code_trees.py   lines and modules
-render.py       all of that of a run     pack.py     columns to text
+pack.py         columns to text
 page.py         what a page is made of   assembled.py   with template, styles and scripts to one file
 kept.py         the same of a run that was not changed
 template.html, report.css, js/           the page itself
