@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -164,3 +165,21 @@ def test_one_that_holds_itself_is_shown() -> None:
     one = Kept(1, ())
     object.__setattr__(one, "names", (one,))
     assert repr(one) == "Kept(rank=1, names=(...,))"
+
+
+def test_class_below_one_that_was_never_made_has_its_own_signature() -> None:
+    plain, *_ = records(dataclass)
+
+    class Below(plain):  # type: ignore[misc,valid-type]
+        def __init__(self, only: int) -> None:
+            super().__init__(only)
+
+    assert list(inspect.signature(Below).parameters) == ["only"]
+    assert vars(Below(3)) == vars(plain(3))
+
+
+def test_many_threads_may_make_the_first_object() -> None:
+    plain, *_ = records(dataclass)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(plain, range(64)))
+    assert made == [plain(i) for i in range(64)]

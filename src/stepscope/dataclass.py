@@ -1,8 +1,9 @@
 """Dataclasses that are made quickly.
 
 The standard library compiles up to six methods of each class from text. There are over two hundred classes on the way
-to a report, and making them was half of what importing our modules took. Here `__init__` is compiled and nothing else.
-What is made is a dataclass: `fields`, `replace`, `asdict`, matching and inheritance work as always.
+to a report, and making them was half of what importing our modules took. Here only `__init__` is compiled, and that
+when the first object of a class is made: most classes have none in most commands. What is made is a dataclass:
+`fields`, `replace`, `asdict`, matching, inheritance and `inspect.signature` work as always.
 """
 
 import dataclasses
@@ -27,12 +28,13 @@ else:
         def made(cls: type) -> type:
             cls.__doc__ = cls.__doc__ or cls.__name__  # else a text is made of its signature
             cls = dataclasses.dataclass(init=False, repr=False, eq=False)(cls)
-            methods: dict[str, Any] = {"__init__": _init(cls, frozen=frozen)}
+            methods: dict[str, Any] = {"__init__": _init_when_used(cls, frozen=frozen)}
             if repr:
                 methods["__repr__"] = _shown
             if eq:
                 methods["__eq__"], hashed = _comparison(cls)
                 methods["__hash__"] = hashed if frozen else None
+            methods["__signature__"] = _SignatureWhenAsked()
             if frozen:
                 methods |= {"__setattr__": _assign, "__delattr__": _delete}
             for name, method in methods.items():
@@ -41,6 +43,29 @@ else:
             return cls
 
         return made if cls is None else made(cls)
+
+
+def _init_when_used(cls: Any, *, frozen: bool) -> Callable[..., None]:
+    """Return a method that puts the real one in its place when it is first called."""
+
+    def made() -> Callable[..., None]:
+        cls.__init__ = _init(cls, frozen=frozen)
+        return cls.__init__
+
+    def __init__(self: Any, *given: Any, **named: Any) -> None:
+        made()(self, *given, **named)
+
+    vars(__init__)["made"] = made
+    return __init__
+
+
+class _SignatureWhenAsked:
+    """Has the real `__init__` of a class made where its signature is looked for, and leaves the rest to `inspect`."""
+
+    def __get__(self, _: object, cls: Any) -> Any:
+        if made := getattr(cls.__init__, "made", None):
+            made()
+        raise AttributeError("__signature__")
 
 
 def _init(cls: Any, *, frozen: bool) -> Callable[..., None]:
