@@ -1,6 +1,7 @@
 """The account of a run: everything that the report, in any form, shows.
 
-Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings.
+Each field is the answer of one file of this room; this file only asks them in order and gathers the warnings. What not
+every command asks for is imported when it is asked for.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,30 +17,16 @@ from stepscope.analyze.kernels.call_costs import call_costs
 from stepscope.analyze.kernels.chip import device_in_words, run_chip
 from stepscope.analyze.kernels.efficiency import Efficiency, GivenValues, efficiency
 from stepscope.analyze.kernels.kernel_costs import KernelCosts, kernel_costs
-from stepscope.analyze.kernels.kernels import KernelTable, kernel_table
-from stepscope.analyze.kernels.operators import OperatorTable, operator_table
-from stepscope.analyze.memory.usage import MemoryView, memory_view
-from stepscope.analyze.owners.cost import CodeCosts
-from stepscope.analyze.owners.line_work import RankLines, rank_lines
-from stepscope.analyze.owners.of_run import ownership_of
-from stepscope.analyze.owners.ownership import Ownership
-from stepscope.analyze.owners.sums import OwnerSums, owner_sums
-from stepscope.analyze.parallel.by_strategy import ByStrategy, by_strategy
 from stepscope.analyze.parallel.strategy import Strategy, strategy_of
 from stepscope.analyze.rank_view import RankView, RankWindow
 from stepscope.analyze.ranks.collectives import CollectiveRow, collective_rows, late_rank, rank_wait
 from stepscope.analyze.ranks.device_state import DeviceState, device_states, device_warnings
-from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
 from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
 from stepscope.analyze.ranks.training_stragglers import training_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
-from stepscope.analyze.replay.critical_path import CriticalPath, critical_path
-from stepscope.analyze.replay.owner_part import owned_replay
-from stepscope.analyze.replay.owner_savings import owner_savings, worth_replaying
 from stepscope.analyze.replay.replay import Replay, replay_of
 from stepscope.analyze.step.debug_variables import debug_warnings
 from stepscope.analyze.step.serving import Serving, serving_of
-from stepscope.analyze.step.steadiness import Steadiness, steadiness
 from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
 from stepscope.cost.chips.table import Chip
@@ -52,7 +39,17 @@ from stepscope.run.load import Run
 from stepscope.units import ns_of_ms
 
 if TYPE_CHECKING:
+    from stepscope.analyze.kernels.kernels import KernelTable
+    from stepscope.analyze.kernels.operators import OperatorTable
+    from stepscope.analyze.memory.usage import MemoryView
+    from stepscope.analyze.owners.cost import CodeCosts
+    from stepscope.analyze.owners.line_work import RankLines
+    from stepscope.analyze.owners.ownership import Ownership
+    from stepscope.analyze.owners.sums import OwnerSums
     from stepscope.analyze.owners.trees import CodeTrees
+    from stepscope.analyze.parallel.by_strategy import ByStrategy
+    from stepscope.analyze.replay.critical_path import CriticalPath
+    from stepscope.analyze.step.steadiness import Steadiness
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,8 +97,10 @@ class Account(ArrayRecord):
         return device_in_words(self.run.ranks[0], self.chip)
 
     @cached_property
-    def views(self) -> ByStrategy:
+    def views(self) -> "ByStrategy":
         """Return what each parallel strategy of the run did."""
+        from stepscope.analyze.parallel.by_strategy import by_strategy
+
         return by_strategy(self.shared, self.strategy, [v.window for v in self.ranks])
 
     @cached_property
@@ -110,17 +109,21 @@ class Account(ArrayRecord):
         return serving_of(self.run)
 
     @cached_property
-    def memory(self) -> MemoryView | None:
+    def memory(self) -> "MemoryView | None":
         """Return the memory of the run, None where none was recorded."""
+        from stepscope.analyze.memory.usage import memory_view
+
         owners = [partial(self._owners_of, index) for index in range(len(self.run.ranks))]
         return memory_view(self.run, passes=self.strategy.passes, logs=self.run.logs, owners=owners)
 
-    def _owners_of(self, index: int) -> Ownership | None:
+    def _owners_of(self, index: int) -> "Ownership | None":
         return self.ownership[index]
 
     @cached_property
-    def steadiness(self) -> Steadiness | None:
+    def steadiness(self) -> "Steadiness | None":
         """Return how steady the steps are, None where fewer than two are known."""
+        from stepscope.analyze.step.steadiness import steadiness
+
         return steadiness(self.run, logs=self.run.logs)
 
     @cached_property
@@ -129,17 +132,21 @@ class Account(ArrayRecord):
         return device_states(self.run.beside.telemetry, self.run.logs)
 
     @cached_property
-    def ownership(self) -> tuple[Ownership | None, ...]:
+    def ownership(self) -> "tuple[Ownership | None, ...]":
         """Return who owns what each rank did, in the order of `run.ranks`; None where a rank did not record it."""
+        from stepscope.analyze.owners.of_run import ownership_of
+
         return ownership_of(self.run)
 
     @cached_property
-    def line_work(self) -> tuple[RankLines | None, ...]:
+    def line_work(self) -> "tuple[RankLines | None, ...]":
         """Return what the user's lines did on each rank, in the order of `run.ranks`; None as in `ownership`."""
+        from stepscope.analyze.owners.line_work import rank_lines
+
         return tuple(rank_lines(one) if one is not None else None for one in self.ownership)
 
     @cached_property
-    def code(self) -> CodeCosts | None:
+    def code(self) -> "CodeCosts | None":
         """Return what lines and modules cost, None where no rank recorded owners."""
         known = [one for one in self.ownership if one is not None]
         if not known:
@@ -149,8 +156,10 @@ class Account(ArrayRecord):
         return code_costs(known, [one for one in self.owner_sums if one is not None])
 
     @cached_property
-    def owner_sums(self) -> tuple[OwnerSums | None, ...]:
+    def owner_sums(self) -> "tuple[OwnerSums | None, ...]":
         """Return what each distinct owner of each rank took, in the order of `ownership`."""
+        from stepscope.analyze.owners.sums import owner_sums
+
         each = zip(self.ownership, self.ranks, strict=True)
         return tuple(None if one is None else owner_sums(one, view.costs.calls) for one, view in each)
 
@@ -168,22 +177,30 @@ class Account(ArrayRecord):
 
         None where the run cannot be replayed.
         """
+        from stepscope.analyze.replay.owner_part import owned_replay
+
         return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
     @cached_property
     def line_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
+        from stepscope.analyze.replay.owner_savings import worth_replaying
+
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
     @cached_property
     def module_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
+        from stepscope.analyze.replay.owner_savings import worth_replaying
+
         return self.savings_without(worth_replaying(self.code, self.code.modules)) if self.code else {}
 
     def savings_without(self, owners: Iterable[str]) -> dict[str, float]:
         """Return what the step saves (ns) without each owner alone; those that cannot be replayed are missing."""
         if self.owned_replay is None:
             return {}
+        from stepscope.analyze.replay.owner_savings import owner_savings
+
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)
 
@@ -198,25 +215,33 @@ class Account(ArrayRecord):
         return late_rank(self.shared.whole)
 
     @cached_property
-    def operators(self) -> OperatorTable:
+    def operators(self) -> "OperatorTable":
         """Return the operators of all ranks."""
+        from stepscope.analyze.kernels.operators import operator_table
+
         calls = [v.costs.calls.calls for v in self.ranks]
         return operator_table(self.run.ranks, calls_of=calls, jobs=self.run.jobs)
 
     @cached_property
-    def kernels(self) -> KernelTable:
+    def kernels(self) -> "KernelTable":
         """Return the kernels of all ranks."""
+        from stepscope.analyze.kernels.kernels import kernel_table
+
         costs = [v.costs for v in self.ranks]
         return kernel_table(costs, chip=self.chip.chip, measured=self.run.measured, jobs=self.run.jobs)
 
     @cached_property
-    def critical_path(self) -> CriticalPath | None:
+    def critical_path(self) -> "CriticalPath | None":
         """Return the critical path, None where the run cannot be replayed."""
+        from stepscope.analyze.replay.critical_path import critical_path
+
         return critical_path(self.replay) if self.replay else None
 
     @cached_property
     def overlap_efficiency(self) -> float | None:
         """Return the overlap efficiency over all ranks' steps."""
+        from stepscope.analyze.ranks.overlap import overlap_efficiency, rank_overlap
+
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
 
 

@@ -8,16 +8,18 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from stepscope.cli.given.kept import made_page, place_of_page, place_of_report, raw_bytes_of
+from stepscope.cli.given.kept import place_of_report, raw_bytes_of
 from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.document.kept_report import KeptReport
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
-from stepscope.report.html.kept import KeptPage, found_page
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
+
+if TYPE_CHECKING:
+    from stepscope.report.html.kept import KeptPage
 
 _PAGE = "report.html"
 _TERMINAL = ("TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -34,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         return _report_runs(args, runs)
     place = place_of_report(args)
     kept = place.found() if place else None
-    page = found_page(place_of_page(args, args.run)) if args.html else None
+    page = _page_kept(args) if args.html else None
     if kept and _has_what_is_asked(kept, page, args):
         return _show_kept(kept, page, args)
     return _analyse(args)
@@ -46,12 +48,17 @@ def _analyse(args: argparse.Namespace) -> int:
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
 
-    place, place_for_page = place_of_report(args), place_of_page(args, args.run) if args.html else None
-    key, key_of_page = (one.key() if one else None for one in (place, place_for_page))
+    place = place_of_report(args)
+    key = place.key() if place else None
+    make_page = None
+    if args.html:
+        from stepscope.cli.given.kept_page import page_maker
+
+        make_page = page_maker(args, args.run)
     account = account_from(args)
     diagnosis = diagnose(account)
     document = report_json(account, diagnosis) if args.json else None
-    page = made_page(args, account, diagnosis, place=place_for_page, key=key_of_page) if args.html else None
+    page = make_page(account, diagnosis) if make_page else None
     write_json(args.json, document, force=args.force)
     if page is not None:
         write_output(args.html, page.html, force=args.force)
@@ -77,14 +84,20 @@ def _wants_text(args: argparse.Namespace) -> bool:
     return "-" not in (args.json, args.html)
 
 
-def _has_what_is_asked(kept: KeptReport, page: KeptPage | None, args: argparse.Namespace) -> bool:
+def _page_kept(args: argparse.Namespace) -> "KeptPage | None":
+    from stepscope.cli.given.kept_page import kept_page
+
+    return kept_page(args, args.run)
+
+
+def _has_what_is_asked(kept: KeptReport, page: "KeptPage | None", args: argparse.Namespace) -> bool:
     has_text, has_document = _terminal(args) in kept.texts, kept.document is not None
     return (
         (has_document or not args.json) and (page is not None or not args.html) and (has_text or not _wants_text(args))
     )
 
 
-def _show_kept(kept: KeptReport, page: KeptPage | None, args: argparse.Namespace) -> int:
+def _show_kept(kept: KeptReport, page: "KeptPage | None", args: argparse.Namespace) -> int:
     write_json(args.json, kept.document, force=args.force)
     if page is not None:
         write_output(args.html, page.html, force=args.force)

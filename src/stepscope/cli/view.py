@@ -15,10 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepscope.cli.given.kept import made_page, place_of_page
+from stepscope.cli.given.kept_page import kept_page, page_maker
 from stepscope.cli.messages import print_line
 from stepscope.errors import UsageError
-from stepscope.report.html.kept import found_page
 from stepscope.report.view.perfetto_ui import FIRST_PAGE, folder_site, perfetto_folder
 from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.report.view.site import PERFETTO, ViewSite
@@ -69,14 +68,13 @@ def _viewed(args: argparse.Namespace, given: list[str], perfetto: str) -> _Viewe
 
 
 def _traced(args: argparse.Namespace, given: list[str], perfetto: str) -> _ViewedRun:
-    place = place_of_page(args, given)
-    page = found_page(place)
+    page = kept_page(args, given)
     looked_at = _LookedAtRun(partial(_account, args, given))
     if page is None:
         from stepscope.diagnose.findings import diagnose
 
-        key = place.key() if place else None
-        page = made_page(args, looked_at.account, diagnose(looked_at.account), place=place, key=key)
+        make_page = page_maker(args, given)
+        page = make_page(looked_at.account, diagnose(looked_at.account))
     site = ViewSite(
         name=page.name, report_html=page.html, tables=looked_at, timeline=looked_at.timeline, perfetto=perfetto
     )

@@ -12,7 +12,7 @@ from stepscope.document.plain_values import in_ms
 from stepscope.run.collectives.groups import UNKNOWN_GROUP, Group
 from stepscope.run.side_files import SideFiles
 from stepscope.run.step_log import StepLog
-from stepscope.trace.nccl.log import NcclLog
+from stepscope.trace.nccl.said import NcclLog
 
 _MAX_POINTS = 400
 _MEMORY = ("allocated_bytes", "reserved_bytes", "host_bytes")

@@ -148,14 +148,15 @@ def load_sources(
     logs, lost = readable_step_logs(about) if about else ((), [])
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
+    read_here = {source.path.name for source in files if source.path.parent == about}
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
-    measured, faults = measured_launches(about) if about else ((), [])
+    measured, faults = measured_launches(about, but=read_here) if about else ((), [])
     run = Run(
         name=name,
         ranks=tuple(ranks),
         description=description,
         logs=logs,
-        beside=side_files(about) if about else SideFiles(),
+        beside=side_files(about, but=read_here) if about else SideFiles(),
         owners=owners,
         source=SourceText(about),
         measured=measured,

@@ -1,14 +1,16 @@
 """Kernels as Nsight Compute measured them, from the files of a run folder."""
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
-from stepscope.run.imports.detect import beside
-from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT
-from stepscope.trace.nsight.ncu_csv import read_ncu_csv
-from stepscope.trace.nsight.ncu_metrics import KernelMetrics
+from stepscope.run.imports.detect import beside, others_in
 from stepscope.trace.nsight.outside_tool import NCU_REPORT, exported_metrics
+
+if TYPE_CHECKING:
+    from stepscope.trace.nsight.ncu_metrics import KernelMetrics
 
 
 @dataclass(frozen=True)
@@ -18,15 +20,22 @@ class MeasuredLaunches:
     file: str
     rank: int | None
     """whose they are; None where the file does not say: then they are those of any rank"""
-    launches: tuple[KernelMetrics, ...]
+    launches: "tuple[KernelMetrics, ...]"
 
 
-def measured_launches(folder: Path) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
-    """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault."""
+def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
+    """Return what the files of Nsight Compute in a run folder measured, and a line for each that has a fault; files
+    named in `but` are known to be something else.
+    """
+    if not others_in(folder, but=but):
+        return (), []
+    from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT  # only where there may be such
+    from stepscope.trace.nsight.ncu_csv import read_ncu_csv
+
     found, lines = [], []
-    tables = beside(folder, NSIGHT_COMPUTE.id)
+    tables = beside(folder, NSIGHT_COMPUTE.id, but=but)
     named = {one.path.name for one in tables}
-    reports = [one for one in beside(folder, NSIGHT_COMPUTE_REPORT.id) if not _is_exported(one.path, named)]
+    reports = [one for one in beside(folder, NSIGHT_COMPUTE_REPORT.id, but=but) if not _is_exported(one.path, named)]
     for one in (*tables, *reports):
         try:
             read = read_ncu_csv(exported_metrics(one.path) if one in reports else one.path)
@@ -41,5 +50,7 @@ def measured_launches(folder: Path) -> tuple[tuple[MeasuredLaunches, ...], list[
 
 def _is_exported(report: Path, tables: set[str]) -> bool:
     """Return whether a report lies beside its own table, which is read instead."""
+    from stepscope.run.imports.nsight import NSIGHT_COMPUTE
+
     stem = report.name.removesuffix(NCU_REPORT)
     return f"{stem}.csv" in tables or f"{stem}.{NSIGHT_COMPUTE.ending}" in tables

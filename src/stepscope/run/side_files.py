@@ -11,6 +11,7 @@ Files grow while the job runs and may be cut: lines that are no JSON objects are
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,10 @@ from typing import Any
 from stepscope.contract.run_folder import rank_of
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
-from stepscope.run.imports.detect import beside
-from stepscope.run.imports.nccl import NCCL_LOG
+from stepscope.run.imports.detect import beside, others_in
 from stepscope.run.side_lines import KeptLines, kept_lines, name, number, share_of_each, text_lines, whole
 from stepscope.run.telemetry import Telemetry, read_telemetry
-from stepscope.trace.nccl.inspector import inspected
-from stepscope.trace.nccl.log import NcclLog, nccl_log, nccl_logs
+from stepscope.trace.nccl.said import NcclLog
 from stepscope.units import ns_of_ms
 
 _TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL = "telemetry.jsonl", "collectives.jsonl", "memory.jsonl", "nccl.log"
@@ -98,8 +97,8 @@ def window_number(folder: Path) -> int:
     return int(found.group(1)) if found else 0
 
 
-def side_files(folder: Path) -> SideFiles:
-    """Return what a run folder holds beside its traces and step logs."""
+def side_files(folder: Path, *, but: Collection[str] = ()) -> SideFiles:
+    """Return what a run folder holds beside its traces and step logs; files named in `but` are known to be traces."""
     kinds = (_TELEMETRY, _COLLECTIVES, _MEMORY, _NCCL)
     named = [(rank_of(p.name), p.name.partition(".")[2], p) for p in sorted(folder.glob("rank*"))]
     there = [(rank, what, path) for rank, what, path in named if rank is not None and what in kinds]
@@ -113,6 +112,8 @@ def side_files(folder: Path) -> SideFiles:
     lost = 0
     for rank, what, path in there:
         if what == _NCCL:
+            from stepscope.trace.nccl.log import nccl_log  # only where there is one
+
             logs.append(nccl_log(text_lines(path, max_bytes=share, say=unread.append), rank=rank))
             continue
         found: KeptLines[Any]
@@ -129,7 +130,8 @@ def side_files(folder: Path) -> SideFiles:
             peaks |= dict([(rank, line["peak"]) for line in found.lines if "peak" in line][-1:])
         lost += found.damaged
         unread += found.unread
-    logs += _logs_of_all(folder, {log.rank for log in logs}, share, unread)
+    if others_in(folder, but=but):
+        logs += _logs_of_all(folder, {log.rank for log in logs}, share, unread, but)
     measured, damaged = _inspected(folder, share, unread)
     collectives += measured[: _MAX_LIVE_OF_ALL - len(collectives)]
     lost += damaged
@@ -145,10 +147,15 @@ def side_files(folder: Path) -> SideFiles:
     )
 
 
-def _logs_of_all(folder: Path, known: set[int], max_bytes: int, unread: list[str]) -> list[NcclLog]:
+def _logs_of_all(
+    folder: Path, known: set[int], max_bytes: int, unread: list[str], but: Collection[str]
+) -> list[NcclLog]:
     """Return what logs of any name say of the ranks that have no log of their own; one may hold several."""
+    from stepscope.run.imports.nccl import NCCL_LOG
+    from stepscope.trace.nccl.log import nccl_logs
+
     found = []
-    for path in [one.path for one in beside(folder, NCCL_LOG.id)][:_MAX_JOB_FILES]:
+    for path in [one.path for one in beside(folder, NCCL_LOG.id, but=but)][:_MAX_JOB_FILES]:
         if rank_of(path.name) is None:
             logs = nccl_logs(text_lines(path, max_bytes=max_bytes, say=unread.append))
             found += [log for log in logs if log.rank not in known]
@@ -161,6 +168,8 @@ def _inspected(folder: Path, max_bytes: int, unread: list[str]) -> tuple[list[Li
     found: list[LiveCollective] = []
     lost = 0
     for path in sorted(folder.glob(f"*.{_INSPECTOR}"))[:_MAX_JOB_FILES]:
+        from stepscope.trace.nccl.inspector import inspected  # only where there is one
+
         rows, damaged = inspected(text_lines(path, max_bytes=max_bytes, say=unread.append))
         lost += damaged
         found += [

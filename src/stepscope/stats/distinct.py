@@ -48,6 +48,21 @@ def distinct_places(values: npt.NDArray[_Kind]) -> tuple[npt.NDArray[_Kind], npt
     return ordered[fresh], place
 
 
+def numbered(values: npt.NDArray[_Kind]) -> tuple[npt.NDArray[_Kind], npt.NDArray[np.int64]]:
+    """Return each value once, ascending, and where each of the values is among them: for few values, in any order.
+
+    >>> [x.tolist() for x in numbered(np.array([7, -2, 7, 30]))]
+    [[-2, 7, 30], [1, 0, 1, 2]]
+    """
+    once = distinct(values)
+    if not len(once) or values.dtype.kind != "i" or int(once[-1]) - int(once[0]) > _MAX_SPREAD * len(values):
+        return once, np.searchsorted(once, values)
+    low = int(once[0])
+    place = np.zeros(int(once[-1]) - low + 1, np.int64)
+    place[np.subtract(once, low, dtype=np.int64)] = np.arange(len(once))
+    return once, place[np.subtract(values, low, dtype=np.int64)]
+
+
 def union_of_values(*several: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:
     """Return each value that is in any of them once, ascending."""
     return distinct(np.concatenate(several))

@@ -16,7 +16,7 @@ from stepscope.run.rank import Rank
 from stepscope.run.step_log import MISSING, StepLog
 from stepscope.tables.schema import TABLES
 from stepscope.tables.string_table import StringTable
-from stepscope.tables.table import Cells, Table, known, table_of
+from stepscope.tables.table import Cells, Table, table_of
 from stepscope.trace.classify import EventKind, of_kinds
 from stepscope.trace.schema import NO_STRING, NONE_NS
 from stepscope.trace.table import Int64s
@@ -203,13 +203,22 @@ def _or_absent(values: Int64s, where: npt.NDArray[np.bool_]) -> Int64s:
     return np.where(where, values, _ABSENT)
 
 
+def _of_all_ranks(parts: Sequence[Numbers]) -> Numbers:
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
 def _joined(name: str, parts: Sequence[dict[str, Numbers]], texts: dict[str, Sequence[str]]) -> Table:
     """Return the parts of all ranks as one table."""
     schema = TABLES[name]
     columns: dict[str, Cells | Numbers] = {}
     for column in schema.columns:
-        values = np.concatenate([p[column.name] for p in parts]) if parts else np.empty(0, np.int64)
-        there = values != _ABSENT if column.null else np.ones(len(values), bool)
+        values = _of_all_ranks([p[column.name] for p in parts])
         listed = tuple(texts[column.name]) if column.dtype == "text" else None
-        columns[column.name] = known(np.where(there, values, 0), there, texts=listed)
+        there = values != _ABSENT if column.null else None
+        if there is None or there.all():
+            columns[column.name] = Cells(values, listed)
+        else:
+            columns[column.name] = Cells(np.where(there, values, 0), listed, ~there)
     return table_of(schema, columns)

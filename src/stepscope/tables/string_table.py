@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.stats.distinct import numbered
 from stepscope.trace.table import Trace
 
 UNNAMED = "?"
@@ -26,11 +27,11 @@ class StringTable:
 
     def strings(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of string ids."""
-        used, back = np.unique(ids, return_inverse=True)
+        used, back = numbered(ids)
         texts = [trace.text(i) for i in used.tolist()]
         return np.array([self.place(UNNAMED if t is None else t) for t in texts], np.int64)[back]
 
     def process_ids(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the numbers of `pid` or `tid` values as people read them."""
-        used, back = np.unique(ids, return_inverse=True)
+        used, back = numbered(ids)
         return np.array([self.place(trace.id_text(i)) for i in used.tolist()], np.int64)[back]

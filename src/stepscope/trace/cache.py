@@ -29,7 +29,6 @@ from stepscope.trace.budget import Budget
 from stepscope.trace.cache_columns import is_sound, sound_quality
 from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, try_to_write
 from stepscope.trace.content_key import content_key, is_unchanged
-from stepscope.trace.read import read
 from stepscope.trace.scanner import version
 from stepscope.trace.table import Quality, SparseColumn, Trace
 
@@ -67,6 +66,8 @@ def read_cached(
     cached = _load(target, trace_path, key) if key else None
     if cached:
         return cached
+    from stepscope.trace.read import read  # only where it is not at hand
+
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
     if key and large_enough and is_unchanged(trace_path, key):

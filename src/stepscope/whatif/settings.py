@@ -25,7 +25,6 @@ from stepscope.diagnose.setting_of_finding import FINDING_OF_SETTING
 from stepscope.errors import InputError, UsageError
 from stepscope.run.quality import rank_ranges
 from stepscope.whatif import setting_changes as make
-from stepscope.whatif.fixes import fix_of
 from stepscope.whatif.keys import FAMILY, SETTINGS
 from stepscope.whatif.setting_changes import Maker, SettingChange, SettingRequest, fix, made_of, only
 from stepscope.whatif.without import owner_setting, scaled_owner, without_owner
@@ -113,7 +112,11 @@ def setting_of(account: Account, text: str) -> SettingChange:
         known = ", ".join(f"{s.key}={s.values}" for s in SETTINGS)
         raise UsageError(f"--set {text}: there is no such setting; use one of {known}")
     finding = FINDING_OF_SETTING.get(text)
-    found = fix_of(account, finding) if finding is not None else None
+    found = None
+    if finding is not None:
+        from stepscope.whatif.fixes import fix_of  # all rules, only where a setting is the fix of a finding
+
+        found = fix_of(account, finding)
     return MAKERS[setting.key](SettingRequest(account, key, value)) if found is None else made_of(found)
 
 

@@ -26,7 +26,7 @@ def test_table_is_kept_and_the_answer_is_small(tmp_path: Path, monkeypatch: pyte
     found = keep_columns(str(path), None, path.stat().st_size)
     assert found.problem is None and found.events == 50
     assert len(pickle.dumps(found)) < 1000
-    monkeypatch.setattr("stepscope.trace.cache.read", lambda *_, **__: pytest.fail("parsed again"))
+    monkeypatch.setattr("stepscope.trace.read.read", lambda *_, **__: pytest.fail("parsed again"))
     assert read_cached(path).num_events == 50
 
 

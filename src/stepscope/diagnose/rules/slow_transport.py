@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from stepscope.analyze.account import Account
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.trace.nccl.log import NcclLog
+from stepscope.trace.nccl.said import NcclLog
 
 _OFF = ("0", "", "false", "no")
 _MAX_EVIDENCE = 12

@@ -5,6 +5,7 @@ the same to every reader.
 """
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.run.imports.format import Format, file_head
-from stepscope.run.imports.known import FORMATS
 from stepscope.run.sources import rank_in_name
 from stepscope.units import printable
 
@@ -40,6 +40,8 @@ def format_of(path: Path) -> Format | None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise InputError(f"{printable(str(path))}: cannot be read: {reason}") from error
+    from stepscope.run.imports.known import FORMATS  # all readers, only where there is a file to look at
+
     return next((known for known in FORMATS if known.is_it(head)), None)
 
 
@@ -60,10 +62,14 @@ def _detected(paths: list[Path]) -> tuple[DetectedFile, ...]:
     return tuple(found)
 
 
-def beside(folder: Path, format_id: str) -> tuple[DetectedFile, ...]:
-    """Return the files of one format in a run folder, by name; traces are not opened for that."""
-    paths = [path for path in _candidates(folder) if not _TRACE.search(path.name)]
-    return tuple(one for one in _detected(paths) if one.format.id == format_id)
+def beside(folder: Path, format_id: str, *, but: Collection[str] = ()) -> tuple[DetectedFile, ...]:
+    """Return the files of one format in a run folder, by name; traces, and those named in `but`, are not opened."""
+    return tuple(one for one in _detected(others_in(folder, but=but)) if one.format.id == format_id)
+
+
+def others_in(folder: Path, *, but: Collection[str] = ()) -> list[Path]:
+    """Return the files of a run folder whose name does not say what they are, less those named in `but`."""
+    return [path for path in _candidates(folder) if not _TRACE.search(path.name) and path.name not in but]
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,135 @@
+"""What is compared of an unchanged run is kept: the second comparison is the first to the byte and reads no trace."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.analyze.owners.owned_folder import owned_folder
+from tests.analyze.simulate import SYNC, WAIT, collective, kernel, simulate
+
+from stepscope.analyze import account
+from stepscope.analyze.account import Account, account_of
+from stepscope.cli.main import main
+from stepscope.contract.run_folder import CACHE_FOLDER
+from stepscope.document import kept
+from stepscope.run.load import Run
+
+STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
+Comparison = Callable[..., tuple[str, int]]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Return two runs that count as large, one of them with a rank that takes longer."""
+    for name, late in (("a", STEP), ("b", [kernel(900), *STEP[1:]])):
+        (tmp_path / name).mkdir()
+        for trace in simulate(STEP, late, steps=6).traces:
+            trace.write(tmp_path / name)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept, "MIN_RAW_BYTES", 1)
+        yield tmp_path / "a", tmp_path / "b"
+
+
+@pytest.fixture
+def compared(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Comparison:
+    """Return a function that gives what `stepscope compare` prints, and how many runs it had to analyse."""
+    analysed: list[Run] = []
+
+    def counted(run: Run, **given: Any) -> Account:
+        analysed.append(run)
+        return account_of(run, **given)
+
+    monkeypatch.setattr(account, "account_of", counted)
+
+    def run(*options: str) -> tuple[str, int]:
+        analysed.clear()
+        assert main(["compare", *map(str, folders), *options]) == 0
+        return capsys.readouterr().out, len(analysed)
+
+    return run
+
+
+def kept_file(folder: Path) -> Path:
+    (path,) = (folder / CACHE_FOLDER).glob("*.compared")
+    return path
+
+
+@pytest.mark.parametrize("options", [["--json", "-"], []])
+def test_second_comparison_is_the_first_to_the_byte(compared: Comparison, options: list[str]) -> None:
+    first, analysed = compared(*options)
+    assert analysed == 2
+    assert compared(*options) == (first, 0)
+    assert compared(*options, "--no-cache") == (first, 2)
+
+
+def test_only_the_run_that_changed_is_analysed_again(folders: tuple[Path, Path], compared: Comparison) -> None:
+    first, _ = compared("--json", "-")
+    path = sorted(folders[1].glob("*.json*"))[0]
+    path.write_bytes(path.read_bytes())
+    assert compared("--json", "-") == (first, 1)
+    assert compared("--json", "-") == (first, 0)
+
+
+def test_step_time_given_by_hand_is_part_of_what_was_kept(compared: Comparison) -> None:
+    compared("--json", "-")
+    given, analysed = compared("--json", "-", "--unprofiled-step-ms-a", "1.0")
+    assert analysed == 1
+    assert json.loads(given)["a"] != json.loads(compared("--json", "-")[0])["a"]
+
+
+def test_a_page_needs_the_runs_themselves(tmp_path: Path, compared: Comparison) -> None:
+    compared()
+    assert compared("--html", str(tmp_path / "page.html"))[1] == 2
+
+
+def test_lines_of_the_code_come_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, late_us in (("a", 0.0), ("b", 200.0)):
+        (tmp_path / name).mkdir()
+        owned_folder(tmp_path / name, late_us=late_us)
+    words = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json", "-"]
+    said = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept, "MIN_RAW_BYTES", 1)
+        for _ in range(2):
+            assert main(words) == 0
+            said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
+    assert json.loads(said[0])["code"] and json.loads(kept_file(tmp_path / "a").read_text())["lines"]
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = kept_file(folder)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+PLANTED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "another schema": lambda c: c["report"].update(schema=99),
+    "no report": lambda c: c.update(report=[]),
+    "a table too short": lambda c: c["samples"]["kernels"]["ms"].pop(),
+    "a table of texts": lambda c: c["samples"]["parts"].update(ms=["x"]),
+    "steps that are no number": lambda c: c["samples"]["kernels"].update(steps="1"),
+    "fewer steps than none": lambda c: c["samples"]["kernels"].update(steps=-1),
+    "a name that is none": lambda c: c["samples"].update(name=3),
+    "a time that is no whole number": lambda c: c["samples"].update(profiled_ns=1.5),
+    "times that are none": lambda c: c["samples"].update(periods=[["x"], 0, "device periods"]),
+    "more than 64 bits": lambda c: c["samples"].update(periods=[[1 << 70], 0, "device periods"]),
+    "a line without its file": lambda c: c.update(lines=[{"line": 3}]),
+    "lines that are none": lambda c: c.update(lines=[3]),
+    "a flag that is none": lambda c: c.update(is_partial="no"),
+    "something missing": lambda c: c.pop("not_read"),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
+def test_planted_samples_are_not_compared(
+    folders: tuple[Path, Path], compared: Comparison, planted: Callable[[dict[str, Any]], object]
+) -> None:
+    first, _ = compared("--json", "-")
+    changed(folders[0], planted)
+    assert compared("--json", "-") == (first, 1)
