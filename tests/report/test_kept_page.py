@@ -14,7 +14,7 @@ from stepscope.cli import view
 from stepscope.cli.main import main
 from stepscope.contract.run_folder import CACHE_FOLDER
 from stepscope.document import kept
-from stepscope.report.view.server import LocalServer, Site
+from stepscope.report.view.server import LocalServer, Site, local_server
 from stepscope.run.load import Run
 
 STEP = [kernel(300), collective(500), kernel(200), WAIT, kernel(100), SYNC]
@@ -136,7 +136,6 @@ def viewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Site]
         sites.append(site)
         return local_server(site, **given)
 
-    local_server = view.local_server
     monkeypatch.setattr(view, "local_server", served)
     monkeypatch.setattr(view, "perfetto_folder", lambda: None)
     monkeypatch.setattr(view, "_wait_until_stopped", lambda: None)
