@@ -33,6 +33,7 @@ from stepscope.trace.classify import EventKind
 
 KERNELS = [kernel(300) for _ in range(5)]
 TINY = [kernel(20, host_us=100, name="tiny") for _ in range(8)]
+SLOW = [kernel(20, host_us=500) for _ in range(200)]
 DDP = [kernel(300), collective(500), kernel(300), collective(900), kernel(300), WAIT, kernel(100)]
 
 
@@ -67,6 +68,7 @@ CASES: dict[str, tuple[Programs, Programs, Change]] = {
     "data": ([[Op("data", 3000), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_data_wait),
     "data that was hidden": ([[Op("data", 500), *KERNELS]], [KERNELS], without_data_wait),
     "stall": ([[*KERNELS, Op("stall", 4000), SYNC]], [[*KERNELS, SYNC]], without_stalls),
+    "stall of 4 ms in a step of 100": ([[*SLOW, Op("stall", 4000), SYNC]], [[*SLOW, SYNC]], without_stalls),
     "allocator": ([[Op("alloc", 2500), *KERNELS, SYNC]], [[*KERNELS, SYNC]], without_allocator),
     "sync in between": ([[*KERNELS, SYNC, *TINY]], [[*KERNELS, *TINY]], without_syncs),
     "sync at the end": ([[*TINY, *KERNELS, SYNC]], [[*TINY, *KERNELS]], without_syncs),

@@ -18,7 +18,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from stepscope.analyze.host.host_compute import launching_spans
+from stepscope.analyze.host.host_compute import STALL_NS, launching_spans
 from stepscope.analyze.host.runtime_calls import allocations, synchronisations
 from stepscope.analyze.step.layers import Timeline, painted
 from stepscope.analyze.step.regions import Marks
@@ -30,8 +30,6 @@ from stepscope.stats.distinct import among, distinct
 from stepscope.trace.classify import EventKind, of_kinds, rows_named
 from stepscope.trace.table import Int64s
 
-STALL_NS = 3_000_000
-"""a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms"""
 BLOCKING_COPY_NS = 50_000
 """a copy from or to pageable memory whose call takes longer than this kept the host busy with the copy itself"""
 

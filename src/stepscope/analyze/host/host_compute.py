@@ -21,6 +21,8 @@ from stepscope.trace.table import Int64s
 MIN_COMPUTING_NS = 1_000_000
 MIN_HOLE_NS = 1_000_000
 """python between two operators takes microseconds; where nothing is recorded for less than this nothing stalls"""
+STALL_NS = 3_000_000
+"""a hole in what the host recorded from which it did something else; ordinary python stays below 2 ms"""
 
 
 @once_per_record

@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.host_compute import MIN_HOLE_NS, launching_spans
+from stepscope.analyze.host.host_compute import MIN_HOLE_NS, STALL_NS, launching_spans
 from stepscope.analyze.host.runtime_calls import allocations, is_allocation, runtime_rows, synchronisations
 from stepscope.contract.regions import Region, named_region
 from stepscope.dataclass import dataclass
@@ -29,7 +29,7 @@ _DEEP_QUEUE = 100
 MIN_STALL_NS = MIN_HOLE_NS
 """a hole in what the host recorded is a stall ..."""
 MIN_STALL_SHARE = 0.05
-"""... where it is this share of a step at least"""
+"""... where it is this share of a step at least, or so long that the budget has it as one (STALL_NS)"""
 
 _FEW_RUNS = 256
 """that are quicker counted one by one than sorted"""
@@ -193,7 +193,7 @@ def stalling(rank: Rank) -> Intervals:
     recorded = launching_spans(rank).values()
     gaps = complement(union_of(*recorded), int(rank.steps.start_ns.min()), int(rank.steps.end_ns.max()))
     step_ns = float((rank.steps.end_ns - rank.steps.start_ns).mean())
-    long = gaps.end - gaps.start >= max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns)
+    long = gaps.end - gaps.start >= min(STALL_NS, max(MIN_STALL_NS, MIN_STALL_SHARE * step_ns))
     return Intervals(gaps.start[long], gaps.end[long])
 
 
