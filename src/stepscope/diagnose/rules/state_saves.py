@@ -5,15 +5,18 @@ from dataclasses import replace
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.state_saves import save_ns, without_state_saves
+from stepscope.analyze.step.phases import trains
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.host_stall import host_stall
 from stepscope.diagnose.rules.measures import host_ms
 
 
 def host_stall_and_saves(account: Account) -> list[Candidate]:
-    """Return the host's stalls; where the run saves its state, the last of them with the copies to the host."""
+    """Return the host's stalls; where training saves its state, the last of them with the copies to the host. What a
+    job that does not train copies there are its results.
+    """
     found = host_stall(account)
-    saving = save_ns(account.replay) if account.replay is not None else 0.0
+    saving = save_ns(account.replay) if account.replay is not None and trains(account.strategy.passes) else 0.0
     if not saving:
         return found
     others, stall = (found[:-1], found[-1]) if found else ([], _NO_STALL)
