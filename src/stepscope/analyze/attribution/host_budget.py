@@ -21,8 +21,8 @@ import re
 
 import numpy as np
 
-from stepscope.analyze.attribution.blocks import STALL_NS
 from stepscope.analyze.host.busy_operators import around_calls, running_operators
+from stepscope.analyze.host.host_compute import STALL_NS
 from stepscope.analyze.step.parts import COMPUTE_PART, PART_CODE
 from stepscope.analyze.step.regions import Marks, host_regions, marks_of
 from stepscope.contract.regions import EVALUATE, Region, named_region
