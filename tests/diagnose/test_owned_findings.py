@@ -11,6 +11,7 @@ from stepscope.analyze.account import Account, account_of
 from stepscope.diagnose.finding import Finding
 from stepscope.diagnose.findings import diagnose
 from stepscope.diagnose.rules import BY_OWNER
+from stepscope.diagnose.rules.sent_again import rows_sent_again
 from stepscope.diagnose.verdict import conclude
 from stepscope.whatif.settings import what_if
 
@@ -36,7 +37,7 @@ def forward(r: PlantedRank, at: float, line: str, *, number: int | None) -> floa
     return at
 
 
-def a_step(r: PlantedRank, n: int, at: float, plant: Plant, late: Plant) -> float:
+def a_step(r: PlantedRank, n: int, at: float, plant: Plant, late: Plant, *, before_optimizer: bool = False) -> float:
     """Forward at train.py:10, backward at :11, the optimizer at :12, what is planted at :13; lateness at :9."""
     begin = at
     at = late(r, at + 10, n)
@@ -55,11 +56,15 @@ def a_step(r: PlantedRank, n: int, at: float, plant: Plant, late: Plant) -> floa
         with r.op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", at, at + 50, thread=AUTOGRAD):
             r.collective("allreduce", at=at + 10, start=at + 20, end=at + 60)
     at += 80
+    if before_optimizer:
+        at = plant(r, at, n)
+        r.annotation("Optimizer.step#AdamW.step", at, at + 60)  # else what comes before it is taken for forward
     with r.line("train.py:12", "lib:site-packages/torch/optim/optimizer.py:500"):
         with r.op("aten::_fused_adamw_", at, at + 50):
             r.kernel("adam", at=at + 10, start=at + 20, end=at + 300)
         at += 310
-    at = plant(r, at, n)
+    if not before_optimizer:
+        at = plant(r, at, n)
     r.python_time(at, at + 10, "train.py:8")
     r.step(n, begin, at + 10)
     return at + 10
@@ -127,6 +132,19 @@ def sent(r: PlantedRank, at: float, _: int) -> float:
     return at
 
 
+def sent_again(elements: int) -> Plant:
+    """Return eight all-reduces of so many elements in all; the wrapper sends 1,024 in backward."""
+
+    def plant(r: PlantedRank, at: float, _: int) -> float:
+        for _ in range(8):
+            with r.line("train.py:13", "lib:torch/distributed/c10d_logger.py:83"):
+                r.collective("allreduce", at=at, start=at + 10, end=at + 60, elements=elements // 8, thread=1)
+            at += 70
+        return at
+
+    return plant
+
+
 def sleeps(r: PlantedRank, at: float, _: int) -> float:
     r.python_time(at, at + 900, "train.py:9")
     return at + 900
@@ -139,6 +157,7 @@ def account(
     ranks: int = 1,
     late: dict[int, Plant] | None = None,
     owners: tuple[int, ...] | None = None,
+    before_optimizer: bool = False,
 ) -> Account:
     """Return the account of a job; `owners`: the ranks whose owners were recorded, all where nothing is said."""
     made = []
@@ -148,7 +167,7 @@ def account(
         for n in range(STEPS + 1):
             if n == STEPS:
                 begin = at
-            at = a_step(r, n, at, plant, (late or {}).get(rank, nothing))
+            at = a_step(r, n, at, plant, (late or {}).get(rank, nothing), before_optimizer=before_optimizer)
         if owners is None or rank in owners:
             r.write_owners(folder, (begin, at))
         r.events = [e for e in r.events if e["ts"] < r._local_ns(begin) / 1000]
@@ -186,6 +205,16 @@ def test_collectives_beside_those_of_the_wrapper_have_a_line(tmp_path: Path) -> 
     found = [c for rule in BY_OWNER for c in rule(account(tmp_path, sent, ranks=2))]
     assert [(c.id, c.where[0].text) for c in found] == [("redundant-communication", "train.py:13")]
     assert ("collectives of the line per step", 8) in {(e.what, e.value) for e in found[0].evidence}
+
+
+@pytest.mark.parametrize(("elements", "again"), [(1024, True), (16, False)])
+def test_gradients_that_are_sent_again_have_a_line(tmp_path: Path, elements: int, again: bool) -> None:
+    made = account(tmp_path, sent_again(elements), ranks=2, before_optimizer=True)
+    found = [c for rule in BY_OWNER for c in rule(made)]
+    assert [(c.id, c.title) for c in found] == [
+        ("redundant-communication", "train.py:13 sends all gradients again")
+    ] * again
+    assert [mask.tolist() for mask in rows_sent_again(made)] == [[False, *[again] * 8] * STEPS] * 2
 
 
 def test_a_line_that_takes_longer_on_some_ranks_makes_them_late(tmp_path: Path) -> None:

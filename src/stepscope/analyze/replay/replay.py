@@ -268,8 +268,8 @@ def _host_factor(
         prior = float(np.clip(logged, _MIN_FACTOR, prior))
     usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
     host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
-    if not host_decides and abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns:
-        return prior, False
+    if not host_decides and (logged is not None or abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns):
+        return prior, False  # what the replay is off by is not the host's: its time is known, or fits
     if host_decides and unprofiled_ns >= profiled_ns:
         return 1.0, True
     shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _MIN_FACTOR)))

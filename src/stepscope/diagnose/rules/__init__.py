@@ -32,6 +32,7 @@ from stepscope.diagnose.rules.profiler_overhead import profiler_overhead
 from stepscope.diagnose.rules.recomputation import recomputation
 from stepscope.diagnose.rules.redundant_communication import redundant_communication
 from stepscope.diagnose.rules.repeated_module import repeated_module
+from stepscope.diagnose.rules.sent_again import sent_again
 from stepscope.diagnose.rules.slow_link import slow_link
 from stepscope.diagnose.rules.slow_transport import slow_transport
 from stepscope.diagnose.rules.small_batch import small_batch
@@ -89,6 +90,7 @@ BY_OWNER: tuple[Rule, ...] = (
     Rule(layout_copies, ("memory-bound-kernels",), _DEVICE),
     Rule(parameter_loop, ("launch-overhead",), _DEVICE, training_only=True),
     Rule(user_communication, ("redundant-communication",), _RANKS, training_only=True),
+    Rule(sent_again, ("redundant-communication",), _RANKS, training_only=True),
     Rule(wrapper_broadcasts, ("redundant-communication",), _RANKS, training_only=True),
     Rule(module_communication, ("too-many-small-collectives",), _RANKS, training_only=True),
     Rule(repeated_module, ("launch-overhead",), _DEVICE, training_only=True),

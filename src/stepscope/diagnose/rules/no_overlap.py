@@ -1,9 +1,9 @@
 """`no-overlap`: gradient communication that could run beside the backward pass and does not."""
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.owners.ownership import Mask
 from stepscope.analyze.replay.communication_changes import GRADIENT_OPS
 from stepscope.analyze.replay.program import NOTHING
 from stepscope.analyze.replay.replay import Replay
@@ -11,6 +11,7 @@ from stepscope.contract.regions import Region
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only
 from stepscope.diagnose.rules.measures import host_ms
+from stepscope.diagnose.rules.sent_again import rows_sent_again
 from stepscope.stats.distinct import among, distinct
 
 _LATE = 0.85
@@ -25,7 +26,7 @@ def no_overlap(account: Account) -> list[Candidate]:
     backward = [r.region == Region.BACKWARD for r in regions if r is not None]
     if len(backward) < len(regions):
         return []
-    done = _backward_done(account.replay, backward)
+    done = _backward_done(account.replay, backward, rows_sent_again(account))
     if done is None or done < _LATE:
         return []
     from stepscope.analyze.replay.overlap_changes import perfectly_overlapped  # only where the fault is there
@@ -65,11 +66,16 @@ def _sends_per_step(replay: Replay) -> float:
     return float(np.mean(counts))
 
 
-def _backward_done(replay: Replay, backward: list[npt.NDArray[np.bool_]]) -> float | None:
-    """Return how much of the backward pass was launched before the gradients were, mean over bytes; None without any."""
+def _backward_done(replay: Replay, backward: list[Mask], again: list[Mask]) -> float | None:
+    """Return how much of the backward pass was launched before the gradients were, mean over bytes; None without any.
+
+    What is sent a second time (`again`) does not count.
+    """
     done = weight = 0.0
-    for rank, program, mask in zip(replay.shared.run.ranks, replay.programs, backward, strict=True):
+    each = zip(replay.shared.run.ranks, replay.programs, backward, again, strict=True)
+    for rank, program, mask, repeated in each:
         sends = np.flatnonzero(program.collective != NOTHING)
+        sends = sends[~repeated[program.collective[sends]]]
         sends = sends[among(rank.collectives.op[program.collective[sends]], GRADIENT_OPS)]
         computing = np.flatnonzero((program.collective == NOTHING) & mask[program.device_index])
         step_of = program.step[computing]
