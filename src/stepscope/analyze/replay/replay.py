@@ -51,6 +51,8 @@ _MOSTLY = 0.5
 """of the step follows the host's time: then the step times tell the factor"""
 _AGREES = 0.04
 """a replay this near to the unprofiled step needs no other factor: the step times could not tell it"""
+_HIDDEN = 0.01
+"""of the step that a quicker host saves at most: then what the replay is off by is not the host's doing"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -267,12 +269,13 @@ def _host_factor(
     if logged is not None:
         prior = float(np.clip(logged, _MIN_FACTOR, prior))
     usual = steady_period_ns(graph, end_times(graph, with_host_factor(graph, prior)))
+    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _MIN_FACTOR)))
     host_decides = profiled_ns - usual >= _MOSTLY * (1 - prior) * profiled_ns > 0
-    if not host_decides and (logged is not None or abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns):
-        return prior, False  # what the replay is off by is not the host's: its time is known, or fits
+    is_hidden = logged is not None and usual <= (1 + _HIDDEN) * shortest
+    if not host_decides and (is_hidden or abs(usual - unprofiled_ns) <= _AGREES * unprofiled_ns):
+        return prior, False
     if host_decides and unprofiled_ns >= profiled_ns:
         return 1.0, True
-    shortest = steady_period_ns(graph, end_times(graph, with_host_factor(graph, _MIN_FACTOR)))
     if shortest < unprofiled_ns < profiled_ns:
         return _factor_that_gives(graph, unprofiled_ns), True
     return prior, False
