@@ -159,7 +159,7 @@ def test_trace_that_changes_while_it_is_read_leaves_no_cache(trace_file: Path, m
         os.utime(path, ns=(0, 0))
         return trace
 
-    monkeypatch.setattr(cache, "read", read_and_touch)
+    monkeypatch.setattr("stepscope.trace.read.read", read_and_touch)
     assert not read_cached(trace_file).from_cache
     assert not cache_file(trace_file).exists()
 

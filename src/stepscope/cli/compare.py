@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepscope.cli.given.kept import raw_bytes_of
 from stepscope.cli.messages import say_with_answer, warn
 from stepscope.cli.output import check_outputs, write_json, write_output
 from stepscope.compare.conditions import Gate, parse_gate
@@ -131,7 +132,7 @@ def _compared(
     from stepscope.compare.one_run import compared_run
 
     found = compared_run(account, diagnosis)
-    keep_compared(place, found, key=key, raw_bytes=sum(rank.trace.raw_bytes for rank in account.run.ranks_read))
+    keep_compared(place, found, key=key, raw_bytes=raw_bytes_of(account))
     return found
 
 

@@ -2,15 +2,12 @@
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
 from stepscope.run.imports.detect import beside, others_in
+from stepscope.trace.nsight.ncu_metrics import KernelMetrics
 from stepscope.trace.nsight.outside_tool import NCU_REPORT, exported_metrics
-
-if TYPE_CHECKING:
-    from stepscope.trace.nsight.ncu_metrics import KernelMetrics
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,7 @@ class MeasuredLaunches:
     file: str
     rank: int | None
     """whose they are; None where the file does not say: then they are those of any rank"""
-    launches: "tuple[KernelMetrics, ...]"
+    launches: tuple[KernelMetrics, ...]
 
 
 def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple[MeasuredLaunches, ...], list[str]]:
