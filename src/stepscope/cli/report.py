@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from stepscope.cli.given.kept import place_of_report, raw_bytes_of
 from stepscope.cli.output import check_outputs, print_kept, write_json, write_output
 from stepscope.contract.run_folder import SCHEMA
-from stepscope.document.kept_report import KeptReport
+from stepscope.document.kept_report import KeptReport, ReportPlace
 from stepscope.errors import UsageError
 from stepscope.json_text import json_with_notes
 from stepscope.run.sources import RESULTS_JSON, folder_of_runs, has_steps_only
@@ -39,16 +39,15 @@ def run(args: argparse.Namespace) -> int:
     page = _page_kept(args) if args.html else None
     if kept and _has_what_is_asked(kept, page, args):
         return _show_kept(kept, page, args)
-    return _analyse(args)
+    return _analyse(args, place)
 
 
-def _analyse(args: argparse.Namespace) -> int:
+def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
     """Return the exit code after analysing the run; what it gives is kept where it is large and lies still."""
     from stepscope.cli.given.run_arguments import account_from
     from stepscope.diagnose.findings import diagnose
     from stepscope.document.report import report_json
 
-    place = place_of_report(args)
     key = place.key() if place else None
     make_page = None
     if args.html:

@@ -1,7 +1,6 @@
-"""The report of an unchanged run as it was shown: document, text as printed, and what its page holds.
+"""The report of an unchanged run as it was shown: its document, and its text as printed.
 
-Text is shown only where it holds nothing but letters and colours, and the page is put together anew: what was kept of
-it is data, which no browser runs. Standard library only.
+Text is shown only where it holds nothing but letters and colours. Standard library only.
 """
 
 import re

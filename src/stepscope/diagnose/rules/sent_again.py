@@ -9,7 +9,6 @@ a flag is next to nothing beside it.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
@@ -62,7 +61,7 @@ def _sends_again(rank: RankLines, work: LineWork) -> bool:
     return _sent_bytes(rank, among(owner.stack, work.stacks) & ~owner.backward) >= _ALL * wrapper > 0
 
 
-def _sent_bytes(rank: RankLines, chosen: npt.NDArray[np.bool_]) -> int:
+def _sent_bytes(rank: RankLines, chosen: Mask) -> int:
     c = rank.owned.rank.collectives
     return int(np.maximum(c.full_bytes[chosen & (c.step >= 0) & among(c.op, GRADIENT_OPS)], 0).sum())
 
