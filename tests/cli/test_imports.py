@@ -29,8 +29,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copy(TRACE, tmp_path_factory.mktemp("run"))).parent
 
 
-def imported_by(*words: str) -> set[str]:
-    command = [sys.executable, "-c", CODE, *words]
+def imported_by(*words: str, first: str = "") -> set[str]:
+    command = [sys.executable, "-c", first + CODE, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     code, names = json.loads(done.stderr.splitlines()[-1])
     assert code == 0
@@ -41,6 +41,14 @@ def test_query_over_what_was_recorded_needs_no_analysis(run: Path) -> None:
     pytest.importorskip("duckdb")
     imported = imported_by("sql", str(run), "SELECT count(*) FROM events")
     assert not {"pandas", "stepscope.analyze.account", "stepscope.diagnose.findings"} & imported
+
+
+def test_query_of_a_trace_that_was_read_before_runs_no_scanner(run: Path) -> None:
+    pytest.importorskip("duckdb")
+    words = ("sql", str(run), "SELECT count(*) FROM collectives")
+    also_small = "import stepscope.trace.cache as cache; cache.MIN_RAW_BYTES = 0"
+    assert "wasmtime" in imported_by(*words, first=also_small)
+    assert "wasmtime" not in imported_by(*words, first=also_small)
 
 
 @pytest.mark.parametrize(

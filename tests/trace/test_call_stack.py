@@ -1,13 +1,24 @@
 """Call-stack parents: the innermost enclosing event of the same thread, also where events cross."""
 
+import subprocess
+import sys
+from collections import deque
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.trace.scanner import call_stack, call_stack_parents, stacked
+from stepscope.trace.scanner.wasm import Instance
 
 Rows = list[tuple[int, int, int]]
+
+
+@pytest.fixture(params=["stack", "few"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask the scanner's stack, or the way of few events, which is taken as long as there is no instance."""
+    monkeypatch.setattr(call_stack, "_IDLE", deque([Instance()] if request.param == "stack" else [], maxlen=4))
 
 
 def parents(rows: Rows) -> list[int]:
@@ -27,7 +38,7 @@ def enclosing(rows: Rows, i: int) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 12), st.integers(0, 8)), min_size=1, max_size=25))
 def test_parent_is_the_innermost_enclosing_event(some: Rows) -> None:
     rows = sorted(((t, s, s + d) for t, s, d in some), key=lambda r: (r[0], r[1], -r[2]))
@@ -51,13 +62,19 @@ def test_long_input_is_followed_across_chunks(monkeypatch: pytest.MonkeyPatch) -
     assert found.tolist() == list(range(-1, count - 1))
 
 
+def test_event_after_deep_calls_is_beside_the_first_of_them() -> None:
+    depth = 200
+    calls = [(0, i, 2 * depth - i) for i in range(depth)]
+    assert parents([*calls, (0, 2 * depth, 3 * depth)]) == [*range(-1, depth - 1), -1]
+
+
 def test_no_events_have_no_parents() -> None:
     none = np.empty(0, np.int64)
     assert len(call_stack_parents(none, none, none)) == 0
 
 
 @pytest.mark.parametrize("scale", [1, 1 << 59])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 4), st.booleans()), max_size=30))
 def test_order_of_a_stack_is_by_thread_start_longest_first_and_stable(
     scale: int, some: list[tuple[int, int, int, bool]]
@@ -74,3 +91,12 @@ def test_order_of_a_stack_is_by_thread_start_longest_first_and_stable(
 def test_stack_after_another_begins_empty() -> None:
     assert parents([(0, 0, 100), (0, 1, 99)]) == [-1, 0]
     assert parents([(0, 2, 3)]) == [-1]
+
+
+def test_instance_at_hand_does_not_disturb_the_end_of_the_process() -> None:
+    code = (
+        "import numpy as np; from stepscope.trace.scanner import call_stack, call_stack_parents as ask; "
+        "rows = np.arange(call_stack.CHUNK_ROWS + 1); ask(rows * 0, rows, rows + 1); assert call_stack._IDLE"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -9,7 +9,7 @@ import wasmtime
 
 from stepscope.trace.scanner import machine_code
 from stepscope.trace.scanner.machine_code import module_of
-from stepscope.trace.scanner.wasm import WASM
+from stepscope.trace.scanner.module_file import module_code
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')
 OTHER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 7))')
@@ -109,5 +109,5 @@ def test_what_is_no_file_is_left_alone(place: Path, compiled: list[bytes], kind:
 
 def test_the_scanner_itself_is_kept(place: Path, compiled: list[bytes]) -> None:
     for _ in range(2):
-        module_of(wasmtime.Engine(), WASM.read_bytes())
-    assert compiled == [WASM.read_bytes()]
+        module_of(wasmtime.Engine(), module_code())
+    assert compiled == [module_code()]

@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import wasmtime
 
-from stepscope.trace.scanner import Scanner, wasm
+from stepscope.trace.scanner import wasm
+from stepscope.trace.scanner.scanner import Scanner
 
 
 def test_threads_that_come_at_once_load_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.scanner import WaitGraph
+from stepscope.trace.scanner.waits import WaitGraph
 
 Made = tuple[list[list[tuple[int, float]]], list[float], list[float]]
 TIMES = st.floats(0, 1e9, allow_nan=False)

@@ -6,8 +6,8 @@ from pathlib import Path
 from stepscope.dataclass import dataclass
 from stepscope.errors import StepscopeError
 from stepscope.run.imports.detect import beside, others_in
+from stepscope.trace.nsight.magic import NCU_REPORT
 from stepscope.trace.nsight.ncu_metrics import KernelMetrics
-from stepscope.trace.nsight.outside_tool import NCU_REPORT, exported_metrics
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ def measured_launches(folder: Path, *, but: Collection[str] = ()) -> tuple[tuple
         return (), []
     from stepscope.run.imports.nsight import NSIGHT_COMPUTE, NSIGHT_COMPUTE_REPORT  # only where there may be such
     from stepscope.trace.nsight.ncu_csv import read_ncu_csv
+    from stepscope.trace.nsight.outside_tool import exported_metrics
 
     found, lines = [], []
     tables = beside(folder, NSIGHT_COMPUTE.id, but=but)

@@ -11,10 +11,10 @@ from typing import Any
 from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
+from stepscope.trace.nsight.magic import NSYS_REPORT
 from stepscope.units import printable
 
-TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", ".nsys-rep")
-_NSYS_REPORT = ".nsys-rep"
+TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
 _EXPORTS = (".sqlite", ".nsys.sqlite")
 _STEP_LOGS = "rank*.steps.jsonl"
 RESULTS_JSON = "results.json"
@@ -138,7 +138,7 @@ def _readable(folder: Path) -> list[Source]:
 
 def is_unreadable_report(path: Path) -> bool:
     """Return whether a file is a report of Nsight Systems that nothing here can read."""
-    if not path.name.endswith(_NSYS_REPORT) or shutil.which("nsys") is not None:
+    if not path.name.endswith(NSYS_REPORT) or shutil.which("nsys") is not None:
         return False
     kept = path.parent / CACHE_FOLDER
     return not (kept.is_dir() and any(p.name.startswith(f"{path.name}.") for p in kept.iterdir()))
@@ -268,7 +268,7 @@ def _directly_in(folder: Path) -> list[Source]:
     names = sorted(p for p in folder.iterdir() if p.name.endswith(TRACE_ENDINGS) and p.name != CACHE_FOLDER)
     return [
         # A report of Nsight Systems that nothing here can read loses no rank: it says so itself.
-        Source(p, claimed=rank_in_name(p.name) is not None and not p.name.endswith(_NSYS_REPORT))
+        Source(p, claimed=rank_in_name(p.name) is not None and not p.name.endswith(NSYS_REPORT))
         for p in names
         if not _NO_TRACE.search(p.name) and p.name != RUN_JSON and not p.name.startswith(".") and not _beside(p.name)
         if not _is_exported(p)
@@ -277,12 +277,12 @@ def _directly_in(folder: Path) -> list[Source]:
 
 def _is_exported(path: Path) -> bool:
     """Return whether a report of Nsight Systems lies beside its own export, which is read instead."""
-    if not path.name.endswith(_NSYS_REPORT):
+    if not path.name.endswith(NSYS_REPORT):
         return False
-    stem = path.name.removesuffix(_NSYS_REPORT)
+    stem = path.name.removesuffix(NSYS_REPORT)
     return any((path.parent / f"{stem}{ending}").is_file() for ending in _EXPORTS)
 
 
 def _beside(name: str) -> bool:
     """Return whether a file of a run folder belongs to a rank but is not its trace (`rank00000.groups.json`)."""
-    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", _NSYS_REPORT))
+    return rank_of(name) is not None and ".trace." not in name and not name.endswith((".sqlite", NSYS_REPORT))

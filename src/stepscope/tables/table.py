@@ -1,7 +1,6 @@
 """One table of a run: columns as NumPy arrays, and the same as Arrow where pyarrow is installed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
 from importlib import import_module
 from typing import Any
 
@@ -72,9 +71,13 @@ class Table(ArrayRecord):
         return f"<Table {self.schema.name}: {len(self):,} rows of {', '.join(self.columns)}>"
 
     def _repr_html_(self) -> str:
+        from html import escape  # only in a notebook
+
         head = "".join(f'<th title="{escape(c.meaning)}">{escape(c.name)}</th>' for c in self.schema.columns)
         shown = [self[name][:_MAX_HTML_ROWS] for name in self.columns]
-        rows = "".join("<tr>" + "".join(_cell(v) for v in row) + "</tr>" for row in zip(*shown, strict=True))
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(_shown(v))}</td>" for v in row) + "</tr>" for row in zip(*shown, strict=True)
+        )
         more = len(self) - _MAX_HTML_ROWS
         rest = f"<p>and {more:,} rows more</p>" if more > 0 else ""
         return f"<table><tr>{head}</tr>{rows}</table>{rest}"
@@ -151,9 +154,8 @@ def _bits(values: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
     return np.packbits(values, bitorder="little")
 
 
-def _cell(value: Any) -> str:
-    known = value is not None and value is not np.ma.masked
-    return f"<td>{escape(printable(str(value))) if known else ''}</td>"
+def _shown(value: Any) -> str:
+    return "" if value is None or value is np.ma.masked else printable(str(value))
 
 
 def pyarrow_module() -> Any:

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.trace.budget import BYTES_PER_TEXT, Share
-from stepscope.trace.scanner import Rows, Scanner
+from stepscope.trace.scanner import Rows
+from stepscope.trace.scanner.scanner import Scanner
 from stepscope.trace.schema import ARGS, DENSE, NO_STRING, STRING_ID_BASE, ArgKind
 from stepscope.trace.table import SparseColumn
 from stepscope.trace.texts import decode_all

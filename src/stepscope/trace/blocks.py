@@ -18,7 +18,8 @@ from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.trace.assemble import Columns
 from stepscope.trace.header import MAX_TAIL_BYTES
-from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Room, Rows, Scanner
+from stepscope.trace.scanner import Buffer, Counts, Flags, ParsedBlock, Rows
+from stepscope.trace.scanner.scanner import Room, Scanner
 from stepscope.trace.streams import Filler
 
 BLOCK_BYTES = 3 << 20

@@ -16,7 +16,8 @@ from stepscope.trace.blocks import Events, parse_ahead, parse_in_turn
 from stepscope.trace.budget import JSON_FACTOR, Budget, OverBudget, Share
 from stepscope.trace.header import MAX_HEADER_BYTES, MAX_TAIL_BYTES, Head, read_head, read_tail
 from stepscope.trace.implausible_values import drop_implausible
-from stepscope.trace.scanner import Buffer, MemoryLimitError
+from stepscope.trace.scanner import Buffer
+from stepscope.trace.scanner.wasm import MemoryLimitError
 from stepscope.trace.second_trace import SecondTrace, refuse_archive
 from stepscope.trace.streams import Filler, Stream
 from stepscope.trace.table import Quality, Trace

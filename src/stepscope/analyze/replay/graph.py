@@ -20,7 +20,7 @@ from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.dataclass import dataclass
 from stepscope.records import ArrayRecord
 from stepscope.stats.distinct import distinct
-from stepscope.trace.scanner import WaitGraph
+from stepscope.trace.scanner.waits import WaitGraph
 from stepscope.trace.table import Int64s
 
 Floats = npt.NDArray[np.float64]

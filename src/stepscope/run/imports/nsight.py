@@ -6,9 +6,9 @@ from pathlib import Path
 from stepscope.errors import InputError
 from stepscope.run.imports.format import BytesRead, Contents, FileHead, Format
 from stepscope.run.sources import rank_in_header
-from stepscope.trace.nsight.magic import MAGIC
+from stepscope.trace.nsight.magic import MAGIC, NCU_REPORT, NSYS_REPORT
 from stepscope.trace.nsight.ncu_csv import is_ncu_csv, read_ncu_csv
-from stepscope.trace.nsight.outside_tool import NCU_REPORT, NSYS_REPORT, export_ncu, export_nsys, require_tool
+from stepscope.trace.nsight.outside_tool import export_ncu, export_nsys, require_tool
 
 
 def _look_nsys(path: Path, told: BytesRead) -> Contents:

@@ -9,8 +9,7 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.run.sources import Source
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache import WriteLater, read_cached
-from stepscope.trace.nsight.magic import is_sqlite
-from stepscope.trace.nsight.outside_tool import exported_report
+from stepscope.trace.nsight.magic import NSYS_REPORT, is_sqlite
 from stepscope.trace.table import Trace
 
 BYTES_PER_RANK = 1 << 16
@@ -53,11 +52,15 @@ def source_reader(
                 progress(sum(done.values()), total)
 
         try:
-            export = exported_report(source.path, cache_folder=cache_folder, keep=cache)
-            if export is not None or is_sqlite(source.path):
-                from stepscope.trace.nsight.read import read_nsys  # only where there is such a file
+            is_report = source.path.name.endswith(NSYS_REPORT)
+            if is_report or is_sqlite(source.path):
+                from stepscope.trace.nsight.outside_tool import exported_report  # only where there is such a file
+                from stepscope.trace.nsight.read import read_nsys
 
-                return read_nsys(export or source.path, progress=report, budget=budget, named=source.path)
+                export = (
+                    exported_report(source.path, cache_folder=cache_folder, keep=cache) if is_report else source.path
+                )
+                return read_nsys(export, progress=report, budget=budget, named=source.path)
             trace = read_cached(
                 source.path,
                 cache_folder=cache_folder,

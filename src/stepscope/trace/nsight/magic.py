@@ -1,9 +1,10 @@
-"""Is a file an export of Nsight Systems? Told by its first bytes, without the reader."""
+"""Is a file a report of Nsight or an export of one? Told by its name or first bytes, without the reader."""
 
 from pathlib import Path
 
 from stepscope.side_file import open_side_file
 
+NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAGIC = b"SQLite format 3\0"
 MAX_FILE_BYTES = 1 << 42
 

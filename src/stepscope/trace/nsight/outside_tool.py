@@ -16,7 +16,6 @@ from stepscope.errors import TraceError
 from stepscope.trace.streams import Stream
 from stepscope.units import printable
 
-NSYS_REPORT, NCU_REPORT = ".nsys-rep", ".ncu-rep"
 MAX_SECONDS = 3600
 _SAID = 200
 """characters of what a program says that are shown"""
@@ -27,14 +26,12 @@ _BY_HAND = {
 }
 
 
-def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool = True) -> Path | None:
-    """Return the sqlite export of a `.nsys-rep`, None for any other file; made once where it may be kept.
+def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool = True) -> Path:
+    """Return the sqlite export of a `.nsys-rep`; made once where it may be kept.
 
     It lies in `.stepscope` beside the report, in `cache_folder`, or where neither can be written to among the temporary
     files.
     """
-    if not path.name.endswith(NSYS_REPORT):
-        return None
     target = _place(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", keep=keep)
     if not target.is_file():
         export_nsys(path, target)

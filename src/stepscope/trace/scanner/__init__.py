@@ -9,26 +9,22 @@
     recover.h     what happens where an event is bad   call_stack.h   who encloses whom
     text.h        where strings and values end         decimal.h   numbers, exactly
     intern.h      the table of distinct texts          memory.h    memory, loads and compares
+
+What runs the module is imported where it runs: `Scanner` from `scanner.scanner`, `WaitGraph` from `scanner.waits`.
 """
 
 from stepscope.trace.scanner.blocks_and_rows import Buffer, Counts, Flags, ParsedBlock, Rows, Text, TextFlags
 from stepscope.trace.scanner.call_stack import call_stack_parents, stacked
-from stepscope.trace.scanner.scanner import Room, Scanner
-from stepscope.trace.scanner.waits import WaitGraph
-from stepscope.trace.scanner.wasm import MemoryLimitError, version
+from stepscope.trace.scanner.module_file import version
 
 __all__ = [
     "Buffer",
     "Counts",
     "Flags",
-    "MemoryLimitError",
     "ParsedBlock",
-    "Room",
     "Rows",
-    "Scanner",
     "Text",
     "TextFlags",
-    "WaitGraph",
     "call_stack_parents",
     "stacked",
     "version",

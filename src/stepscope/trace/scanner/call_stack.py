@@ -1,19 +1,24 @@
-"""Call-stack parents of events, by a real stack in the scanner's module."""
+"""Call-stack parents of events: by a real stack in the scanner's module, of few events without it."""
 
+import atexit
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.stats.distinct import distinct_places
-from stepscope.trace.scanner.wasm import Instance, MemoryLimitError
+
+if TYPE_CHECKING:
+    from stepscope.trace.scanner.wasm import Instance
 
 CHUNK_ROWS = 1 << 15
 """as in call_stack.h"""
 _MAX_NS = 1 << 62
-_IDLE: deque[Instance] = deque(maxlen=4)
+_MAX_ROUNDS = 64
+_IDLE: "deque[Instance]" = deque(maxlen=4)
 """instances that are asked again: to make one takes longer than most stacks"""
+atexit.register(_IDLE.clear)  # later, what frees their memory is gone
 
 
 class Stacked(NamedTuple):
@@ -75,15 +80,44 @@ def call_stack_parents(
         return np.empty(0, np.int64)
     try:
         wasm = _IDLE.pop()
-    except IndexError:  # all are at work on other threads
+    except IndexError:  # there is none yet, or all are at work on other threads
+        few = _parents_of_few(thread, start, end) if len(thread) <= CHUNK_ROWS else None
+        if few is not None:
+            return few
+        from stepscope.trace.scanner.wasm import Instance  # few rows never need it
+
         wasm = Instance()
-    parents = _parents(wasm, thread, start, end)
+    parents = _parents_by_stack(wasm, thread, start, end)
     _IDLE.append(wasm)
     return parents
 
 
-def _parents(
-    wasm: Instance, thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+def _parents_of_few(
+    thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64] | None:
+    """Return the same where that takes less than to make an instance, None where rows lie too deep in each other.
+
+    Every row asks the one before it, and where that one does not enclose it, the one which that one asks: between the
+    two lies none that encloses it, as there is none that encloses both.
+    """
+    parent = np.arange(-1, len(thread) - 1)
+    asking = np.arange(len(thread))
+    for _ in range(_MAX_ROUNDS):
+        asked = parent.take(asking)
+        other = thread[asked] != thread[asking]
+        asked[other] = parent[asking[other]] = -1
+        from_ns, to_ns = start.take(asking), end[asked]
+        encloses = (end.take(asking) <= to_ns) & ((from_ns < to_ns) | (from_ns == start[asked]))
+        left = np.flatnonzero((asked >= 0) & ~encloses)
+        if not len(left):
+            return parent
+        asking = asking.take(left)
+        parent[asking] = parent.take(asked.take(left))
+    return None
+
+
+def _parents_by_stack(
+    wasm: "Instance", thread: npt.NDArray[np.int64], start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
     chunk = wasm.call("stack_chunk")
     parents = np.empty(len(thread), np.int64)
@@ -93,6 +127,8 @@ def _parents(
         for i, column in enumerate((thread, start, end)):
             wasm.view(chunk + i * CHUNK_ROWS * 8, "int64", count)[:] = column[rows]
         if not wasm.call("stack_parents", count, first):
+            from stepscope.trace.scanner.wasm import MemoryLimitError
+
             raise MemoryLimitError("call stack too deep: 100 million events or more lie inside each other")
         parents[rows] = wasm.view(chunk + 3 * CHUNK_ROWS * 8, "int64", count)
     return parents

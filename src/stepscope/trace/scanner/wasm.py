@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -10,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import wasmtime
 
-from stepscope.digest import digest_of
 from stepscope.errors import InputError
 from stepscope.trace.scanner.machine_code import module_of
+from stepscope.trace.scanner.module_file import module_code
 
-WASM = Path(__file__).with_name("scanner.wasm")
 _compiling = Lock()
 """threads that come for the module at once wait for one of them"""
 
@@ -37,14 +35,8 @@ def _compiled(*, frugal: bool) -> tuple[wasmtime.Engine, wasmtime.Module]:
     if frugal:
         config.memory_reservation = config.memory_guard_size = 0
         config.memory_reservation_for_growth = 1 << 24
-    engine, code = wasmtime.Engine(config), WASM.read_bytes()
+    engine, code = wasmtime.Engine(config), module_code()
     return engine, wasmtime.Module(engine, code) if frugal else module_of(engine, code)
-
-
-@cache
-def version() -> str:
-    """Return a digest of the scanner's code."""
-    return digest_of(WASM.read_bytes(), 16)
 
 
 class Instance:
