@@ -25,6 +25,7 @@ FORWARD_PASS = [kernel(400), kernel(400)]
 BACKWARD_PASS = [backward(400) for _ in range(4)]
 ADAM = kernel(100, name="FusedAdam", op="aten::_fused_adamw_", within="Optimizer.step#AdamW.step")
 STEP = [*FORWARD_PASS, *BACKWARD_PASS, ADAM]
+HOST_KEEPS_UP = [kernel(100, host_us=85)] * 20
 NODE = "autograd::engine::evaluate_function"
 MB = 2**20 // 4
 """elements of fp32"""
@@ -116,6 +117,9 @@ FAULTS: dict[str, Fault] = {
     "host-stall": Fault([[*STEP, Op("stall", 4000), SYNC]], [[*STEP, SYNC]]),
     "allocator": Fault([[Op("alloc", 2500), *STEP, SYNC]], [[*STEP, SYNC]]),
     "host-to-device-copy": Fault([[Op("copy", device_us=2000), *STEP]], [STEP], tolerance=0.1),
+    "host-to-device-copy, small ones that the host waits for": Fault(
+        [[*[Op("copy", 20, device_us=4)] * 12, *HOST_KEEPS_UP]], [[kernel(4), *HOST_KEEPS_UP]], tolerance=0.1
+    ),
     "host-device-sync": Fault(
         [[op for k in STEP for op in (replace(k, device_us=100, host_us=90), SYNC)]],
         [[replace(k, device_us=100, host_us=90) for k in STEP]],

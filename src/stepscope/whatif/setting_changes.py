@@ -12,6 +12,7 @@ from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
+from stepscope.analyze.replay.hidden_copies import hidden_copies
 from stepscope.analyze.replay.overlap_changes import overlapped, perfectly_overlapped
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix
@@ -153,11 +154,11 @@ def bucket_mb(asked: SettingRequest) -> SettingChange:
 
 
 def copies(asked: SettingRequest) -> SettingChange:
-    """Return the run without copies between host and device."""
+    """Return the run without copies between host and device, which the host does not wait for either."""
     asked.check_value("hidden")
     _needs_device(asked)
     moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
-    return SettingChange(lambda replay: without_work(replay, moves))
+    return SettingChange(lambda replay: hidden_copies(replay, moves))
 
 
 def recompute(asked: SettingRequest) -> SettingChange:

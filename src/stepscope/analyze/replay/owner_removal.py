@@ -12,10 +12,10 @@ from dataclasses import fields, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analyze.host.time import Activities, HostParts, activities, blocking_calls
+from stepscope.analyze.host.time import Activities, HostParts, activities
 from stepscope.analyze.replay.graph import Meeting
 from stepscope.analyze.replay.host_program import host_activities, issue_edges, step_edges
-from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, releases
+from stepscope.analyze.replay.program import NOTHING, Program, launch_edges, without_calls
 from stepscope.analyze.replay.replay import Replay, rebuilt
 from stepscope.dataclass import dataclass
 from stepscope.intervals import EMPTY, Intervals
@@ -178,20 +178,14 @@ def _without_waits(rank: Rank, program: Program, part: Part, gone: Mask, numbers
     """Return a program in which nobody waits for what is gone, nor in the part's own synchronisations."""
     if not len(program):
         return program
-    released_by, tail, own = program.released_by, program.tail_released_by, program.host.own_ns
-    if rank.has_device and among(blocking_calls(rank, synchronisations_only=True)[2], part.calls).any():
-        rows = program.device_index
-        before, lag = releases(rank, rows, numbers)
-        after, less = releases(rank, rows, numbers, without_calls=part.calls)
-        released_by = np.where(released_by == before[:-1], after[:-1], released_by)
-        tail = int(after[-1]) if tail == int(before[-1]) else tail
-        own = np.maximum(own - (lag - less)[:-1], 0)
-    elif not rank.has_device:
+    if rank.has_device:
+        program = without_calls(program, rank, numbers, part.calls)
+    released_by, tail = program.released_by, program.tail_released_by
+    if not rank.has_device:
         released_by = np.where((released_by >= 0) & gone[np.maximum(released_by, 0)], NOTHING, released_by)
         tail = NOTHING if tail >= 0 and gone[tail] else tail
     return replace(
         program,
-        host=replace(program.host, own_ns=own),
         kind=np.where(gone, _GONE, program.kind).astype(np.uint8),
         released_by=released_by,
         tail_released_by=tail,

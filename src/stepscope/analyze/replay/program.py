@@ -11,7 +11,7 @@ The recorded steps as a dependency graph. One item per launched device operation
 Gaps of the device are thus consequences, not data, and change when their cause does.
 """
 
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -240,6 +240,21 @@ def releases(
             released_by[following] = release
             lag[following] += max(0, end - int(end_ns[release]))
     return released_by, lag
+
+
+def without_calls(program: Program, rank: Rank, numbers: Int64s, calls: Int64s) -> Program:
+    """Return a program in which the host does not wait in the synchronisations of these rows."""
+    if not len(program) or not among(blocking_calls(rank, synchronisations_only=True)[2], calls).any():
+        return program
+    before, lag = releases(rank, program.device_index, numbers)
+    after, less = releases(rank, program.device_index, numbers, without_calls=calls)
+    released_by, tail, host = program.released_by, program.tail_released_by, program.host
+    return replace(
+        program,
+        host=replace(host, own_ns=np.maximum(host.own_ns - (lag - less)[:-1], 0)),
+        released_by=np.where(released_by == before[:-1], after[:-1], released_by),
+        tail_released_by=int(after[-1]) if tail == int(before[-1]) else tail,
+    )
 
 
 def _stream_waits(rank: Rank, rows: Int64s, launched: Int64s) -> Int64s:

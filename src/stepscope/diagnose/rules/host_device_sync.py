@@ -1,12 +1,9 @@
 """`host-device-sync`: .item(), .cpu(), synchronize and the like block the host inside the step."""
 
-import numpy as np
-
 from stepscope.analyze.account import Account
 from stepscope.analyze.replay.changes import at_any_factor, without_syncs
-from stepscope.analyze.replay.program import NOTHING
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.rules.measures import host_ms, transfers_to_device
+from stepscope.diagnose.rules.measures import host_ms, other_waits
 from stepscope.stats.middle import median
 
 
@@ -15,12 +12,7 @@ def host_device_sync(account: Account) -> list[Candidate]:
     replay = account.replay
     if replay is None or account.step is None or not all(r.has_device for r in account.run.ranks):
         return []
-    copies = [mask[p.device_index] for p, mask in zip(replay.programs, transfers_to_device(account), strict=True)]
-    waits = [
-        (p.released_by != NOTHING) & ~own[np.maximum(p.released_by, 0)]
-        for p, own in zip(replay.programs, copies, strict=True)
-    ]
-    per_step = median([w.sum() for w in waits]) / max(len(replay.steps), 1)
+    per_step = median(other_waits(account)) / max(len(replay.steps), 1)
     if not per_step:
         return []
     return [

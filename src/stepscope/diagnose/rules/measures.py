@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
+from stepscope.analyze.replay.hidden_copies import without_waits
+from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.records import once_per_record
 from stepscope.stats.middle import lower_median
 from stepscope.trace.classify import EventKind, by_string
@@ -63,3 +65,23 @@ def transfers_to_device(account: Account) -> list[Mask]:
         named = by_string(rank.trace, rank.work.name, lambda s: "HtoD" in s or "HostToDevice" in s).astype(bool)
         out.append(named & (rank.work.kind == EventKind.COPY))
     return out
+
+
+@once_per_record
+def other_waits(account: Account) -> list[int]:
+    """Return how often each rank's host waited for the device, other than for copies to it."""
+    if account.replay is None:
+        return []
+    return [_waits(program) for program in without_waits(account.replay, transfers_to_device(account))]
+
+
+@once_per_record
+def waits_for_copies(account: Account) -> list[int]:
+    """Return how often each rank's host waited for copies to the device."""
+    if account.replay is None:
+        return []
+    return [_waits(p) - other for p, other in zip(account.replay.programs, other_waits(account), strict=True)]
+
+
+def _waits(program: Program) -> int:
+    return int((program.released_by != NOTHING).sum())

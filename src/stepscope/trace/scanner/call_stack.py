@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CHUNK_ROWS = 1 << 15
 """as in call_stack.h"""
 _MAX_NS = 1 << 62
+_FEW_ROWS = 1 << 13
 _MAX_ROUNDS = 64
 _IDLE: "deque[Instance]" = deque(maxlen=4)
 """instances that are asked again: to make one takes longer than most stacks"""
@@ -81,7 +82,7 @@ def call_stack_parents(
     try:
         wasm = _IDLE.pop()
     except IndexError:  # there is none yet, or all are at work on other threads
-        few = _parents_of_few(thread, start, end) if len(thread) <= CHUNK_ROWS else None
+        few = _parents_of_few(thread, start, end) if len(thread) <= _FEW_ROWS else None
         if few is not None:
             return few
         from stepscope.trace.scanner.wasm import Instance  # few rows never need it

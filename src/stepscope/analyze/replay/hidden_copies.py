@@ -1,0 +1,50 @@
+"""What if nobody waited for copies? They take no time, and the host goes on when it has asked for one.
+
+Those that follow one another are one: what the host does between two copies is for the second.
+
+The host waits for a copy inside the operator that asks for it: where the source is pageable memory, and where
+`non_blocking=True` was not said. What it waits for there is all that was launched before, not the copy alone.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analyze.host.time import blocking_calls
+from stepscope.analyze.replay.changes import Chosen
+from stepscope.analyze.replay.program import Program, without_calls
+from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.run.device_work import enclosing
+from stepscope.run.rank import Rank
+from stepscope.stats.distinct import among, distinct
+from stepscope.trace.table import Int64s
+
+
+def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
+    """Return the run in which these copies take nothing, and nobody waits for them."""
+    ranks = replay.shared.run.ranks
+    programs = []
+    for rank, program, mask in zip(ranks, without_waits(replay, copies), copies, strict=True):
+        items = mask[program.device_index] if rank.has_device else np.zeros(len(program), bool)
+        further = items & np.append(False, items[:-1])[: len(items)]
+        host = replace(program.host, own_ns=np.where(further, 0, program.host.own_ns))
+        programs.append(replace(program, host=host, duration_ns=np.where(items, 0, program.duration_ns)))
+    return rebuilt(replay, programs)
+
+
+def without_waits(replay: Replay, copies: Chosen) -> list[Program]:
+    """Return the programs in which the host does not wait for these copies."""
+    ranks = replay.shared.run.ranks
+    return [
+        without_calls(program, rank, replay.steps, _waiting_calls(rank, mask)) if rank.has_device else program
+        for rank, program, mask in zip(ranks, replay.programs, copies, strict=True)
+    ]
+
+
+def _waiting_calls(rank: Rank, copies: npt.NDArray[np.bool_]) -> Int64s:
+    """Return the synchronising calls that make these copies, or lie in the operators that ask for them."""
+    calls = np.sort(blocking_calls(rank, synchronisations_only=True)[2])
+    launches, operators = rank.work.launch_row[copies], rank.work.op_row[copies]
+    mine = among(calls, distinct(launches)) | (enclosing(rank.trace, distinct(operators[operators >= 0]), calls) >= 0)
+    return calls[mine]
