@@ -15,7 +15,7 @@ from stepscope.analyze.owners.sums import owner_sums
 STEP = 1000.0
 
 
-def a_step(r: PlantedRank, n: int, *, saves: bool = False) -> None:
+def a_step(r: PlantedRank, n: int, *, saves: bool = False, ranged: bool = False) -> None:
     """Forward at train.py:10, backward at train.py:11, a statistic at train.py:12 with its Python at tools.py:3."""
     at = n * STEP
     number = 100 * n
@@ -35,6 +35,9 @@ def a_step(r: PlantedRank, n: int, *, saves: bool = False) -> None:
         with r.line("train.py:30"):
             for k in range(3):
                 r.ran("aten::copy_", at + 105 + 5 * k, at + 109 + 5 * k)
+    if ranged:
+        with r.line("train.py:11"):
+            r.annotation("backward_pass", at + 105, at + 455)
     with r.line("train.py:11"):
         for k, node in enumerate(("ReluBackward0", "AddmmBackward0")):
             start = at + 200 + 100 * k
@@ -60,10 +63,14 @@ def a_step(r: PlantedRank, n: int, *, saves: bool = False) -> None:
 
 @pytest.fixture
 def owned(tmp_path: Path) -> Ownership:
+    return owners_of(tmp_path)
+
+
+def owners_of(tmp_path: Path, *, ranged: bool = False) -> Ownership:
     r = PlantedRank()
     for n in range(4):
-        a_step(r, n, saves=n == 1)
-    a_step(r, 4)
+        a_step(r, n, saves=n == 1, ranged=ranged)
+    a_step(r, 4, ranged=ranged)
     r.write_owners(tmp_path, (4 * STEP, 5 * STEP))
     r.events = [e for e in r.events if e["ts"] < r._local_ns(4 * STEP) / 1000]
     run = built_run(tmp_path, [r])
@@ -140,3 +147,12 @@ def test_costs_by_line_and_module(owned: Ownership) -> None:
     modules = {module.path: module for module in found.modules}
     assert modules["blocks"].inclusive.device_ns == 230_000
     assert modules["blocks.0.up"].backward.device_ns == 50_000
+
+
+def test_what_follows_backward_is_not_its_own_where_a_range_ends_with_it(tmp_path: Path) -> None:
+    owned = owners_of(tmp_path, ranged=True)
+    found = code_costs([owned], [owner_sums(owned, call_costs(owned.rank))])
+    assert found is not None
+    lines = {line.owner: line for line in found.lines}
+    for line in ("tools.py:3", "tools.py:4"):  # in the step with frames each took an eleventh of backward's time
+        assert lines[line].own.host_ns >= (600 - 455) / 2 * 1000

@@ -134,15 +134,18 @@ def _around_backward(
     """Return spans cut where the engine began and ended working for them, with the gap of each piece.
 
     How long backward took in the step with frames says nothing of its time here. What came before it ran before the
-    engine began, what came after it later.
+    engine began, what came after it later: also in the spans beside, where a range cuts the gap.
     """
     begun = np.searchsorted(asked.when_ns, whole.start_ns)
     ended = np.searchsorted(asked.when_ns, whole.end_ns)
     hit = np.flatnonzero((ended > begun) & (gap >= 0))
     if not len(hit):
         return whole, gap, gaps
+    gap = gap.copy()
+    same_gap = np.append(gap[1:] == gap[:-1], False)  # as the next span
     pieces: list[tuple[int, int, int, int]] = []  # span, start, end, gap
     first, stack, share = gaps.first.tolist(), gaps.stack.tolist(), gaps.share.tolist()
+    worked = set(hit.tolist())
     for i in hit.tolist():
         caller = int(asked.caller[begun[i]])
         low, high = first[gap[i]], first[gap[i] + 1]
@@ -152,13 +155,17 @@ def _around_backward(
             continue
         cuts = (int(whole.start_ns[i]), int(asked.when_ns[begun[i]]), int(asked.when_ns[ended[i] - 1]))
         parts = ((low, at), (at, at + 1), (at + 1, high))
-        for (one, other), start, end in zip(parts, cuts, (*cuts[1:], int(whole.end_ns[i])), strict=True):
+        numbers = []
+        for one, other in parts:
             if one == other:
                 one, other = at, at + 1
-            pieces.append((i, start, end, len(first) - 1))
+            numbers.append(len(first) - 1)
             stack += stack[one:other]
             share += [part / max(sum(share[one:other]), 1e-9) for part in share[one:other]]
             first.append(len(stack))
+        pieces += [(i, *piece) for piece in zip(cuts, (*cuts[1:], int(whole.end_ns[i])), numbers, strict=True)]
+        for beside in _beside(i, same_gap, worked):
+            gap[beside] = numbers[0 if beside < i else 2]
     kept = np.setdiff1d(np.arange(len(whole)), hit, assume_unique=True)
     span, start, end, number = np.array(pieces, np.int64).T
     every, begin = np.concatenate((kept, span)), np.concatenate((whole.start_ns[kept], start))
@@ -169,6 +176,19 @@ def _around_backward(
     )
     grown = replace(gaps, first=np.array(first), stack=np.array(stack, np.int32), share=np.array(share, float))
     return cut, np.concatenate((gap[kept], number))[order], grown
+
+
+def _beside(span: int, same_gap: Mask, worked: set[int]) -> list[int]:
+    """Return the spans of the same gap before and after one, up to another for which the engine worked."""
+    found = []
+    before, after = span - 1, span + 1
+    while before >= 0 and same_gap[before] and before not in worked:
+        found.append(before)
+        before -= 1
+    while after < len(same_gap) and same_gap[after - 1] and after not in worked:
+        found.append(after)
+        after += 1
+    return found
 
 
 def _cut(whole: HostTime, gaps: GapShares, gap: Int64s) -> HostTime:
