@@ -11,7 +11,7 @@ from tests.made_once import made_once
 
 from stepscope.analysis import Analysis, load
 from stepscope.analyze.owners.selection import owner_name
-from stepscope.analyze.replay.owner_part import part_of
+from stepscope.analyze.replay.owners.part import part_of
 from stepscope.whatif.without import owner_setting, without_owner
 
 pytestmark = pytest.mark.job

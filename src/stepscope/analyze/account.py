@@ -177,21 +177,21 @@ class Account(ArrayRecord):
 
         None where the run cannot be replayed.
         """
-        from stepscope.analyze.replay.owner_part import owned_replay
+        from stepscope.analyze.replay.owners.part import owned_replay
 
         return owned_replay(self.replay, self.ownership) if self.replay and any(self.ownership) else self.replay
 
     @cached_property
     def line_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first lines of the user's, by `train.py:42`."""
-        from stepscope.analyze.replay.owner_savings import worth_replaying
+        from stepscope.analyze.replay.owners.savings import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.lines)) if self.code else {}
 
     @cached_property
     def module_savings(self) -> dict[str, float]:
         """Return what the step saves (ns) without each of the first modules, by `module:layers.3`."""
-        from stepscope.analyze.replay.owner_savings import worth_replaying
+        from stepscope.analyze.replay.owners.savings import worth_replaying
 
         return self.savings_without(worth_replaying(self.code, self.code.modules)) if self.code else {}
 
@@ -199,7 +199,7 @@ class Account(ArrayRecord):
         """Return what the step saves (ns) without each owner alone; those that cannot be replayed are missing."""
         if self.owned_replay is None:
             return {}
-        from stepscope.analyze.replay.owner_savings import owner_savings
+        from stepscope.analyze.replay.owners.savings import owner_savings
 
         step_ns = self.step.step_ns if self.step else self.owned_replay.period_ns
         return owner_savings(self.owned_replay, owners, ownership=self.ownership, sums=self.owner_sums, step_ns=step_ns)

@@ -10,8 +10,8 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.owner_part import Choose, part_for
-from stepscope.analyze.replay.owner_removal import NO_PART, Part, taken_out
+from stepscope.analyze.replay.owners.part import Choose, part_for
+from stepscope.analyze.replay.owners.removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import Where
 

@@ -3,7 +3,8 @@
 The run before and after the fix is compared item by item: what device operations and the host before them no longer
 take goes to their owners. A finding is thus placed by what its saving is made of, whatever rule made it.
 
-    where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113"
+    where[0]   the innermost line that at least half of that time has in its stack: "mostly wild.py:113", unless that
+               is one that only calls the step as a whole
     where[1]   where that line is called by another of the step: the outermost of those, below the lines that call the
                step as a whole
     others     the lines at work (innermost of the user's) with most of it
@@ -21,7 +22,7 @@ import numpy.typing as npt
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.time import Activities, HostParts
 from stepscope.analyze.owners.ownership import OwnedWork, Ownership
-from stepscope.analyze.replay.owner_removal import recorded_host
+from stepscope.analyze.replay.owners.removal import recorded_host
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import MIN_MOSTLY, Where
@@ -89,6 +90,8 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
+    if first in whole and first not in at_work:  # it only calls the step: several lines below it share the cost
+        first = None
     calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
     found = [] if first is None else [(first, held[first])]
     found += [(line, held[line]) for line in sorted(calls_it, key=lambda line: depth[line])[:1]]

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.cost import CodeCosts, Cost, LineCost, ModuleCost
-from stepscope.analyze.replay.owner_savings import is_around_step
+from stepscope.analyze.replay.owners.savings import is_around_step
 from stepscope.contract.run_folder import SCHEMA
 from stepscope.dataclass import dataclass
 from stepscope.document.plain_values import ms_or_none

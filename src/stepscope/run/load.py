@@ -149,12 +149,7 @@ def load_sources(
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     read_here = {source.path.name for source in files if source.path.parent == about}
-    source = SourceText(about)
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
-    if owners:
-        from stepscope.run.operator_lines import with_operator_lines  # only where they were recorded
-
-        owners = tuple(with_operator_lines(one, source) for one in owners)
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
     run = Run(
         name=name,
@@ -163,7 +158,7 @@ def load_sources(
         logs=logs,
         beside=side_files(about, but=read_here) if about else SideFiles(),
         owners=owners,
-        source=source,
+        source=SourceText(about),
         measured=measured,
         unreadable=tuple(unreadable),
         window=window,

@@ -29,7 +29,7 @@ SETTINGS = (
     Setting("launch", "graph", "each step launched as one graph"),
     Setting("stalls", "off", "no host stalls"),
     Setting("allocator", "off", "no calls for device memory"),
-    Setting("copies", "hidden", "no time in copies between host and device"),
+    Setting("copies", "hidden", "no time in copies between host and device, no waiting for those to it"),
     Setting("recompute", "off", "no forward work repeated in backward"),
     Setting(FAMILY, "2x", "kernels of a family (gemm, attention, ...) that many times as fast"),
     Setting("microbatches", "16", "that many micro-batches of a pipeline, same total work"),

@@ -12,7 +12,6 @@ from stepscope.analyze.kernels.call_costs import FAMILIES, FAMILY_CODE
 from stepscope.analyze.rank_view import RankView
 from stepscope.analyze.replay.changes import Change, faster_network, faster_work, without_work
 from stepscope.analyze.replay.communication_changes import fewer_bytes, larger_messages
-from stepscope.analyze.replay.hidden_copies import hidden_copies
 from stepscope.analyze.replay.overlap_changes import overlapped, perfectly_overlapped
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix
@@ -154,9 +153,11 @@ def bucket_mb(asked: SettingRequest) -> SettingChange:
 
 
 def copies(asked: SettingRequest) -> SettingChange:
-    """Return the run without copies between host and device, which the host does not wait for either."""
+    """Return the run without copies between host and device, and without waiting for those to it."""
     asked.check_value("hidden")
     _needs_device(asked)
+    from stepscope.analyze.replay.hidden_copies import hidden_copies  # only for this setting
+
     moves: Masks = [host_device_copies(rank) for rank in asked.account.run.ranks]
     return SettingChange(lambda replay: hidden_copies(replay, moves))
 

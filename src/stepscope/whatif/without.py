@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.selection import OwnerName, owner_name
-from stepscope.analyze.replay.owner_part import claimed_ns, part_of
-from stepscope.analyze.replay.owner_removal import NO_PART, Part, taken_out
+from stepscope.analyze.replay.owners.part import claimed_ns, part_of
+from stepscope.analyze.replay.owners.removal import NO_PART, Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError, UsageError

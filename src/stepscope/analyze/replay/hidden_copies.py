@@ -15,17 +15,28 @@ from stepscope.analyze.host.time import blocking_calls
 from stepscope.analyze.replay.changes import Chosen
 from stepscope.analyze.replay.program import Program, without_calls
 from stepscope.analyze.replay.replay import Replay, rebuilt
+from stepscope.records import once_per_record
 from stepscope.run.device_work import enclosing
 from stepscope.run.rank import Rank
 from stepscope.stats.distinct import among, distinct
+from stepscope.trace.classify import EventKind, by_string
 from stepscope.trace.table import Int64s
+
+Mask = npt.NDArray[np.bool_]
+
+
+@once_per_record
+def copies_to_device(rank: Rank) -> Mask:
+    """Return which rows of a rank's work copy from the host to the device."""
+    named = by_string(rank.trace, rank.work.name, lambda s: "HtoD" in s or "HostToDevice" in s).astype(bool)
+    return named & (rank.work.kind == EventKind.COPY)
 
 
 def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
-    """Return the run in which these copies take nothing, and nobody waits for them."""
+    """Return the run in which these copies take nothing, and the host waits for none that goes to the device."""
     ranks = replay.shared.run.ranks
     programs = []
-    for rank, program, mask in zip(ranks, without_waits(replay, copies), copies, strict=True):
+    for rank, program, mask in zip(ranks, without_waits(replay), copies, strict=True):
         items = mask[program.device_index] if rank.has_device else np.zeros(len(program), bool)
         further = items & np.append(False, items[:-1])[: len(items)]
         host = replace(program.host, own_ns=np.where(further, 0, program.host.own_ns))
@@ -33,18 +44,18 @@ def hidden_copies(replay: Replay, copies: Chosen) -> Replay:
     return rebuilt(replay, programs)
 
 
-def without_waits(replay: Replay, copies: Chosen) -> list[Program]:
-    """Return the programs in which the host does not wait for these copies."""
+def without_waits(replay: Replay) -> list[Program]:
+    """Return the programs in which the host does not wait for copies to the device."""
     ranks = replay.shared.run.ranks
     return [
-        without_calls(program, rank, replay.steps, _waiting_calls(rank, mask)) if rank.has_device else program
-        for rank, program, mask in zip(ranks, replay.programs, copies, strict=True)
+        without_calls(program, rank, replay.steps, _waiting_calls(rank)) if rank.has_device else program
+        for rank, program in zip(ranks, replay.programs, strict=True)
     ]
 
 
-def _waiting_calls(rank: Rank, copies: npt.NDArray[np.bool_]) -> Int64s:
-    """Return the synchronising calls that make these copies, or lie in the operators that ask for them."""
-    calls = np.sort(blocking_calls(rank, synchronisations_only=True)[2])
+def _waiting_calls(rank: Rank) -> Int64s:
+    """Return the synchronising calls that make copies to the device, or lie in the operators that ask for them."""
+    copies, calls = copies_to_device(rank), np.sort(blocking_calls(rank, synchronisations_only=True)[2])
     launches, operators = rank.work.launch_row[copies], rank.work.op_row[copies]
     mine = among(calls, distinct(launches)) | (enclosing(rank.trace, distinct(operators[operators >= 0]), calls) >= 0)
     return calls[mine]

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.calls import host_calls
-from stepscope.analyze.replay.owner_removal import Part, taken_out
+from stepscope.analyze.replay.owners.removal import Part, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.step.regions import loop_in
 from stepscope.contract.regions import EVALUATE, Region

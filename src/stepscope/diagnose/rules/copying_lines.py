@@ -9,8 +9,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.owner_removal import recorded_host
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import recorded_host
 from stepscope.analyze.replay.program import Program
 from stepscope.analyze.replay.replay import Replay
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence

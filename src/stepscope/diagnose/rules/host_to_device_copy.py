@@ -14,7 +14,10 @@ _AHEAD = "Copy one batch ahead on a stream of its own, with tensor.to(device, no
 _PIN = (
     "pin_memory=True in the DataLoader and tensor.to(device, non_blocking=True), one batch ahead on a stream of its own"
 )
-_ONCE = "what does not change is made once, on the device, and many small copies are one"
+_ONCE = "Make what does not change once, on the device, and copy with non_blocking=True"
+_ONE = "Bring what belongs together in one copy"
+_MANY = 4
+"""copies per step that the host waits for"""
 
 
 def host_to_device_copy(account: Account) -> list[Candidate]:
@@ -33,8 +36,7 @@ def host_to_device_copy(account: Account) -> list[Candidate]:
             id="host-to-device-copy",
             title="The step waits for copies to the device",
             cause=_cause(pageable=pageable, waits=waits > 0),
-            remedy=f"{_PIN if pageable or waits else _AHEAD}; send smaller types{f'; {_ONCE}' if waits else ''}. "
-            "The saving is of the step without these copies and without waiting for them.",
+            remedy=_remedy(pageable=pageable, waits=waits),
             change=lambda replay: hidden_copies(replay, chosen),
             cost_ns=copying * 1e6,
             limit_ns=_besides_compute_ns(account),
@@ -53,6 +55,15 @@ def _besides_compute_ns(account: Account) -> float | None:
     """Return what the step takes beside compute, which no copy makes shorter."""
     step = account.step
     return None if step is None else step.step_ns - sum(step.ns(part) for part in COMPUTE_PART.values())
+
+
+def _remedy(*, pageable: bool, waits: float) -> str:
+    parts = [f"{_PIN if pageable or waits else _AHEAD}; send smaller types"]
+    if waits:
+        parts.insert(len(parts) if pageable else 0, _ONCE)
+    if waits >= _MANY:
+        parts.insert(0, _ONE)
+    return f"{'. '.join(parts)}. The saving is of the step without these copies and without waiting for them."
 
 
 def _cause(*, pageable: bool, waits: bool) -> str:

@@ -7,8 +7,8 @@ from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.sums import host_waits
 from stepscope.analyze.ranks.training_stragglers import cleared_by_logs
-from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.owner_removal import NO_PART
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import NO_PART
 from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, host_only, without_parts

@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Mask, Ownership
-from stepscope.analyze.replay.owner_removal import NO_PART, Part
+from stepscope.analyze.replay.owners.removal import NO_PART, Part
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, without_parts
 from stepscope.diagnose.rules.measures import device_ms, host_ms

@@ -7,8 +7,8 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.owner_removal import NO_PART
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import NO_PART
 from stepscope.diagnose.owned_change import without_parts
 
 

@@ -6,11 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analyze.account import Account
-from stepscope.analyze.replay.hidden_copies import without_waits
+from stepscope.analyze.replay.hidden_copies import copies_to_device, without_waits
 from stepscope.analyze.replay.program import NOTHING, Program
 from stepscope.records import once_per_record
 from stepscope.stats.middle import lower_median
-from stepscope.trace.classify import EventKind, by_string
 from stepscope.units import NS_PER_MS
 
 Mask = npt.NDArray[np.bool_]
@@ -57,14 +56,9 @@ def device_ms(account: Account, chosen: Sequence[Mask]) -> float:
     return float(np.mean(totals)) / NS_PER_MS if totals else 0.0
 
 
-@once_per_record
 def transfers_to_device(account: Account) -> list[Mask]:
     """Return per rank which work copies from the host to the device."""
-    out = []
-    for rank in account.run.ranks:
-        named = by_string(rank.trace, rank.work.name, lambda s: "HtoD" in s or "HostToDevice" in s).astype(bool)
-        out.append(named & (rank.work.kind == EventKind.COPY))
-    return out
+    return [copies_to_device(rank) for rank in account.run.ranks]
 
 
 @once_per_record
@@ -72,7 +66,7 @@ def other_waits(account: Account) -> list[int]:
     """Return how often each rank's host waited for the device, other than for copies to it."""
     if account.replay is None:
         return []
-    return [_waits(program) for program in without_waits(account.replay, transfers_to_device(account))]
+    return [_waits(program) for program in without_waits(account.replay)]
 
 
 @once_per_record

@@ -4,8 +4,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
-from stepscope.analyze.replay.owner_part import Choose, part_for
-from stepscope.analyze.replay.owner_removal import NO_PART
+from stepscope.analyze.replay.owners.part import Choose, part_for
+from stepscope.analyze.replay.owners.removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence, Where
 from stepscope.diagnose.owned_change import without_parts
 from stepscope.diagnose.rules.gradient_sync import gradient_groups_only

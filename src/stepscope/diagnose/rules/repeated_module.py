@@ -4,8 +4,8 @@ import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.owner_removal import NO_PART, Part
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import NO_PART, Part
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, lines_on_all, without_parts
 

@@ -5,8 +5,8 @@ import numpy as np
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line
 from stepscope.analyze.owners.ownership import Mask, Ownership
-from stepscope.analyze.replay.owner_part import part_for
-from stepscope.analyze.replay.owner_removal import Part
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import Part
 from stepscope.contract.collectives import OP_CODE
 from stepscope.diagnose.finding import Candidate, Evidence
 from stepscope.diagnose.owned_change import at, without_parts

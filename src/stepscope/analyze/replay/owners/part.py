@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from stepscope.analyze.owners.ownership import Mask, OwnedWork, Ownership
 from stepscope.analyze.owners.selection import OwnerName
 from stepscope.analyze.owners.sums import COLUMNS, OwnerSums
-from stepscope.analyze.replay.owner_removal import Part, with_plain_python
+from stepscope.analyze.replay.owners.removal import Part, with_plain_python
 from stepscope.analyze.replay.replay import Replay
 from stepscope.intervals import EMPTY, intersect
 from stepscope.trace.classify import EventKind

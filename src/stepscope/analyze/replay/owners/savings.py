@@ -7,8 +7,8 @@ from stepscope.analyze.owners.ownership import Ownership
 from stepscope.analyze.owners.selection import owner_name
 from stepscope.analyze.owners.sums import OwnerSums
 from stepscope.analyze.replay.graph import CircularWaits
-from stepscope.analyze.replay.owner_part import claimed_ns, part_of
-from stepscope.analyze.replay.owner_removal import NO_PART, taken_out
+from stepscope.analyze.replay.owners.part import claimed_ns, part_of
+from stepscope.analyze.replay.owners.removal import NO_PART, taken_out
 from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.replay.saving import Fix, bounded, to_step
 

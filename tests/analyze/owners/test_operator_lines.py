@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analyze.owners.operator_lines import MAX_LINES, operator_symbols, with_operator_lines
 from stepscope.contract.owners import EXECUTING, TRAINING
-from stepscope.run.operator_lines import MAX_LINES, operator_symbols, with_operator_lines
 from stepscope.run.owners import Frame, OwnedThread, RankOwners
 from stepscope.run.source_text import SourceText
 
@@ -30,10 +30,18 @@ def resolved(folder: Path, line: int, line_to: int, *operators: str, file: str =
     (folder / "source").mkdir(exist_ok=True)
     (folder / "source" / "job.py").write_text(text)
     count = len(operators)
-    columns = {name: np.zeros(count, np.int64) for name in ("depth", "sequence", "step", "module", "stack")}
-    none = np.empty(0, np.int64)
+    ids, numbers, none = np.zeros(count, np.int32), np.zeros(count, np.int64), np.empty(0, np.int64)
     thread = OwnedThread(
-        TRAINING, np.arange(count, dtype=np.int32), gap_before=none, gap_stack=none, gap_ns=none, **columns
+        TRAINING,
+        name=np.arange(count, dtype=np.int32),
+        depth=ids,
+        stack=ids,
+        module=ids,
+        sequence=numbers,
+        step=numbers,
+        gap_before=none,
+        gap_stack=none.astype(np.int32),
+        gap_ns=none,
     )
     frame = Frame(file, line, "forward", is_user=True, line_to=line_to)
     owners = RankOwners(0, EXECUTING, "", (frame,), ((0,),), (), operators, (thread,))

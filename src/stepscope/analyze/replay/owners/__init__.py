@@ -1,0 +1,1 @@
+"""Without an owner: a line or a module taken out of the replay, or scaled in it."""
