@@ -8,6 +8,7 @@ class Told:
 
     def __init__(self, *optimizers: str) -> None:
         self.log: list[str] = []
+        self.expected: list[bool] = []  # of each moment at which a step might have ended
         self.now = 0
         self.changed = False
         self.finder = StepFinder(
@@ -17,7 +18,8 @@ class Told:
     def step_end(self, at_ns: int | None = None) -> None:
         self.log.append("E" if at_ns is None else f"E@{at_ns}")
 
-    def step_may_end(self) -> int:
+    def step_may_end(self, *, expected: bool) -> int:
+        self.expected.append(expected)
         return self.now
 
     def step_begin(self) -> None:
@@ -104,12 +106,16 @@ def test_two_optimizers_after_one_backward_are_one_step() -> None:
 
 def test_two_optimizers_with_forwards_between_are_one_step() -> None:
     one = ["load", "fwd", "bwd", "d", "fwd", "bwd", "g"]
-    assert steps(Told("d", "g").play(*one * 4, "finish")) == [one] * 4
+    told = Told("d", "g")
+    assert steps(told.play(*one * 4, "finish")) == [one] * 4
+    assert told.expected == [False, True, True, True]  # once the first step has shown that it goes on
 
 
 def test_the_same_without_a_loader() -> None:
     one = ["fwd", "bwd", "d", "fwd", "bwd", "g"]
-    assert steps(Told("d", "g").play(*one * 4, "finish")) == [one] * 4
+    told = Told("d", "g")
+    assert steps(told.play(*one * 4, "finish")) == [one] * 4
+    assert told.expected == [False, True, True, True]  # once the first step has shown that it goes on
 
 
 def test_an_optimizer_that_never_steps_delays_only_the_first_decision() -> None:

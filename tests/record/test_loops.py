@@ -57,7 +57,7 @@ EXPECTED = {
 LOADED_AHEAD = ("accelerate_loop", "lightning_loop", "lightning_accumulation")  # one load more, then one less
 SETTLES_LATER = ("without_loader", "training_in_a_thread", "errors_that_the_script_survives", "model_that_is_traced")
 
-ROUTINE = ("accumulation", "two_optimizers", "lbfgs", "compiled_model", "zero_redundancy", "fsdp2", "pipeline")
+ROUTINE = ("accumulation", "two_optimizers", "gan", "lbfgs", "compiled_model", "zero_redundancy", "fsdp2", "pipeline")
 
 
 @pytest.fixture(scope="module")

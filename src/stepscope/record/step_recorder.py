@@ -126,12 +126,12 @@ class StepRecorder:
         if self.step == self.config.trial_steps:
             end_trial(self)
 
-    def step_may_end(self) -> int:
-        """Return this moment, by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.
+    def step_may_end(self, at_ns: int) -> int:
+        """Return this moment, `at_ns` by `perf_counter_ns`; `step_end(at_ns=...)` may say later that a step ended here.
 
         If so, regions up to here are that step's and later ones the next step's; if not, all are one step's.
         """
-        return self._times.may_end() if self.on else perf_counter_ns()
+        return self._times.may_end(at_ns) if self.on else at_ns
 
     def steps_to_time(self, short_ns: int) -> int:
         """Return how many coming steps need nothing but their times; 0 where steps are not short."""

@@ -73,10 +73,14 @@ def category_of_finding(account: Account, finding: Finding) -> str | None:
     """Return what a run is bound by whose largest fixable loss is this finding's; None for one that saves nothing.
 
     Work that need not be done costs the device's time, or the host's that launches it: whichever is the larger here.
+    So do copies cost their own time, or the host's that waits for them.
     """
     if finding.on_device:
         return "compute-bound"
     if finding.id in _WORK_THAT_THE_HOST_LAUNCHES:
         times = category_times_ns(account)
         return max(("compute-bound", "host-bound"), key=lambda name: times[name])
+    if finding.id == "host-to-device-copy":
+        times = category_times_ns(account)
+        return max(("copy-bound", "host-bound"), key=lambda name: times[name])
     return CATEGORY_OF_FINDING.get(finding.id)

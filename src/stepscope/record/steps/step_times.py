@@ -23,11 +23,10 @@ class StepTimes:
         if self._regions.interruptions:
             self._regions.interruptions.taken(before_ns=self.start_ns)
 
-    def may_end(self) -> int:
-        """Return this moment, at which the step may turn out to have ended: `end(at_ns=...)`."""
-        now_ns = perf_counter_ns()
-        self._held = (now_ns, self._regions_until(now_ns))
-        return now_ns
+    def may_end(self, at_ns: int) -> int:
+        """Return the moment at which the step may turn out to have ended: `end(at_ns=...)`."""
+        self._held = (at_ns, self._regions_until(at_ns))
+        return at_ns
 
     def end(self, now_ns: int, at_ns: int | None) -> tuple[int, RegionTimes]:
         """Return the step's time and its regions, at a moment before now where that is known only later."""

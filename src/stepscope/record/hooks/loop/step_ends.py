@@ -28,6 +28,7 @@ class StepEnds(Rows):
         self.optimizer_seen = False
         self._start_recorder = start_recorder
         self._happening: int | None = None  # the event that may be the first of a step
+        self._followed_ns = 0  # when the event happened that is followed only now
         self.routine = Routine(whole_steps=self._steps_passed, open_step=self._follow_open_step)
         self._finder = StepFinder(
             self,
@@ -83,10 +84,12 @@ class StepEnds(Rows):
         if repeats and at_ns is None:
             self._begin_routine()
 
-    def step_may_end(self) -> int:
+    def step_may_end(self, *, expected: bool) -> int:
         """Ask the recorder, for the step finder, to remember this moment."""
-        self._repeats.break_off()
-        return int(self.recorder.step_may_end()) if self.recorder is not None else perf_counter_ns()
+        if not expected:
+            self._repeats.break_off()
+        at_ns = self._followed_ns or perf_counter_ns()
+        return int(self.recorder.step_may_end(at_ns)) if self.recorder is not None else at_ns
 
     def step_begin(self) -> None:
         """Tell the recorder, as the step finder decided."""
@@ -142,4 +145,6 @@ class StepEnds(Rows):
         """Follow what happened in this step up to now, at which it goes another way than the last."""
         self._repeats.break_off()
         for event, at_ns in zip(events, times, strict=True):
+            self._followed_ns = at_ns
             event.follow(at_ns)
+        self._followed_ns = 0

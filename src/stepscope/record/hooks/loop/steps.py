@@ -33,8 +33,10 @@ class Steps(Protocol):
     def step_end(self, at_ns: int | None = None) -> None:
         """Take note that a step ended, now or at a moment in the past."""
 
-    def step_may_end(self) -> int:
-        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step."""
+    def step_may_end(self, *, expected: bool) -> int:
+        """Return this moment, at which a later `step_end(at_ns)` may put the end of a step; `expected`: so it was in
+        the steps before, which went on.
+        """
 
     def step_begin(self) -> None:
         """Take note that a step begins now and that the time since the last one is in no step."""
@@ -197,13 +199,13 @@ class StepFinder:
             return False
         if not self._stepped and (self._seen or not self._changed_by_hand()):
             if self._maybe_by_hand() and self._maybe_ns is None:
-                self._maybe_ns = self._steps.step_may_end()
+                self._maybe_ns = self._steps.step_may_end(expected=False)
             return False
         if self._complete():
             self._end(None)
             return True
         if self._maybe_ns is None:
-            self._maybe_ns = self._steps.step_may_end()
+            self._maybe_ns = self._steps.step_may_end(expected=self._cycle is not None and self._interleaved)
         return False
 
     def _complete(self) -> bool:
