@@ -90,7 +90,7 @@ def places(costs: Sequence[tuple[Ownership, Costs]]) -> tuple[Where, ...]:
     mostly = [line for line, ns in held.items() if ns >= MIN_MOSTLY * total and line in depth]
     first = max(mostly, key=lambda line: (depth[line], held[line]), default=None)
     whole = set[tuple[str, int]]().union(*(whole_step_lines(owned) for owned, _ in costs))
-    if first in whole and first not in at_work:  # it only calls the step: several lines below it share the cost
+    if first in whole and at_work[first] < MIN_MOSTLY * total:  # it calls the step: lines below it share the cost
         first = None
     calls_it = [line for line in mostly if line not in whole and first is not None and depth[line] < depth[first]]
     found = [] if first is None else [(first, held[first])]
