@@ -53,6 +53,7 @@ def without_waits(replay: Replay) -> list[Program]:
     ]
 
 
+@once_per_record
 def _waiting_calls(rank: Rank) -> Int64s:
     """Return the synchronising calls that make copies to the device, or lie in the operators that ask for them."""
     copies, calls = copies_to_device(rank), np.sort(blocking_calls(rank, synchronisations_only=True)[2])

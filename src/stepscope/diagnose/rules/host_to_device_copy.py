@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.host.calls import Mask
+from stepscope.analyze.replay.changes import at_any_factor
 from stepscope.analyze.replay.hidden_copies import hidden_copies
 from stepscope.analyze.step.parts import COMPUTE_PART
 from stepscope.diagnose.finding import Candidate, Evidence
@@ -37,7 +38,7 @@ def host_to_device_copy(account: Account) -> list[Candidate]:
             title="The step waits for copies to the device",
             cause=_cause(pageable=pageable, waits=waits > 0),
             remedy=_remedy(pageable=pageable, waits=waits),
-            change=lambda replay: hidden_copies(replay, chosen),
+            change=at_any_factor(lambda replay: hidden_copies(replay, chosen)),
             cost_ns=copying * 1e6,
             limit_ns=_besides_compute_ns(account),
             evidence=tuple(evidence),
