@@ -25,7 +25,6 @@ from stepscope.analyze.ranks.stragglers import Straggler, find_stragglers
 from stepscope.analyze.ranks.training_stragglers import training_stragglers
 from stepscope.analyze.ranks.window import RankAccount, rank_account
 from stepscope.analyze.replay.replay import Replay, replay_of
-from stepscope.analyze.step.debug_variables import debug_warnings
 from stepscope.analyze.step.serving import Serving, serving_of
 from stepscope.analyze.step.training_step import TrainingStep, training_step
 from stepscope.cost.chips.hardware import Lookup
@@ -245,6 +244,14 @@ class Account(ArrayRecord):
         return overlap_efficiency([rank_overlap(rank) for rank in self.run.ranks])
 
 
+def _debug_warnings(run: Run) -> list[str]:
+    if not run.description:
+        return []
+    from stepscope.analyze.step.debug_variables import debug_warnings  # only where the recorder described the job
+
+    return debug_warnings(run.description)
+
+
 def account_of(
     run: Run, *, given: GivenValues | None = None, unprofiled_ms: float | None = None, chips: Sequence[Chip] = ()
 ) -> Account:
@@ -291,7 +298,7 @@ def account_of(
             *_sample_lines(shared, replay),
             *device_warnings(device_states(run.beside.telemetry, run.logs)),
             *_measured_lines(run),
-            *debug_warnings(run.description),
+            *_debug_warnings(run),
             *([chip.note] if chip.note else []),
         ),
     )

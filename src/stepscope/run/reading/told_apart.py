@@ -8,7 +8,6 @@ from stepscope.errors import InputError
 from stepscope.run.imports.second_recording import process_of
 from stepscope.run.reading.each_file import FailedSource, ReadSource
 from stepscope.run.sources import rank_in_header
-from stepscope.trace.parts import joined, trace_id
 from stepscope.trace.table import Trace
 
 
@@ -55,6 +54,10 @@ def _digest(trace: Trace) -> str:
 
 def with_parts_joined(traces: list[Trace]) -> tuple[list[Trace], list[str]]:
     """Return traces that lie in several files as one, and a line for each."""
+    if len(traces) < 2:
+        return traces, []
+    from stepscope.trace.parts import joined, trace_id  # one trace has no other part
+
     parts: dict[object, list[Trace]] = {}
     for trace in traces:
         of = trace_id(trace)
