@@ -24,7 +24,9 @@ from stepscope.trace.table import Int64s
 Numbers = npt.NDArray[Any]
 _KINDS = tuple(kind.name.lower() for kind in EventKind)
 _ABSENT = np.iinfo(np.int64).min
-"""in columns under construction: nothing is known"""
+"""in columns of numbers under construction: nothing is known"""
+_NO_TEXT = -1
+"""the same in those of texts"""
 
 
 def events(shared: AlignedRun) -> Table:
@@ -99,7 +101,7 @@ def _events_of(shared: AlignedRun, index: int, texts: StringTable, threads: Stri
     return {
         "rank": np.full(len(rows), rank.rank),
         "row": rows,
-        "kind": rank.kinds[rows].astype(np.int64),
+        "kind": rank.kinds.take(rows),
         "category": _strings(texts, rank, trace["cat"][rows]),
         "name": _strings(texts, rank, trace["name"][rows]),
         "process": threads.process_ids(trace, trace["pid"][rows]),
@@ -191,8 +193,10 @@ def _steps_of(shared: AlignedRun, index: int) -> dict[str, Numbers]:
     }
 
 
-def _strings(texts: StringTable, rank: Rank, ids: Numbers) -> Int64s:
-    return _or_absent(texts.strings(rank.trace, ids), ids != NO_STRING)
+def _strings(texts: StringTable, rank: Rank, ids: Numbers) -> Numbers:
+    numbers = texts.strings(rank.trace, ids)
+    numbers[ids == NO_STRING] = _NO_TEXT
+    return numbers
 
 
 def _step_numbers(rank: Rank, index: npt.NDArray[np.int32]) -> Int64s:
@@ -216,7 +220,7 @@ def _joined(name: str, parts: Sequence[dict[str, Numbers]], texts: dict[str, Seq
     for column in schema.columns:
         values = _of_all_ranks([p[column.name] for p in parts])
         listed = tuple(texts[column.name]) if column.dtype == "text" else None
-        there = values != _ABSENT if column.null else None
+        there = values != (_ABSENT if listed is None else _NO_TEXT) if column.null else None
         if there is None or there.all():
             columns[column.name] = Cells(values, listed)
         else:
