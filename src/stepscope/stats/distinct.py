@@ -54,13 +54,14 @@ def numbered(values: npt.NDArray[_Kind]) -> tuple[npt.NDArray[_Kind], npt.NDArra
     >>> [x.tolist() for x in numbered(np.array([7, -2, 7, 30]))]
     [[-2, 7, 30], [1, 0, 1, 2]]
     """
-    once = distinct(values)
-    if not len(once) or values.dtype.kind != "i" or int(once[-1]) - int(once[0]) > _MAX_SPREAD * len(values):
+    low, high = (int(values.min()), int(values.max())) if len(values) and values.dtype.kind == "i" else (0, 0)
+    if high == low or high - low > _MAX_SPREAD * len(values):
+        once = distinct(values)
         return once, np.searchsorted(once, values)
-    low = int(once[0])
-    place = np.zeros(int(once[-1]) - low + 1, np.int64)
-    place[np.subtract(once, low, dtype=np.int64)] = np.arange(len(once))
-    return once, place[np.subtract(values, low, dtype=np.int64)]
+    slot = np.subtract(values, low, dtype=np.intp)
+    there = np.zeros(high - low + 1, bool)
+    there[slot] = True
+    return (np.flatnonzero(there) + low).astype(values.dtype), (np.cumsum(there) - 1).take(slot)
 
 
 def union_of_values(*several: npt.NDArray[_Kind]) -> npt.NDArray[_Kind]:

@@ -1,15 +1,11 @@
 """Texts of several ranks as numbers into one list, each distinct text once."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from stepscope.stats.distinct import numbered
 from stepscope.trace.table import Trace
 
-Numbers = npt.NDArray[np.int32]
-_FEW_IDS = 1 << 16
 UNNAMED = "?"
 """stands for an event without the text"""
 
@@ -29,24 +25,13 @@ class StringTable:
         """Return the number of one text."""
         return self._place.setdefault(text, len(self._place))
 
-    def strings(self, trace: Trace, ids: npt.NDArray[np.int64]) -> Numbers:
+    def strings(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
         """Return the numbers of string ids."""
-        return _of_each(ids, lambda i: self.place(UNNAMED if (text := trace.text(i)) is None else text))
-
-    def process_ids(self, trace: Trace, ids: npt.NDArray[np.int64]) -> Numbers:
-        """Return the numbers of `pid` or `tid` values as people read them."""
-        return _of_each(ids, lambda i: self.place(trace.id_text(i)))
-
-
-def _of_each(ids: npt.NDArray[np.int64], number_of: Callable[[int], int]) -> Numbers:
-    """Return the number of each id; each distinct one is asked for once, in order."""
-    low, high = (int(ids.min()), int(ids.max())) if len(ids) else (0, 0)
-    if high - low > len(ids) + _FEW_IDS:
         used, back = numbered(ids)
-        return np.array([number_of(i) for i in used.tolist()], np.int32)[back]
-    place = np.subtract(ids, low, dtype=np.intp)
-    numbers = np.zeros(high - low + 1, np.int32)
-    numbers[place] = 1
-    used = np.flatnonzero(numbers)
-    numbers[used] = [number_of(i) for i in (used + low).tolist()]
-    return numbers.take(place)
+        texts = [trace.text(i) for i in used.tolist()]
+        return np.array([self.place(UNNAMED if t is None else t) for t in texts], np.int32)[back]
+
+    def process_ids(self, trace: Trace, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """Return the numbers of `pid` or `tid` values as people read them."""
+        used, back = numbered(ids)
+        return np.array([self.place(trace.id_text(i)) for i in used.tolist()], np.int32)[back]

@@ -26,7 +26,9 @@ g(c)
 """
 
 
-def resolved(folder: Path, line: int, line_to: int, *operators: str, file: str = "job.py", text: str = TEXT) -> Frame:
+def resolved(
+    folder: Path, line: int, line_to: int, *operators: str, file: str = "job.py", text: str = TEXT, nested: bool = False
+) -> Frame:
     (folder / "source").mkdir(exist_ok=True)
     (folder / "source" / "job.py").write_text(text)
     count = len(operators)
@@ -34,7 +36,7 @@ def resolved(folder: Path, line: int, line_to: int, *operators: str, file: str =
     thread = OwnedThread(
         TRAINING,
         name=np.arange(count, dtype=np.int32),
-        depth=ids,
+        depth=np.arange(count, dtype=np.int32) if nested else ids,
         stack=ids,
         module=ids,
         sequence=numbers,
@@ -74,6 +76,12 @@ def test_operator_is_on_the_line_that_holds_its_symbol(
 def test_line_that_no_text_tells_stays_as_it_is(tmp_path: Path, line: int, line_to: int) -> None:
     found = resolved(tmp_path, line, line_to, "aten::mul", text="x * y\n" * 100 if line_to > 60 else TEXT)
     assert (found.line, found.line_to) == (line, line_to)
+
+
+def test_operator_inside_another_has_no_symbol_of_its_own(tmp_path: Path) -> None:
+    converted = ("aten::mul", "aten::to", "aten::copy_")
+    assert resolved(tmp_path, 1, 3, *converted, nested=True).line == 3
+    assert resolved(tmp_path, 1, 3, *converted).line == 1
 
 
 def test_file_that_was_not_kept_tells_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from keyword import iskeyword
 
 from stepscope.run.owners import Frame, RankOwners
 from stepscope.run.source_text import SourceText
@@ -23,16 +24,16 @@ MAX_LINES = 60
 _MAX_WIDTH = 1000
 
 _SYMBOLS = {
-    **dict.fromkeys(("add", "__add__"), "+"),
     **dict.fromkeys(("sub", "rsub", "neg"), "-"),
     **dict.fromkeys(("div", "true_divide", "reciprocal"), "/"),
-    **dict.fromkeys(("remainder", "fmod"), "%"),
-    **dict.fromkeys(("bitwise_and", "__and__", "logical_and"), "&"),
-    **dict.fromkeys(("bitwise_or", "__or__", "logical_or"), "|"),
+    **dict.fromkeys(("bitwise_and", "__and__"), "&"),
+    **dict.fromkeys(("bitwise_or", "__or__"), "|"),
     **dict.fromkeys(("bitwise_xor", "__xor__"), "^"),
-    **dict.fromkeys(("bitwise_not", "logical_not"), "~"),
     **dict.fromkeys(("index", "index_put", "copy", "fill"), "["),
+    "add": "+",
     "mul": "*",
+    "remainder": "%",
+    "bitwise_not": "~",
     "floor_divide": "//",
     "pow": "**",
     "matmul": "@",
@@ -50,20 +51,8 @@ _VIEWS = dict.fromkeys(("select", "slice", "unsqueeze", "alias"), "[")
 _OPERATORS = frozenset(_SYMBOLS.values())
 _TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
 _TOKEN = re.compile(r"\w[\w.]*|\*\*|//|->|[<>=!]=|<<|>>|[-+*/%@&|^~<>\[]|\S")
-_BEFORE_OPERAND = frozenset("([{,=:") | {
-    "return",
-    "in",
-    "and",
-    "or",
-    "not",
-    "if",
-    "else",
-    "yield",
-    "is",
-    "lambda",
-    "==",
-}
-"""after one of these no operator has its left side: `f(*args)`, `x = -1`, `in [1, 2]`"""
+_OPERAND_ENDS = re.compile(r'[\w)\]}"]$')
+"""before an operator that has a left side; not in `f(*args)`, `x = -1`, `return [1, 2]`"""
 
 
 def with_operator_lines(owners: RankOwners, source: SourceText) -> RankOwners:
@@ -85,8 +74,11 @@ def _symbols_at(owners: RankOwners, unsure: set[int]) -> dict[int, set[str]]:
     innermost = [stack[-1] if stack else -1 for stack in owners.stacks]
     names: dict[int, set[str]] = defaultdict(set)
     for thread in owners.threads:
-        for name, stack in set(zip(thread.name.tolist(), thread.stack.tolist(), strict=True)):
-            if stack >= 0 and innermost[stack] in unsure:
+        around: list[int] = []  # the stacks of the operators that are open
+        for name, depth, stack in zip(thread.name.tolist(), thread.depth.tolist(), thread.stack.tolist(), strict=True):
+            is_part = depth > 0 and around[depth - 1 : depth] == [stack]  # of what the symbol stands for
+            around[depth:] = [stack]
+            if stack >= 0 and innermost[stack] in unsure and not is_part:
                 bare = owners.names[name].removeprefix("aten::")
                 names[innermost[stack]] |= {bare, bare.removesuffix("_")}
     by_frame = {frame: _symbols(asked, _SYMBOLS) or _symbols(asked, _VIEWS) for frame, asked in names.items()}
@@ -112,7 +104,7 @@ def operator_symbols(line: str) -> Iterator[str]:
     """
     before = ""
     for token, after in pairwise([*_TOKEN.findall(_TEXT.sub('"', line[:_MAX_WIDTH])), ""]):
-        unary = not before or before in _BEFORE_OPERAND
+        unary = iskeyword(before) or not _OPERAND_ENDS.search(before)
         wanted = not unary or (token in "~-" and not after[:1].isdigit())
         if token in _OPERATORS and wanted and '"' not in (before, after):
             yield token

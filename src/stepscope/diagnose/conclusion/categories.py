@@ -55,7 +55,8 @@ CATEGORY_OF_FINDING = {
 }
 """what a run is bound by when this finding comes first; findings without a saving of their own never do"""
 
-_WORK_THAT_THE_HOST_LAUNCHES = ("mixed-precision-overhead", "optimizer", "recomputation")
+_OR_THE_HOST = ("mixed-precision-overhead", "optimizer", "recomputation", "host-to-device-copy")
+"""they cost their own time, or the host's that launches them or waits for them"""
 
 
 def category_times_ns(account: Account) -> dict[str, float]:
@@ -72,15 +73,13 @@ def category_times_ns(account: Account) -> dict[str, float]:
 def category_of_finding(account: Account, finding: Finding) -> str | None:
     """Return what a run is bound by whose largest fixable loss is this finding's; None for one that saves nothing.
 
-    Work that need not be done costs the device's time, or the host's that launches it: whichever is the larger here.
-    So do copies cost their own time, or the host's that waits for them.
+    Work that need not be done costs the device's time, or the host's that launches it or waits for it: whichever is the
+    larger here.
     """
     if finding.on_device:
         return "compute-bound"
-    if finding.id in _WORK_THAT_THE_HOST_LAUNCHES:
-        times = category_times_ns(account)
-        return max(("compute-bound", "host-bound"), key=lambda name: times[name])
-    if finding.id == "host-to-device-copy":
-        times = category_times_ns(account)
-        return max(("copy-bound", "host-bound"), key=lambda name: times[name])
-    return CATEGORY_OF_FINDING.get(finding.id)
+    category = CATEGORY_OF_FINDING.get(finding.id)
+    if category is None or finding.id not in _OR_THE_HOST:
+        return category
+    times = category_times_ns(account)
+    return max((category, "host-bound"), key=lambda name: times[name])

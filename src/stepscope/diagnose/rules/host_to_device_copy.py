@@ -18,7 +18,7 @@ _PIN = (
 _ONCE = "Make what does not change once, on the device, and copy with non_blocking=True"
 _ONE = "Bring what belongs together in one copy"
 _MANY = 4
-"""copies per step that the host waits for"""
+"""copies per step that the host waits for; from so many on, to make one of them is the first thing to do"""
 
 
 def host_to_device_copy(account: Account) -> list[Candidate]:
