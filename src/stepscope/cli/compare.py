@@ -132,7 +132,7 @@ def _compared(
     from stepscope.compare.one_run import compared_run
 
     found = compared_run(account, diagnosis)
-    keep_compared(place, found, key=key, raw_bytes=raw_bytes_of(account))
+    keep_compared(place, found, key=key, raw_bytes=raw_bytes_of(account.run))
     return found
 
 

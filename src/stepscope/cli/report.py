@@ -72,7 +72,7 @@ def _analyse(args: argparse.Namespace, place: ReportPlace | None) -> int:
     code = 3 if account.run.unreadable else 0
     if place and not (document and json_with_notes(document)[1]):
         texts = {} if text is None else {_terminal(args): text}
-        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account))
+        place.keep(KeptReport(code, document, texts), key=key, raw_bytes=raw_bytes_of(account.run))
     return code
 
 

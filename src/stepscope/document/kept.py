@@ -65,9 +65,13 @@ class KeptPlace:
         asked = {"given": list(self.given), "from": str(Path.cwd()), **self.options}
         return {"files": files, "asked": asked, "code": _code()}
 
+    def may_keep(self, key: dict[str, Any] | None, *, raw_bytes: int) -> bool:
+        """Return whether what was made of the run is worth keeping: it is not small, and as it was at `key`."""
+        return key is not None and raw_bytes >= MIN_RAW_BYTES and key == self.key()
+
     def keep(self, parts: Mapping[str, Any], *, key: dict[str, Any] | None, raw_bytes: int) -> None:
         """Write the parts, unless the run is small or has changed since `key`, or they are more than is read."""
-        if key is None or raw_bytes < MIN_RAW_BYTES or key != self.key():
+        if not self.may_keep(key, raw_bytes=raw_bytes):
             return
         text = json.dumps({"key": key, **parts}, allow_nan=False).encode(errors="surrogatepass")
         if len(text) <= MAX_BYTES:

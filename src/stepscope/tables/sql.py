@@ -5,22 +5,28 @@ query runs. A table is made only where the query names it.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
-from stepscope.tables.catalog import RunTables
 from stepscope.tables.schema import TABLES
 
+if TYPE_CHECKING:
+    from stepscope.tables.catalog import RunTables
+
 _CONFIG = {
-    "enable_external_access": "false",
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
     "allow_community_extensions": "false",
     "python_enable_replacements": "false",
     "temp_directory": "",
 }
+_CLOSED = ("SET enable_external_access = false", "SET lock_configuration = true")
+_TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN", "text": "VARCHAR"}
+_PATTERN = frozenset("*?[\\")
+"""in a path: DuckDB would look for files that fit"""
 _ROWS_AT_ONCE = 10_000
 
 
@@ -33,7 +39,7 @@ class Answer:
 
 
 def require_duckdb() -> Any:
-    """Return the module; a `UsageError` where it is not installed."""
+    """Return the module; a `UsageError` where it, or what it reads our tables through, is not installed."""
     try:
         import duckdb
         import pyarrow  # noqa: F401 - duckdb reads our tables through it
@@ -42,13 +48,50 @@ def require_duckdb() -> Any:
     return duckdb
 
 
-def run_query(tables: RunTables, sql: str) -> Answer:
+def run_query(tables: "RunTables", sql: str) -> Answer:
     """Return the answer to one query; a `UsageError` where it is no SQL or asks for what is not there."""
     duckdb = require_duckdb()
     connection = duckdb.connect(":memory:", config=_CONFIG)
-    for name in _named(sql):
+    for name in named_tables(sql):
         connection.register(name, tables.table(name).arrow())
-    connection.execute("SET lock_configuration = true")
+    return _answer(duckdb, connection, sql)
+
+
+def run_query_of_files(files: Mapping[str, Path], sql: str) -> Answer | None:
+    """Return the answer to one query over tables in Parquet files, None where a file is not what its name says."""
+    try:
+        import duckdb
+    except ImportError:
+        return None
+    connection = duckdb.connect(":memory:", config=_CONFIG)
+    try:
+        connection.execute("CREATE SCHEMA kept")
+        if not all(_is_read(connection, name, str(path)) for name, path in files.items()):
+            return None
+    except (duckdb.Error, UnicodeError):
+        return None
+    return _answer(duckdb, connection, sql)
+
+
+def named_tables(sql: str) -> list[str]:
+    """Return the tables that the query may mean: those it names, all where it names none (SHOW TABLES)."""
+    words = {word.lower() for word in re.findall(r"\w+", sql)}
+    return [name for name in TABLES if name in words] or list(TABLES)
+
+
+def _is_read(connection: Any, name: str, path: str) -> bool:
+    """Return whether a file holds the columns of the table, which can then be queried and not changed."""
+    if _PATTERN & set(path):
+        return False
+    connection.execute(f"CREATE TABLE kept.{name} AS SELECT * FROM read_parquet($1)", [path])
+    connection.execute(f"CREATE VIEW {name} AS SELECT * FROM kept.{name}")
+    columns = [(row[0], row[1]) for row in connection.execute(f"DESCRIBE {name}").fetchall()]
+    return columns == [(column.name, _TYPES[column.dtype]) for column in TABLES[name].columns]
+
+
+def _answer(duckdb: Any, connection: Any, sql: str) -> Answer:
+    for setting in _CLOSED:
+        connection.execute(setting)
     try:
         found = connection.execute(sql)
     except duckdb.Error as error:
@@ -56,12 +99,6 @@ def run_query(tables: RunTables, sql: str) -> Answer:
     if found is None:
         raise UsageError('the query is empty; e.g. "SELECT * FROM steps"')
     return Answer(tuple(d[0] for d in found.description or ()), _rows(duckdb, connection))
-
-
-def _named(sql: str) -> list[str]:
-    """Return the tables that the query may mean: those it names, all where it names none (SHOW TABLES)."""
-    words = {word.lower() for word in re.findall(r"\w+", sql)}
-    return [name for name in TABLES if name in words] or list(TABLES)
 
 
 def _rows(duckdb: Any, connection: Any) -> Iterator[tuple[Any, ...]]:

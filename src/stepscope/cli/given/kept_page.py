@@ -31,7 +31,7 @@ def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account
         run = account.run
         data = report_data(account, diagnosis, calibration=calibration_for(args.calibration, account))
         page = KeptPage(run.name, bool(run.unreadable), parts_of(data))
-        keep_page(place, page, key=key, raw_bytes=raw_bytes_of(account))
+        keep_page(place, page, key=key, raw_bytes=raw_bytes_of(account.run))
         return page
 
     return made
