@@ -25,10 +25,10 @@ _FUSIBLE = [FAMILY_CODE[f] for f in (Family.ELEMENTWISE, Family.NORMALISATION, F
 
 
 _LAUNCH_DOUBT, _LAUNCH_SURENESS = 1.0, 0.5
-"""of a saving that is made of fewer launches: compiled code may launch each of them more slowly, which no trace tells"""
+"""where the host limits the step: what fusing does to its time no trace tells"""
 _MIN_GAP = 0.05
 """of the step in which the device waits for launches: below it time on the device is what counts"""
-_ONLY_LAUNCHES = "the host is what limits the step, so fusing saves by launching less, and how fast compiled code launches is not known"
+_HOST_LIMITS = "the host is what limits the step; only the device's time is counted: compiled code launches less, but how fast is not known"
 
 
 def memory_bound_kernels(account: Account) -> list[Candidate]:
@@ -53,17 +53,24 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
     def fuse(replay: Replay) -> Replay:
         return fused_chains(replay, chosen, times, leads)
 
-    by_launches = _by_launches(account, fuse, chosen, times)
+    @once_per_record
+    def fuse_on_device(replay: Replay) -> Replay:
+        return with_work_times(replay, chosen, times)
+
+    by_launches = _by_launches(account, fuse, fuse_on_device)
+    removed_ns = _removed_ns(account, chosen, times)
+    if not by_launches and account.step:
+        removed_ns += account.step.ns("launch_gap")  # of launches there are fewer
     return [
         Candidate(
             id="memory-bound-kernels",
             title="Consecutive elementwise kernels are not fused",
             cause="each reads its inputs from memory and writes its result back for the next"
-            + (f"; {_ONLY_LAUNCHES}" if by_launches else ""),
+            + (f"; {_HOST_LIMITS}" if by_launches else ""),
             remedy="torch.compile(model) fuses them; or use fused layers (fused norms, fused SwiGLU). The saving is of each run of such "
             "kernels as one launch and one pass over its largest one.",
-            change=fuse,
-            limit_ns=min(spent * 1e6, _removed_ns(account, chosen, times)),
+            change=fuse_on_device if by_launches else fuse,
+            limit_ns=min(spent * 1e6, removed_ns),
             claim="fused kernels",
             cost_ns=spent * 1e6,
             evidence=(Evidence("elementwise and normalisation kernels per step", round(spent, 3), "ms", "mean rank"),),
@@ -73,9 +80,7 @@ def memory_bound_kernels(account: Account) -> list[Candidate]:
     ]
 
 
-def _by_launches(
-    account: Account, fuse: Change, chosen: Sequence[Mask], times: Sequence[npt.NDArray[np.float64]]
-) -> bool:
+def _by_launches(account: Account, fuse: Change, fuse_on_device: Change) -> bool:
     """Return whether less than half of what fusing saves would come of the device's time alone."""
     replay, step = account.owned_replay, account.step
     if replay is None or step is None or step.ns("launch_gap") < _MIN_GAP * step.step_ns:
@@ -83,19 +88,17 @@ def _by_launches(
     saves = replay.period_ns - fuse(replay).period_ns
     if not saves > 0:
         return False
-    on_device = replay.period_ns - with_work_times(replay, chosen, times).period_ns
+    on_device = replay.period_ns - fuse_on_device(replay).period_ns
     return bool(on_device < MIN_MOSTLY * saves)
 
 
 def _removed_ns(account: Account, chosen: Sequence[Mask], fused: Sequence[npt.NDArray[np.float64]]) -> float:
-    """Return what fusing can remove per step: the kernels' time beyond that of the fused ones, mean over ranks, and the
-    time in which the device waits for launches, of which there are fewer.
-    """
+    """Return what fusing can remove per step: the kernels' time beyond that of the fused ones, mean over ranks."""
     removed = [
         (view.costs.duration_ns - after)[mask].sum() / max(len(view.rank.steps), 1)
         for view, mask, after in zip(account.ranks, chosen, fused, strict=True)
     ]
-    return float(np.mean(removed)) + (account.step.ns("launch_gap") if account.step else 0.0)
+    return float(np.mean(removed))
 
 
 def _fused_ns(costs: KernelCosts, mask: Mask, beside: Mask) -> tuple[npt.NDArray[np.float64], Mask]:
