@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from tests.record.script_runs import recorded, run_json, script, started, steps
 
+from stepscope.analyze.account import account_of
+from stepscope.diagnose.findings import diagnose
+from stepscope.run.load import load
+
 pytestmark = pytest.mark.job
 
 
@@ -125,3 +129,21 @@ def test_what_recurs_has_regions_of_its_own(tmp_path: Path) -> None:
     assert 13 in [s for s, regions in found.items() if "compilation" in regions]
     for line in steps(tmp_path):
         assert sum(region["ns"] for region in line["regions"].values()) <= line["dur_ns"]
+
+
+def test_rounds_of_a_policy_are_the_steps_of_its_report(tmp_path: Path) -> None:
+    """What it writes is no evaluation that could be left out; and its lines are among those with frames."""
+    done = recorded(tmp_path, script("rollouts.py", "20"), "--steps", "10:16")
+    assert done.returncode == 0, done.stderr
+    logged = steps(tmp_path)
+    assert len(logged) == 40
+    evaluated = [line["step"] for line in logged if "evaluation" in line["regions"]]
+    assert evaluated == list(range(evaluated[0], 40, 2)) and evaluated[0] <= 4
+    with gzip.open(tmp_path / "run" / "rank00000.owners.json.gz") as f:
+        owners = json.load(f)
+    assert set(owners["steps"]) <= set(evaluated)
+    account = account_of(load(tmp_path / "run"))
+    assert len(account.run.ranks[0].steps) == 3
+    assert not [f for f in diagnose(account).findings if "evaluation" in f.title]
+    lines = {one.line for one in account.code.lines} if account.code else set()
+    assert {14, 22} <= lines  # the passes of writing, and of improving

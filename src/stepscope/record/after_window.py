@@ -4,7 +4,8 @@
              window  census, calls counted  frames  settling  unprofiled
 
 Which ones is a function of the settings, hence equal on all ranks. A step in which evaluation began is tried again. A
-job that ends before has neither, and `run.json` says so.
+job that ends before has neither, and `run.json` says so. Where passes without gradients come every few steps, as a
+policy's answers do, the step with frames is one that begins with them: it shows all that the loop does.
 """
 
 import tempfile
@@ -46,12 +47,13 @@ class AfterWindow:
         run: OpenRun,
         known: JobFacts,
         set_marker: Callable[[bool], None],
+        begins_round: Callable[[int], int],
     ) -> None:
         self._config = config
         self._guard = guard
         self._run = run
         self._known = known
-        self._set_marker = set_marker
+        self._set_marker, self._begins_round = set_marker, begins_round
         self._watched: StepCensus | FrameStep | None = None
         self._calls: CallCount | None = None
         self._tries = _TRIES
@@ -84,6 +86,8 @@ class AfterWindow:
 
     def begin(self, step: int, usual: TypicalStep) -> bool:
         """Begin to watch a step where it is one of them; return whether it is."""
+        if self._frame_step is not None and step == self._frame_step - 1:
+            self._frame_step = self._begins_round(self._frame_step)
         if self._frame_step is not None and step in (self._frame_step - 1, self._frame_step):
             step_aside()  # our own search for the loop's modules: no profile function of the user's
         if step == self._census_step:

@@ -59,6 +59,7 @@ class StepRecorder:
             known=self._known,
             regions=self.regions,
             samplers=self.samplers,
+            begins_round=self._times.begins_round,
             on_trace_ready=on_trace_ready,
             on_tick=lambda: self._try(self._look_at_budget),
         )

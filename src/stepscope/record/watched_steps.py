@@ -40,6 +40,7 @@ class WatchedSteps:
         known: JobFacts,
         regions: Regions,
         samplers: Samplers,
+        begins_round: Callable[[int], int],
         on_trace_ready: Callable[[Any], Any] | None,
         on_tick: Callable[[], None],
     ) -> None:
@@ -48,7 +49,7 @@ class WatchedSteps:
         self.busy_step = next_busy_step(1, config, also=FIRST_STEPS) or NEVER
         self._config = config
         self._known, self._regions, self._samplers = known, regions, samplers
-        self._on_trace_ready = on_trace_ready
+        self._begins_round, self._on_trace_ready = begins_round, on_trace_ready
         self._watchdog = Watchdog(on_tick)
         self._before_window = StepsBeforeWindow()
         self._asked: tuple[WindowPlan, ...] = ()  # windows that were asked for while the job runs
@@ -77,6 +78,7 @@ class WatchedSteps:
             run=run,
             known=self._known,
             set_marker=self._mark_regions,
+            begins_round=self._begins_round,
         )
 
     @property

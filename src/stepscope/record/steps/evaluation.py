@@ -18,10 +18,17 @@ class Evaluation:
         self._regions: RegionTimes = {}
         self._until_ns: int | None = None
         self._last_step: int | None = None  # the last one that had some
+        self._between: int | None = None  # steps from the one before to it
 
     def is_routine(self, step: int) -> bool:
         """Return whether there was one a few steps ago as well."""
         return self._last_step is not None and step - self._last_step <= MAX_STEPS_BETWEEN
+
+    def next_step(self, step: int) -> int:
+        """Return the first step from `step` on that begins with some where it comes every few steps, else `step`."""
+        if self._last_step is None or self._between is None or self._between > MAX_STEPS_BETWEEN:
+            return step
+        return step + (self._last_step - step) % self._between
 
     def add(self, regions: RegionTimes, *, step: int, step_start_ns: int, now_ns: int) -> None:
         """All that passed up to now, since the step began or since the last call, was evaluation."""
@@ -31,6 +38,8 @@ class Evaluation:
         count = 1 if self._until_ns is None else 0
         self._regions = summed(self._regions, {**kept, EVALUATION: {"ns": own_ns, "n": count}})
         self._until_ns = now_ns
+        if self._last_step is not None and self._last_step != step:
+            self._between = step - self._last_step
         self._last_step = step
 
     def leave_out(self, paused_ns: int) -> None:

@@ -43,6 +43,10 @@ class StepTimes:
         """Return whether evaluation in this step is part of what every few steps do."""
         return self._evaluation.is_routine(step)
 
+    def begins_round(self, step: int) -> int:
+        """Return the first step from `step` on that begins with evaluation where that is routine, else `step`."""
+        return self._evaluation.next_step(step)
+
     def end_evaluation(self, step: int) -> None:
         """Take what passed since the step began for evaluation."""
         now_ns = perf_counter_ns()
