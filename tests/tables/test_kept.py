@@ -18,6 +18,7 @@ from stepscope.document import kept
 from stepscope.run.load import Run
 from stepscope.tables import kept as kept_tables
 from stepscope.tables.schema import TABLES
+from stepscope.trace.content_key import content_key
 
 pytest.importorskip("pyarrow", reason="needs the extra `sql`")
 duckdb = pytest.importorskip("duckdb", reason="needs the extra `sql`")
@@ -140,7 +141,7 @@ def test_a_file_under_the_right_key_is_still_looked_at(folder: Path, ask: Ask, c
         Path(f"{path}.new").replace(path)
     (listed,) = (folder / CACHE_FOLDER).glob("*.tables")
     said = json.loads(listed.read_text())
-    said["tables"]["steps"] = kept_tables.content_key(path)
+    said["tables"]["steps"] = content_key(path)
     listed.write_text(json.dumps(said))
     assert ask() == (first, True)
 

@@ -24,6 +24,7 @@ from stepscope.run.side_files import SideFiles, is_later_window, side_files, win
 from stepscope.run.source_text import SourceText
 from stepscope.run.sources import Sources, find_sources
 from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
+from stepscope.run.step_search.rounds import in_rounds
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
@@ -148,6 +149,9 @@ def load_sources(
     logs, lost = readable_step_logs(about) if about else ((), [])
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
+    in_words: list[str] = []
+    if not everyone:  # of ranks that are only outlined nothing can be put into other steps
+        ranks, logs, description, in_words = in_rounds(ranks, logs, description)
     read_here = {source.path.name for source in files if source.path.parent == about}
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])
     measured, faults = measured_launches(about, but=read_here) if about else ((), [])
@@ -167,7 +171,7 @@ def load_sources(
     )
     if everyone:
         run = replace(run, everyone=replace(run, ranks=tuple(everyone), sampling=""))
-    beside = [*damaged, *lost, *since, *refused, *faults, *_beside_warnings(run, folder)]
+    beside = [*damaged, *lost, *since, *in_words, *refused, *faults, *_beside_warnings(run, folder)]
     lines = [*warnings, *sources.repeated, *repeated, *in_parts, *set_aside, *beside]
     return _with_warnings(run, lines)
 

@@ -14,7 +14,7 @@ MAD_TO_SIGMA = 1.4826
 _MAX_POINTS = 400
 _MIN_POINTS_FOR_TREND = 8
 FAR_LONGER = 1.5
-_OFTEN = 0.1
+OFTEN = 0.1
 
 
 def mad_sigma(values: npt.ArrayLike) -> float:
@@ -168,7 +168,7 @@ def recurring_long(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     [2, 0]
     """
     long = far_longer(values)
-    return long if long.sum() >= max(2, _OFTEN * len(long)) else np.zeros(len(long), bool)
+    return long if long.sum() >= max(2, OFTEN * len(long)) else np.zeros(len(long), bool)
 
 
 def slow_start(values: npt.ArrayLike) -> int:

@@ -139,3 +139,10 @@ def test_steps_that_are_slower_after_the_window_are_said_and_do_not_count_as_ord
 def test_too_few_steps_tell_nothing() -> None:
     lines = [{"step": i, "start_ns": i, "end_ns": i + 1, "dur_ns": 1} for i in range(5)]
     assert training_step([step_log_of(lines, rank=0)]) is None and training_step([]) is None
+
+
+def test_passes_without_gradients_in_every_step_are_the_work_of_the_loop() -> None:
+    """A policy writes in every step what it is trained on: that a few of them are longer is no evaluation."""
+    found = training_step([log(extra=lambda step: {"evaluation": 160.0 if step % 6 == 5 else 80.0})])
+    assert found is not None and "evaluation" not in found.recurring.causes
+    assert found.mean_ns == pytest.approx(143e6, rel=0.02)

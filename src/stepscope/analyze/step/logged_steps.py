@@ -10,6 +10,7 @@ from stepscope.analyze.step.recurring import COMMUNICATION, OUTSIDE
 from stepscope.contract.step_line import (
     BACKWARD,
     CLIPPING,
+    EVALUATION,
     FORWARD,
     GRADIENT_SYNC,
     LR_SCHEDULING,
@@ -35,6 +36,7 @@ _EXCESS_SIGMAS = 5.0
 _LONG_STEP_SHARE = 0.25
 _MIN_ORDINARY = 3
 _MIN_SHARE_KNOWN = 0.8
+_NEARLY_ALL = 0.9
 _MIN_UNNAMED = 3
 """stretches of steps: host time outside every region that comes less often is not known to recur"""
 
@@ -127,9 +129,16 @@ def cause_times(log: StepLog) -> dict[str, Floats]:
     """Return by cause its time in every step: regions that are not the work of training, and time outside all."""
     times = region_times(log)
     inside = sum(times.values(), np.zeros(len(log)))
-    found = {name: time for name, time in times.items() if name not in WORK_REGIONS}
+    found = {name: time for name, time in times.items() if name not in WORK_REGIONS and not _is_work(name, time)}
     # A log without regions says nothing of what the host did: then nothing is known to be outside of them.
     return {**found, OUTSIDE: np.maximum(log.dur_ns - inside, 0.0) if times else np.zeros(len(log))}
+
+
+def _is_work(name: str, time: Floats) -> bool:
+    """Return whether passes without gradients are the work of the loop itself: there are some in nearly every step, as
+    where a policy writes what it is trained on.
+    """
+    return name == EVALUATION and bool(len(time)) and bool((time > 0).mean() >= _NEARLY_ALL)
 
 
 def _step_ns(log: StepLog) -> Floats:

@@ -12,7 +12,7 @@ from stepscope.analyze.replay.replay import Replay
 from stepscope.analyze.step.recurring import OUTSIDE
 from stepscope.diagnose.finding import MIN_MOSTLY, Candidate, Evidence
 from stepscope.diagnose.rules.measures import host_ms, host_part_ns, typical_host_ns
-from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, named_cause, stall_causes
+from stepscope.diagnose.rules.recurring_causes import common_ns, evidence_of, may_be_needed, named_cause, stall_causes
 
 _MAX_OPERATORS = 2
 
@@ -23,7 +23,7 @@ def host_stall(account: Account) -> list[Candidate]:
 
 
 def _named(account: Account, cause: str) -> Candidate:
-    said = named_cause(cause)
+    said = named_cause(account, cause)
     return Candidate(
         id="host-stall",
         title=said.title,
@@ -33,7 +33,7 @@ def _named(account: Account, cause: str) -> Candidate:
         limit_ns=host_part_ns(account, "host_stall"),
         cost_ns=common_ns(account, (cause,)),
         evidence=evidence_of(account, (cause,)),
-        sureness=0.95,
+        sureness=0.5 if may_be_needed(account, cause) else 0.95,
     )
 
 

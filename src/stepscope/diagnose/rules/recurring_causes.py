@@ -11,6 +11,7 @@ from stepscope.dataclass import dataclass
 from stepscope.diagnose.finding import Evidence
 from stepscope.diagnose.rules.measures import host_ms
 from stepscope.stats.middle import median
+from stepscope.stats.robust import OFTEN
 
 _SAME_ORDER = 1 / 3
 """of the most on any rank: a rank that has less of a cause does not have it"""
@@ -50,13 +51,33 @@ _NAMED = {
 }
 
 
-def named_cause(cause: str) -> CauseText:
+_OFTEN_EVALUATED = CauseText(
+    "Passes without gradients come between training steps",
+    "evaluation, or data that the job makes itself: every few steps forward passes without gradients run, and no step "
+    "of training meanwhile",
+    "Evaluate less often or in a job of its own. Where training needs what they make (a policy's answers), make it "
+    "faster: larger batches, a cache of keys and values, launched as a graph.",
+)
+
+
+def named_cause(account: Account, cause: str) -> CauseText:
     """Return the words for a recurring cause; a region that the job named itself speaks for itself."""
+    if may_be_needed(account, cause):
+        return _OFTEN_EVALUATED
     return _NAMED.get(cause) or CauseText(
         f"Training stops for {cause}",
         f"{cause}: the region of that name takes long in some steps",
         "Do it less often, or in a thread or a job of its own.",
     )
+
+
+def may_be_needed(account: Account, cause: str) -> bool:
+    """Return whether training may need it: passes without gradients that come every few steps may make its data."""
+    recurring = recurring_of(account)
+    if recurring is None or cause != EVALUATION or cause not in recurring.causes:
+        return False
+    steps, of = recurring.num_steps_with(cause)
+    return steps >= OFTEN * of
 
 
 def recurring_of(account: Account) -> Recurring | None:

@@ -33,7 +33,7 @@ def with_derived_steps(ranks: Sequence[Rank]) -> list[Rank]:
         found = [_as_far_as_known(rank, tell(rank)) for rank in ranks]
         steps = [one for one in found if one is not None]
         if len(steps) == len(ranks) and len({len(one) for one in steps}) == 1:
-            return [_with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
+            return [with_steps(rank, one) for rank, one in zip(ranks, steps, strict=True)]
     return list(ranks)
 
 
@@ -90,7 +90,7 @@ def _ways(ranks: Sequence[Rank]) -> tuple[Callable[[Rank], Steps | None], ...]:
     return (_marked, _periodic, _whole) if is_short else (_marked, _periodic)
 
 
-def _with_steps(rank: Rank, steps: Steps) -> Rank:
+def with_steps(rank: Rank, steps: Steps) -> Rank:
     """Return the rank with everything that belongs to a step put into these."""
     work, joins = device_work(rank.trace, rank.kinds, steps)
     return replace(rank, steps=steps, work=work, joins=joins, collectives=_in_steps(rank, steps))
