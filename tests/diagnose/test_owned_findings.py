@@ -124,6 +124,17 @@ def loop_with_views(r: PlantedRank, at: float, _: int) -> float:
     return at
 
 
+def clipped_one_by_one(r: PlantedRank, at: float, _: int) -> float:
+    """Gradients clipped each by itself: a norm, a factor, and a list of one tensor that is multiplied by it."""
+    for _ in range(64):
+        with r.line("train.py:13", "lib:torch/nn/utils/clip_grad.py:38"):
+            for name in ("linalg_vector_norm", "stack", "add", "reciprocal", "mul", "clamp", "_foreach_mul_"):
+                with r.op(f"aten::{name}", at, at + 5):
+                    r.kernel(name, at=at + 1, start=at + 3, end=at + 3.5)
+                at += 6
+    return at
+
+
 def sent(r: PlantedRank, at: float, _: int) -> float:
     for _ in range(8):
         with r.line("train.py:13", "lib:torch/distributed/c10d_logger.py:83"):
@@ -186,6 +197,7 @@ def accused(found: Account) -> list[Finding]:
         (statistic, "host-device-sync"),
         (loop, "launch-overhead"),
         (loop_with_views, "launch-overhead"),
+        (clipped_one_by_one, "launch-overhead"),
         (norms, "host-stall"),
         (on_the_device("aten::sort", device_us=40), "host-stall"),
     ],

@@ -9,6 +9,8 @@ _MIN_CALLS = 32
 """in place per step and line: fewer are no loop over parameters"""
 _MIN_SHARE = 0.3
 """of the line's operators that do something change a tensor in place"""
+_MOSTLY_REPEATED = 0.9
+"""of the same are called as often as a loop has turns: then it is one, though it computes more than it changes"""
 _MANY_VIEWS = 4
 """times as many views as changes: more than a loop over tensors takes"""
 FOREACH = frozenset(
@@ -19,6 +21,7 @@ FOREACH = frozenset(
     )
 )  # fmt: skip
 """operators with a torch._foreach_ form"""
+_LISTS = "aten::_foreach_"
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -39,13 +42,20 @@ def parameter_loop(account: Account) -> list[Candidate]:
 def _is_loop(rank: RankLines, work: LineWork) -> bool:
     if not work.apart or work.modules or work.collectives or work.to_host:
         return False
+    least = _MIN_CALLS * max(len(rank.owned.rank.steps), 1)
+    does = sum(work.top_calls.values()) - _views(work)
+    repeated = sum(n for name, n in work.top_calls.items() if n >= least and name not in _VIEWS)
     looped = _looped(work)
-    steps = max(len(rank.owned.rank.steps), 1)
-    return looped >= _MIN_CALLS * steps and looped >= _MIN_SHARE * (sum(work.top_calls.values()) - _views(work))
+    return looped >= least and (looped >= _MIN_SHARE * does or repeated >= _MOSTLY_REPEATED * does)
 
 
 def _looped(work: LineWork) -> int:
-    return sum(n for name, n in work.top_calls.items() if name in FOREACH)
+    return sum(n for name, n in work.top_calls.items() if _changes(name))
+
+
+def _changes(operator: str) -> bool:
+    """Return whether an operator changes a tensor in place, alone or in a list, which is short where calls are many."""
+    return operator in FOREACH or (operator.startswith(_LISTS) and operator.endswith("_"))
 
 
 def _views(work: LineWork) -> int:
@@ -59,17 +69,20 @@ def _candidate(account: Account, line: Line) -> Candidate:
         calls += _looped(known.lines[line])
         views += _views(known.lines[line])
         steps += max(len(known.owned.rank.steps), 1)
-        names |= set(known.lines[line].top_calls) & FOREACH
+        names |= {name for name in known.lines[line].top_calls if _changes(name)}
     looks, once = "", ""
     if views >= _MANY_VIEWS * calls:
         looks = f", and takes {views / steps:,.0f} views of tensors meanwhile"
         once = " Take what the loop looks up (a state_dict(), a view) once, before it."
-    forms = ", ".join(f"torch._foreach_{name.removeprefix('aten::')}" for name in sorted(names))
+    forms = ", ".join(
+        f"torch._foreach_{name}"
+        for name in sorted({name.removeprefix(_LISTS).removeprefix("aten::") for name in names})
+    )
     return Candidate(
         id="launch-overhead",
         title=f"{place} changes tensors one by one",
         cause=f"{place} launches {calls / steps:.0f} operators per step in a Python loop, each on one tensor{looks}",
-        remedy=f"Change all tensors at once ({forms}), or every N steps.{once} The saving is of the step without this line's "
+        remedy=f"Change all tensors at once ({forms}; a function that takes a list takes all of them), or every N steps.{once} The saving is of the step without this line's "
         "host time.",
         change=without_lines(account, [line], device=False),
         evidence=(
