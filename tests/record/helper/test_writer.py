@@ -154,6 +154,19 @@ def test_steps_before_the_window_are_the_unprofiled_ones_and_those_after_are_com
         assert (compared["low"] > 1.1) == is_beyond
 
 
+def test_evaluations_are_not_what_steps_after_the_window_are_compared_by() -> None:
+    """More than half of the steps before it had one, less than half of those after it."""
+    steps = StepStatistics()
+    for step in range(60):
+        phase = "before" if step < 21 else "after"
+        evaluated_ns = 5000 if step % 2 == 0 and step < 57 else 0
+        told = json.loads(line(step, dur_ns=1000 + step % 3 + evaluated_ns, phase=phase))
+        steps.add({**told, "regions": {"evaluation": {"ns": evaluated_ns, "n": 1}}})
+    found = steps.summary()
+    assert found["before"]["median_ns"] > 5000 > found["after"]["median_ns"]
+    assert found["after_to_before"]["ratio"] == pytest.approx(1, rel=0.01)
+
+
 @pytest.mark.parametrize("phase", ["before", "window", "after"])
 def test_statistics_of_nothing_are_unknown(phase: str) -> None:
     assert StepStatistics().summary()[phase] is None

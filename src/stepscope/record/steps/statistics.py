@@ -10,7 +10,9 @@ each other's export.
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from stepscope.contract.step_line import EVALUATION
 
 FIRST_STEPS = 2
 SETTLING_STEPS = 1
@@ -21,6 +23,12 @@ _ERRORS = 3.0  # of the ratio: wider than usual, because neighbouring steps rese
 _KEPT = 2_000
 
 
+class _Step(NamedTuple):
+    dur_ns: int
+    device_ns: int | None
+    evaluated_ns: int
+
+
 class StepStatistics:
     """Counts and durations by phase; the newest steps stand for a long run."""
 
@@ -28,7 +36,7 @@ class StepStatistics:
         self.count = 0
         self.last: int | None = None
         self._settling = 0
-        self._durations: dict[str, deque[tuple[int, int | None]]] = {
+        self._durations: dict[str, deque[_Step]] = {
             phase: deque(maxlen=_KEPT) for phase in ("before", "window", "after")
         }
 
@@ -41,11 +49,11 @@ class StepStatistics:
         if line["profiled"]:
             self._settling = SETTLING_STEPS
             if line["phase"] == "window":
-                self._durations["window"].append((line["dur_ns"], line["device_ns"]))
+                self._durations["window"].append(_step_of(line))
         elif self._settling:
             self._settling -= 1
         elif line["phase"] in ("before", "after") and line["step"] >= FIRST_STEPS:
-            self._durations[line["phase"]].append((line["dur_ns"], line["device_ns"]))
+            self._durations[line["phase"]].append(_step_of(line))
 
     def summary(self) -> dict[str, Any]:
         """Return `{"count", "last", "before", "window", "after", "unprofiled", "unprofiled_from", "after_to_before"}`.
@@ -65,11 +73,19 @@ class StepStatistics:
         }
 
 
-def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | None]]) -> dict[str, float] | None:
-    """Return how much longer steps after the window take, with an interval: medians and their spread."""
+def _step_of(line: dict[str, Any]) -> _Step:
+    evaluated = line.get("regions", {}).get(EVALUATION, {}).get("ns", 0)
+    return _Step(line["dur_ns"], line["device_ns"], evaluated)
+
+
+def _ratio(before: list[_Step], after: list[_Step]) -> dict[str, float] | None:
+    """Return how much longer steps after the window take, with an interval: medians and their spread.
+
+    Without evaluations: steps with one and steps without one have no median in common.
+    """
     if min(len(before), len(after)) < _MIN_COMPARED:
         return None
-    sides = [_known(before), _known(after)]
+    sides = [_own(before), _own(after)]
     (first, error), (second, other) = ((statistics.median(side), error_of_median(side)) for side in sides)
     if first <= 0:
         return None
@@ -78,10 +94,10 @@ def _ratio(before: list[tuple[int, int | None]], after: list[tuple[int, int | No
     return {"ratio": ratio, "low": ratio - spread, "high": ratio + spread}
 
 
-def _known(steps: list[tuple[int, int | None]]) -> list[int]:
-    """Return the times by the device where it tells, else the host's."""
-    device = [ns for _, ns in steps if ns is not None]
-    return device if len(device) >= _MIN_COMPARED else [dur for dur, _ in steps]
+def _own(steps: list[_Step]) -> list[int]:
+    """Return the times by the device where it tells, else the host's, without evaluations."""
+    device = [s.device_ns - s.evaluated_ns for s in steps if s.device_ns is not None]
+    return device if len(device) >= _MIN_COMPARED else [s.dur_ns - s.evaluated_ns for s in steps]
 
 
 def error_of_median(values: Sequence[float]) -> float:
@@ -91,11 +107,11 @@ def error_of_median(values: Sequence[float]) -> float:
     return float(1.2533 * deviation / len(values) ** 0.5)
 
 
-def _median_of(steps: list[tuple[int, int | None]]) -> dict[str, Any] | None:
+def _median_of(steps: list[_Step]) -> dict[str, Any] | None:
     if not steps:
         return None
-    host = [dur for dur, _ in steps]
-    device = [ns for _, ns in steps if ns is not None]
+    host = [s.dur_ns for s in steps]
+    device = [s.device_ns for s in steps if s.device_ns is not None]
     return {
         "steps": len(host),
         "median_ns": int(statistics.median(host)),
