@@ -9,6 +9,7 @@ import pytest
 import stepscope.record.hooks.loop.routine as routine_module
 from stepscope.record.hooks.loop.pattern import Event, Pattern
 from stepscope.record.hooks.loop.routine import PERIOD_NS, PERIOD_WITH_WAITS_NS, PERIODS, Repeats, Routine
+from stepscope.record.hooks.loop.step_ends import StepEnds
 
 LOAD, LOADED, STEP, STEPPED, OTHER = 1, 2, 100, -100, 7
 
@@ -185,3 +186,23 @@ def test_a_region_that_ends_after_the_one_around_it_has_ended_with_it() -> None:
     pattern = Pattern([Event(token, edge, lambda _: None) for token, edge in enumerate(edges)])
     times = pattern.region_times([0, 10, 30, 70], 0)
     assert {name: region["ns"] for name, region in times.items()} == {"backward": 10, "optimizer": 20}
+
+
+def test_a_step_that_may_have_ended_while_it_was_only_timed_keeps_the_moment() -> None:
+    """One of two optimizers does not come any more: that is noticed later than the other one's step."""
+    asked: list[int] = []
+
+    class Recorder:
+        def step_may_end(self, at_ns: int) -> int:
+            asked.append(at_ns)
+            return at_ns
+
+    class OptimizerStep:
+        def follow(self, at_ns: int) -> None:
+            ends.step_may_end(expected=True)
+
+    ends = StepEnds(lambda: None)
+    ends.recorder = Recorder()
+    ends._follow_open_step([OptimizerStep(), OptimizerStep()], [7, 8])  # type: ignore[list-item]
+    ends.step_may_end(expected=True)
+    assert asked[:2] == [7, 8] and asked[2] > 8
