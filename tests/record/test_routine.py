@@ -203,6 +203,6 @@ def test_a_step_that_may_have_ended_while_it_was_only_timed_keeps_the_moment() -
 
     ends = StepEnds(lambda: None)
     ends.recorder = Recorder()
-    ends._follow_open_step([OptimizerStep(), OptimizerStep()], [7, 8])  # type: ignore[list-item]
+    ends._follow_open_step([OptimizerStep(), OptimizerStep()], [7, 8])
     ends.step_may_end(expected=True)
     assert asked[:2] == [7, 8] and asked[2] > 8
