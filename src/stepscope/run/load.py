@@ -23,8 +23,7 @@ from stepscope.run.reading.told_apart import refuse_double_ranks, sorted_out, wi
 from stepscope.run.side_files import SideFiles, is_later_window, side_files, window_number
 from stepscope.run.source_text import SourceText
 from stepscope.run.sources import Sources, find_sources
-from stepscope.run.step_log import StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
-from stepscope.run.step_search.rounds import in_rounds
+from stepscope.run.step_log import PASSES_NS, StepLog, UnprofiledStep, readable_step_logs, unprofiled_step
 from stepscope.run.step_search.unmarked_steps import with_derived_steps
 from stepscope.run.unread_events import unread_lines
 from stepscope.side_file import read_side_json, unusable_fields
@@ -150,7 +149,10 @@ def load_sources(
     window = window_number(folder.resolve()) if folder is not None else 0
     logs, description, since = steps_it_stands_for(logs, description, pulled_window(description, window))
     in_words: list[str] = []
-    if not everyone:  # of ranks that are only outlined nothing can be put into other steps
+    # Ranks that are only outlined cannot be put into other steps.
+    if not everyone and any(PASSES_NS in log.numbers for log in logs):
+        from stepscope.run.step_search.rounds import in_rounds  # few jobs have such passes
+
         ranks, logs, description, in_words = in_rounds(ranks, logs, description)
     read_here = {source.path.name for source in files if source.path.parent == about}
     owners, refused = read_owners(about, [r.rank for r in ranks]) if about else ((), [])

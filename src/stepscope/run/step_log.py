@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.contract.run_folder import json_object, rank_of
-from stepscope.contract.step_line import WARMUP
+from stepscope.contract.step_line import EVALUATION, WARMUP
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.records import ArrayRecord
@@ -30,6 +30,8 @@ from stepscope.units import ms
 ENDING = ".steps.jsonl"
 SETTLING_STEPS = 1
 """unprofiled steps after a profiled one that do not count: ranks still wait for each other's export"""
+PASSES_NS = f"regions.{EVALUATION}.ns"
+"""time of forward passes without gradients between the steps of training"""
 MAX_RANK = 1 << 30
 _COLUMNS = ("step", "start_ns", "end_ns", "dur_ns", "device_ns", "profiled")
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.contract.step_line import EVALUATION
 from stepscope.dataclass import dataclass
 from stepscope.run.rank import Rank
-from stepscope.run.step_log import MISSING, StepLog, unprofiled_step
+from stepscope.run.step_log import MISSING, PASSES_NS, StepLog, unprofiled_step
 from stepscope.run.step_search.unmarked_steps import with_steps
 from stepscope.run.steps import Steps
 from stepscope.stats.robust import OFTEN
@@ -31,7 +30,6 @@ MAX_STEPS = round(1 / OFTEN)
 _MIN_ROUNDS = 4
 _MIN_SHARE = 0.1
 """of the time of all steps: passes that take less do not make a step another one"""
-_PASSES = f"regions.{EVALUATION}.ns"
 _LEVELS = "memory."
 """numbers that are no sums over time"""
 _IN_STEPS = ("tokens_per_step", "samples_per_step")
@@ -90,7 +88,7 @@ def in_rounds(
 
 def _rounds(log: StepLog) -> Rounds | None:
     """Return the rounds of one rank, None where passes without gradients are rare, irregular or short."""
-    passes = np.nan_to_num(log.column(_PASSES))
+    passes = np.nan_to_num(log.column(PASSES_NS))
     begins = log.step[passes > 0]
     if len(begins) < _MIN_ROUNDS or (np.diff(log.step) != 1).any():
         return None
