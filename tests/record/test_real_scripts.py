@@ -147,3 +147,5 @@ def test_rounds_of_a_policy_are_the_steps_of_its_report(tmp_path: Path) -> None:
     assert not [f for f in diagnose(account).findings if "evaluation" in f.title]
     lines = {one.line for one in account.code.lines} if account.code else set()
     assert {14, 22} <= lines  # the passes of writing, and of improving
+    (owned,) = account.ownership
+    assert owned is not None and owned.matched_share is not None and owned.matched_share > 0.95

@@ -52,6 +52,8 @@ class Steps(ArrayRecord):
     """what tells them where no range names them, in words"""
     is_window: bool = False
     """whether they are one stretch of work, because nothing tells steps"""
+    in_rounds: "Steps | None" = None
+    """where each is a round of several: the steps that were recorded (`step_search/rounds.py`)"""
 
     def __len__(self) -> int:
         return len(self.number)
@@ -60,6 +62,11 @@ class Steps(ArrayRecord):
     def by_profiler(self) -> bool:
         """Return whether the profiler marked them; only then they bound the window."""
         return self.named == PROFILER_STEP
+
+    @property
+    def recorded(self) -> "Steps":
+        """Return the steps as they were recorded, of which several may be a round."""
+        return self if self.in_rounds is None else self.in_rounds
 
     @property
     def known(self) -> int:

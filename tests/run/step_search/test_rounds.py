@@ -52,6 +52,7 @@ def test_rounds_of_the_window_and_of_the_log_have_the_same_numbers(run: Run) -> 
     (rank,), (joined,) = ranks, logs
     assert rank.steps.number.tolist() == [9, 10, 11]  # 21-22, 23-24, 25-26; of the next only one step was recorded
     assert ((rank.steps.end_ns - rank.steps.start_ns) == 2_000_000).all()
+    assert rank.steps.recorded.number.tolist() == list(range(FIRST, LAST))
     assert rank.work.step.tolist() == [0, 0, 1, 1, 2, 2, -1]
     assert joined.step.tolist() == list(range(18)) and joined.profiled.nonzero()[0].tolist() == [9, 10, 11, 12]
     assert (joined.dur_ns == int((WRITES_MS + 2 * IMPROVES_MS) * 1e6)).all()

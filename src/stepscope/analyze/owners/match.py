@@ -59,7 +59,7 @@ def matched(rank: Rank, marks: Marks, owners: RankOwners, threads: list[LinkedTh
     names = np.array([key_of_name.id_of(rank.trace.strings[i]) for i in range(len(rank.trace.strings))], np.int64)
     own_names = np.array([key_of_name.id_of(name) for name in owners.names], np.int64)
     keys = names[calls.name] * _MAX_DEPTH + _depths(calls)
-    step = rank.steps.of(calls.start_ns)
+    step = rank.steps.recorded.of(calls.start_ns)  # frames are of single steps
     thread = np.full(len(calls), NOTHING, np.int32)
     position = np.full(len(calls), NOTHING, np.int64)
     tries = Tries()

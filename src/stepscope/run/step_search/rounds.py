@@ -109,7 +109,8 @@ def _steps_in_rounds(steps: Steps, rounds: Rounds) -> Steps | None:
         return None
     first, last = each[:, 0], each[:, -1]
     number = rounds.of(steps.number[first])
-    return replace(steps, number=number, start_ns=steps.start_ns[first], end_ns=steps.end_ns[last])
+    start_ns, end_ns = steps.start_ns[first], steps.end_ns[last]
+    return replace(steps, number=number, start_ns=start_ns, end_ns=end_ns, in_rounds=steps)
 
 
 def _log_in_rounds(log: StepLog, rounds: Rounds) -> StepLog:
