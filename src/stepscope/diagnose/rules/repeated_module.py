@@ -14,10 +14,17 @@ _MIN_TIMES = 16
 
 
 def repeated_module(account: Account) -> list[Candidate]:
-    """Return lines that call one module many times in one forward pass, each call with a backward of its own."""
+    """Return lines that call one module many times in one forward pass, each call with a backward of its own, or the
+    same for each element of a comprehension.
+    """
     if not any(rank.has_device for rank in account.run.ranks) or account.strategy.has("pp"):
         return []
-    return [_candidate(account, line) for line in lines_on_all(account, _is_repeated)]
+    found = [_candidate(account, line) for line in lines_on_all(account, _is_repeated)]
+    if any(known is not None for known in account.line_work):
+        from stepscope.diagnose.rules.comprehensions import comprehensions  # needs lines, which few traces have
+
+        found += comprehensions(account)
+    return found
 
 
 def _is_repeated(rank: RankLines, work: LineWork) -> bool:

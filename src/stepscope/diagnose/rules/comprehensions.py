@@ -1,0 +1,118 @@
+"""`launch-overhead` by line: the same calls for one element after the other in a comprehension.
+
+    each = [attention(q[:, h], k[:, h], v[:, h]) for h in range(8)]
+
+What a comprehension does for one element does not wait for what it did for another, as a loop over layers does: one
+call can do it for all of them. Then the host prepares one call, and kernels that are too short to fill the device take
+the time of one. Longer ones stay as they are.
+"""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from stepscope.analyze.account import Account
+from stepscope.analyze.kernels.roofline import SHORT_NS
+from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
+from stepscope.analyze.replay.changes import Change
+from stepscope.analyze.replay.owners.part import part_for
+from stepscope.analyze.replay.owners.removal import NO_PART
+from stepscope.diagnose.finding import Candidate, Evidence
+from stepscope.diagnose.owned_change import at, ranks_with, without_parts
+from stepscope.stats.distinct import among
+
+_MIN_TIMES = 4
+"""elements of one comprehension"""
+_MAX_WIDTH = 1000
+_TEXT = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
+_TOKEN = re.compile(r"\w+|[\[\](){}]")
+
+
+def comprehensions(account: Account) -> list[Candidate]:
+    """Return lines of forward whose comprehension makes the same calls for each element."""
+    known = [one for one in account.line_work if one is not None]
+    found: dict[Line, int] = {}
+    for one in known:
+        chosen = {line: work for line, work in one.lines.items() if _is_repeated(account, one, line, work)}
+        for line in one.outermost(chosen):
+            found[line] = found.get(line, 0) + 1
+    return [_candidate(account, line) for line, ranks in found.items() if 2 * ranks > len(known)]
+
+
+def is_comprehension(text: str) -> bool:
+    """Return whether a line of source holds a comprehension as a whole.
+
+    >>> [is_comprehension(s) for s in ("y = [f(x) for x in xs]", "for x in f(xs):", "g('[for x in')", "[f(x) for x")]
+    [True, False, False, False]
+    """
+    if len(text) > _MAX_WIDTH:
+        return False
+    depth, inside = 0, 0
+    for token in _TOKEN.findall(_TEXT.sub("", text)):
+        if token in "([{":
+            depth += 1
+        elif token in ")]}":
+            depth -= 1
+            if 0 < inside > depth:
+                return True
+        elif token == "for" and depth > 0:
+            inside = depth
+    return False
+
+
+def _is_repeated(account: Account, known: RankLines, line: Line, work: LineWork) -> bool:
+    if work.apart or work.optimizes or work.collectives or work.to_host or not work.top_calls:
+        return False
+    text = account.run.source.line(*line)
+    return text is not None and is_comprehension(text) and _times(known, work)[0] >= _MIN_TIMES
+
+
+def _times(known: RankLines, work: LineWork) -> tuple[float, str]:
+    """Return how many elements the line's comprehension has, by the operator that takes it the longest, and which."""
+    owned = known.owned
+    calls, by = owned.calls, owned.by_call
+    mine = among(by.stack, work.stacks) & ~by.backward & (owned.rank.steps.of(calls.start_ns) >= 0)
+    around = np.append(mine, False)[calls.parent]
+    tops = mine & ~around
+    if not tops.any():
+        return 0.0, ""
+    took = np.bincount(calls.name[tops], weights=(calls.end_ns - calls.start_ns)[tops])
+    longest = int(np.argmax(took))
+    turn = mine[~around]  # in the order of calls, without what a call of the line calls itself
+    executed = int((turn & ~np.append(False, turn[:-1])).sum())
+    return float((calls.name[tops] == longest).sum()) / max(executed, 1), owned.rank.trace.strings[longest]
+
+
+def _candidate(account: Account, line: Line) -> Candidate:
+    place = f"{line[0]}:{line[1]}"
+    times, operator = max(_times(known, known.lines[line]) for known in ranks_with(account, line))
+    return Candidate(
+        id="launch-overhead",
+        title=f"{place} calls {operator} {times:.0f} times where one call would do",
+        cause=f"{place} does the same for each of {times:.0f} elements in a comprehension, which do not wait for each other: "
+        "many small launches, forward and backward",
+        remedy="Do it for all elements in one call, where their shapes allow it: a batched product or attention, one table "
+        "with offsets for several embeddings, torch.func.vmap. The saving is of one element's host time, and of kernels "
+        f"below {SHORT_NS // 1000} us as one.",
+        change=_batched(account, line, times),
+        evidence=(Evidence("elements", round(times), "calls", place),),
+        where=(at(line),),
+        what_if=(),
+        doubt=0.5,
+        sureness=0.7,
+        subject=f"calling one by one ({place})",
+    )
+
+
+def _batched(account: Account, line: Line, times: float) -> Change:
+    parts = []
+    for known in account.line_work:
+        if known is None or line not in known.lines:
+            parts.append(NO_PART)
+            continue
+        holds, work = known.holding(line), known.owned.rank.work
+        part = part_for(known.owned, lambda _, things, holds=holds: holds[things.stack])  # type: ignore[misc]
+        short = work.end_ns - work.start_ns < SHORT_NS
+        parts.append(replace(part, work=part.work & short))
+    return without_parts(parts, factor=1 / times, collectives=False)
