@@ -27,6 +27,11 @@ def without_parts(parts: Sequence[Part], *, factor: float = 0.0, collectives: bo
 
 def without_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> Change:
     """Return the change that deletes lines on all ranks, with everything they called."""
+    return without_parts(parts_of_lines(account, lines, device=device))
+
+
+def parts_of_lines(account: Account, lines: Sequence[Line], *, device: bool = True) -> list[Part]:
+    """Return what every rank did in some lines, with everything they called."""
 
     def of_lines(known: RankLines) -> Choose:
         holds = np.zeros(len(known.owned.stacks) + 1, bool)
@@ -35,10 +40,10 @@ def without_lines(account: Account, lines: Sequence[Line], *, device: bool = Tru
                 holds |= known.holding(line)
         return lambda _, things: holds[things.stack]
 
-    return without_parts([
+    return [
         NO_PART if known is None else part_for(known.owned, of_lines(known), device=device)
         for known in account.line_work
-    ])  # fmt: skip
+    ]
 
 
 def host_only(part: Part) -> Part:

@@ -44,13 +44,13 @@ class KeptPlace:
         """Return where the run's traces lie."""
         return sorted({source.path.parent for source in find_sources(list(self.given)).files})
 
-    def found(self) -> dict[str, Any] | None:
-        """Return the parts that were kept, None where there are none of exactly this."""
+    def found(self, key: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return the parts that were kept, None where there are none of exactly `key`, or of what is there now."""
         if not self.path.is_file():
             return None
         try:
-            kept, key = read_side_json(self.path).value, self.key()
-            return kept if key is not None and kept["key"] == key else None
+            kept, wanted = read_side_json(self.path).value, key or self.key()
+            return kept if wanted is not None and kept["key"] == wanted else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -65,17 +65,18 @@ class KeptPlace:
         asked = {"given": list(self.given), "from": str(Path.cwd()), **self.options}
         return {"files": files, "asked": asked, "code": _code()}
 
-    def may_keep(self, key: dict[str, Any] | None, *, raw_bytes: int) -> bool:
-        """Return whether what was made of the run is worth keeping: it is not small, and as it was at `key`."""
-        return key is not None and raw_bytes >= MIN_RAW_BYTES and key == self.key()
-
     def keep(self, parts: Mapping[str, Any], *, key: dict[str, Any] | None, raw_bytes: int) -> None:
         """Write the parts, unless the run is small or has changed since `key`, or they are more than is read."""
-        if not self.may_keep(key, raw_bytes=raw_bytes):
+        if not is_worth_keeping(key, raw_bytes=raw_bytes) or key != self.key():
             return
         text = json.dumps({"key": key, **parts}, allow_nan=False).encode(errors="surrogatepass")
         if len(text) <= MAX_BYTES:
             try_to_write(self.path, lambda: _write(self.path, text))
+
+
+def is_worth_keeping(key: dict[str, Any] | None, *, raw_bytes: int) -> bool:
+    """Return whether what was made of a run is to be kept: it is known what it follows from, and the run is large."""
+    return key is not None and raw_bytes >= MIN_RAW_BYTES
 
 
 def kept_place(

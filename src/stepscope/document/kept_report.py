@@ -33,9 +33,9 @@ class ReportPlace:
 
     place: KeptPlace
 
-    def found(self) -> KeptReport | None:
-        """Return the report that was kept, None where there is none of exactly this run."""
-        kept = self.place.found()
+    def found(self, key: dict[str, Any] | None = None) -> KeptReport | None:
+        """Return the report that was kept, None where there is none of exactly this run, as it is or was at `key`."""
+        kept = self.place.found(key)
         try:
             return None if kept is None else _sound(kept)
         except (KeyError, TypeError, AttributeError):
@@ -47,7 +47,7 @@ class ReportPlace:
 
     def keep(self, report: KeptReport, *, key: dict[str, Any] | None, raw_bytes: int) -> None:
         """Write a report, with what is there of the same."""
-        before = self.found() or report
+        before = self.found(key) or report
         parts = {
             "exit_code": report.exit_code,
             "document": report.document if report.document is not None else before.document,

@@ -4,6 +4,7 @@ Anybody may have put files and names there: a name that leads out of the folder,
 file of the size that the recorder keeps, or no text, has no lines.
 """
 
+import re
 from dataclasses import field
 from pathlib import Path, PurePosixPath
 
@@ -11,6 +12,18 @@ from stepscope.contract.owners import MAX_SOURCE_FILE_BYTES
 from stepscope.contract.run_folder import SOURCE_FOLDER
 from stepscope.dataclass import dataclass
 from stepscope.side_file import read_side_file
+
+_MAX_WIDTH = 1000
+_TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
+
+
+def code_of(line: str) -> str:
+    """Return what of a line is code: texts and comments are a quote, and what is far to the right is cut off.
+
+    >>> code_of("f('a[0]') + x[1]  # times 2")
+    'f(") + x[1]  "'
+    """
+    return _TEXT.sub('"', line[:_MAX_WIDTH])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.contract.run_folder import atomic_write
 from stepscope.dataclass import dataclass
-from stepscope.document.kept import KeptPlace
+from stepscope.document.kept import KeptPlace, is_worth_keeping
 from stepscope.trace.cache_place import try_to_write
 from stepscope.trace.content_key import content_key
 
@@ -62,9 +62,9 @@ def keep_tables(
     raw_bytes: int,
 ) -> None:
     """Write the tables beside those that are there of the same run."""
-    if not place.may_keep(key, raw_bytes=raw_bytes):
+    if not is_worth_keeping(key, raw_bytes=raw_bytes):
         return
-    before = (place.found() or {}).get("tables")
+    before = (place.found(key) or {}).get("tables")
     listed = dict(before) if isinstance(before, dict) else {}
     for name, table in tables.items():
         path = _file(place, name)

@@ -27,6 +27,7 @@ _NEVER = np.iinfo(np.int64).max
 class LineWork(ArrayRecord):
     """What one line did on one rank, in all recorded steps."""
 
+    line: Line
     stacks: list[int]
     """that hold it"""
     has_backward: bool = False
@@ -106,7 +107,7 @@ def rank_lines(owned: Ownership) -> RankLines:
         optimizes = any(part in f.file for f in frames if not f.is_user for part in _OPTIMIZER_FILES)
         mine = []
         for key in dict.fromkeys((f.file, f.line) for f in frames if f.is_user):
-            work = lines.setdefault(key, LineWork([]))
+            work = lines.setdefault(key, LineWork(key, []))
             work.stacks.append(number)
             work.optimizes |= optimizes
             mine.append(work)

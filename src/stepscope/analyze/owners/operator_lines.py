@@ -17,11 +17,10 @@ from itertools import pairwise
 from keyword import iskeyword
 
 from stepscope.run.owners import Frame, RankOwners
-from stepscope.run.source_text import SourceText
+from stepscope.run.source_text import SourceText, code_of
 
 MAX_LINES = 60
 """between two calls; further apart they say nothing of each other"""
-_MAX_WIDTH = 1000
 
 _SYMBOLS = {
     **dict.fromkeys(("sub", "rsub", "neg"), "-"),
@@ -49,7 +48,6 @@ _VIEWS = dict.fromkeys(("select", "slice", "unsqueeze", "alias"), "[")
 """of those that move nothing: they tell a line only where nothing else does"""
 
 _OPERATORS = frozenset(_SYMBOLS.values())
-_TEXT = re.compile(r"""[rbfuRBFU]{0,2}("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
 _TOKEN = re.compile(r"\w[\w.]*|\*\*|//|->|[<>=!]=|<<|>>|[-+*/%@&|^~<>\[]|\S")
 _OPERAND_ENDS = re.compile(r'[\w)\]}"]$')
 """before an operator that has a left side; not in `f(*args)`, `x = -1`, `return [1, 2]`"""
@@ -103,7 +101,7 @@ def operator_symbols(line: str) -> Iterator[str]:
     ['[', '*']
     """
     before = ""
-    for token, after in pairwise([*_TOKEN.findall(_TEXT.sub('"', line[:_MAX_WIDTH])), ""]):
+    for token, after in pairwise([*_TOKEN.findall(code_of(line)), ""]):
         unary = iskeyword(before) or not _OPERAND_ENDS.search(before)
         wanted = not unary or (token in "~-" and not after[:1].isdigit())
         if token in _OPERATORS and wanted and '"' not in (before, after):

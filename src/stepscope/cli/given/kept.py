@@ -12,16 +12,21 @@ if TYPE_CHECKING:
 _OPTIONS = ("flops_per_step", "tokens_per_step", "samples_per_step", "peak_tflops", "full_ranks")
 
 
+def may_be_kept(args: argparse.Namespace) -> bool:
+    """Return whether anything is kept: it is not where the user wants none, nor where chips are given in a file."""
+    return not (args.no_cache or args.hardware)
+
+
 def place_of_report(args: argparse.Namespace) -> ReportPlace | None:
     """Return where the report of the arguments' run is kept, None where it is not."""
-    if args.no_cache or args.hardware:
+    if not may_be_kept(args):
         return None
     return report_place(args.run, options=account_options(args, args.run), cache_folder=args.cache_folder)
 
 
 def place_of_tables(args: argparse.Namespace) -> KeptPlace | None:
     """Return where the tables of the arguments' one run are kept, None where they are not."""
-    if args.no_cache or args.hardware:
+    if not may_be_kept(args):
         return None
     options = account_options(args, args.run)
     return kept_place([args.run], ending="tables", options=options, cache_folder=args.cache_folder)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stepscope.cli.given.kept import account_options, raw_bytes_of
+from stepscope.cli.given.kept import account_options, may_be_kept, raw_bytes_of
 from stepscope.document.kept import KeptPlace
 from stepscope.report.html.kept import KeptPage, found_page, keep_page, page_place
 
@@ -39,7 +39,7 @@ def page_maker(args: argparse.Namespace, given: list[str]) -> "Callable[[Account
 
 def _place(args: argparse.Namespace, given: list[str]) -> KeptPlace | None:
     """Return where the page of a run is kept, None where it is not."""
-    if args.no_cache or args.hardware:
+    if not may_be_kept(args):
         return None
     options = account_options(args, given)
     return page_place(given, options=options, calibration=args.calibration, cache_folder=args.cache_folder)

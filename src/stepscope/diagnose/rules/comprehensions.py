@@ -16,28 +16,20 @@ from stepscope.analyze.account import Account
 from stepscope.analyze.kernels.roofline import SHORT_NS
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
 from stepscope.analyze.replay.changes import Change
-from stepscope.analyze.replay.owners.part import part_for
-from stepscope.analyze.replay.owners.removal import NO_PART
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, ranks_with, without_parts
+from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_parts
+from stepscope.run.source_text import SourceText, code_of
 from stepscope.stats.distinct import among
 
 _MIN_TIMES = 4
 """elements of one comprehension"""
-_MAX_WIDTH = 1000
-_TEXT = re.compile(r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|#.*""")
 _TOKEN = re.compile(r"\w+|[\[\](){}]")
 
 
 def comprehensions(account: Account) -> list[Candidate]:
     """Return lines of forward whose comprehension makes the same calls for each element."""
-    known = [one for one in account.line_work if one is not None]
-    found: dict[Line, int] = {}
-    for one in known:
-        chosen = {line: work for line, work in one.lines.items() if _is_repeated(account, one, line, work)}
-        for line in one.outermost(chosen):
-            found[line] = found.get(line, 0) + 1
-    return [_candidate(account, line) for line, ranks in found.items() if 2 * ranks > len(known)]
+    lines = lines_on_all(account, lambda known, work: _is_repeated(account.run.source, known, work))
+    return [_candidate(account, line) for line in lines]
 
 
 def is_comprehension(text: str) -> bool:
@@ -46,10 +38,8 @@ def is_comprehension(text: str) -> bool:
     >>> [is_comprehension(s) for s in ("y = [f(x) for x in xs]", "for x in f(xs):", "g('[for x in')", "[f(x) for x")]
     [True, False, False, False]
     """
-    if len(text) > _MAX_WIDTH:
-        return False
     depth, inside = 0, 0
-    for token in _TOKEN.findall(_TEXT.sub("", text)):
+    for token in _TOKEN.findall(code_of(text)):
         if token in "([{":
             depth += 1
         elif token in ")]}":
@@ -61,10 +51,10 @@ def is_comprehension(text: str) -> bool:
     return False
 
 
-def _is_repeated(account: Account, known: RankLines, line: Line, work: LineWork) -> bool:
-    if work.apart or work.optimizes or work.collectives or work.to_host or not work.top_calls:
+def _is_repeated(source: SourceText, known: RankLines, work: LineWork) -> bool:
+    if work.apart or work.optimizes or work.collectives or work.to_host:
         return False
-    text = account.run.source.line(*line)
+    text = source.line(*work.line)
     return text is not None and is_comprehension(text) and _times(known, work)[0] >= _MIN_TIMES
 
 
@@ -106,13 +96,8 @@ def _candidate(account: Account, line: Line) -> Candidate:
 
 
 def _batched(account: Account, line: Line, times: float) -> Change:
-    parts = []
-    for known in account.line_work:
-        if known is None or line not in known.lines:
-            parts.append(NO_PART)
-            continue
-        holds, work = known.holding(line), known.owned.rank.work
-        part = part_for(known.owned, lambda _, things, holds=holds: holds[things.stack])  # type: ignore[misc]
-        short = work.end_ns - work.start_ns < SHORT_NS
-        parts.append(replace(part, work=part.work & short))
+    parts = [
+        replace(part, work=part.work & (rank.work.end_ns - rank.work.start_ns < SHORT_NS)) if len(part.work) else part
+        for part, rank in zip(parts_of_lines(account, [line]), account.run.ranks, strict=True)
+    ]
     return without_parts(parts, factor=1 / times, collectives=False)

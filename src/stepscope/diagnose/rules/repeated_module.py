@@ -1,13 +1,13 @@
 """`launch-overhead` by line: one small module called over and over in a Python loop, as recurrent cells are."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from stepscope.analyze.account import Account
 from stepscope.analyze.owners.line_work import Line, LineWork, RankLines
-from stepscope.analyze.replay.owners.part import part_for
-from stepscope.analyze.replay.owners.removal import NO_PART, Part
 from stepscope.diagnose.finding import Candidate, Evidence
-from stepscope.diagnose.owned_change import at, lines_on_all, without_parts
+from stepscope.diagnose.owned_change import at, lines_on_all, parts_of_lines, ranks_with, without_parts
 
 _MIN_TIMES = 16
 """calls of the same module from the same line in one forward pass"""
@@ -62,17 +62,13 @@ def _backward_between(rank: RankLines, work: LineWork) -> bool:
 
 def _candidate(account: Account, line: Line) -> Candidate:
     place = f"{line[0]}:{line[1]}"
-    parts: list[Part] = []
-    times, module = 0.0, ""
-    for known, view in zip(account.line_work, account.ranks, strict=True):
-        if known is None or line not in known.lines:
-            parts.append(NO_PART)
-            continue
-        times = max(times, _times(known, known.lines[line]))
-        module = next(iter(known.lines[line].modules))
-        holds = known.holding(line)
-        part = part_for(known.owned, lambda _, things, holds=holds: holds[things.stack])  # type: ignore[misc]
-        parts.append(Part(part.host, part.python, part.work & ~view.costs.is_matmul, part.collectives, part.calls))
+    known = ranks_with(account, line)
+    times = max(_times(one, one.lines[line]) for one in known)
+    module = next(iter(known[0].lines[line].modules))
+    parts = [
+        replace(part, work=part.work & ~view.costs.is_matmul) if len(part.work) else part
+        for part, view in zip(parts_of_lines(account, [line]), account.ranks, strict=True)
+    ]
     return Candidate(
         id="launch-overhead",
         title=f"{place} calls {module} {times:.0f} times per step",
