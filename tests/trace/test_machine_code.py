@@ -1,14 +1,12 @@
 """Machine code from an earlier process: loaded where it fits, compiled again where it does not, never a failure."""
 
 import os
-from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
 import wasmtime
 
-from stepscope.trace.scanner import machine_code
-from stepscope.trace.scanner.machine_code import module_of
+from stepscope.trace.scanner.machine_code import machine_code_file, module_of
 from stepscope.trace.scanner.module_file import module_code
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')
@@ -19,7 +17,7 @@ OTHER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.cons
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return where the code is kept, in a folder of the test's own."""
     monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
-    return Path(cache_from_source(machine_code.__file__)).with_name("scanner.machine-code")
+    return machine_code_file()
 
 
 @pytest.fixture
@@ -72,11 +70,19 @@ def test_a_cut_file_is_compiled_again(place: Path, compiled: list[bytes], size: 
     assert _answer(ANSWER) == 42 and len(compiled) == 2
 
 
-def test_code_that_wasmtime_refuses_is_compiled_again(place: Path, compiled: list[bytes]) -> None:
-    place.parent.mkdir(parents=True)
-    machine_code._keep(place, ANSWER, b"of another version")
+def test_code_that_wasmtime_refuses_is_compiled_again(
+    place: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer(ANSWER)
+    code, content = wasmtime.Module.serialize, place.read_bytes()
+    monkeypatch.setattr(wasmtime.Module, "serialize", lambda module: b"of another version")
+    place.unlink()
+    _answer(ANSWER)
+    monkeypatch.setattr(wasmtime.Module, "serialize", code)
+    assert place.read_bytes() != content
+    compiled.clear()
     assert [_answer(ANSWER), _answer(ANSWER)] == [42, 42]
-    assert compiled == [ANSWER]
+    assert compiled == [ANSWER] and place.read_bytes() == content
 
 
 def test_code_of_another_setting_is_not_taken(place: Path) -> None:
