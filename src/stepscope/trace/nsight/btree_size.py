@@ -1,8 +1,8 @@
 """Does an sqlite table claim more than its file can hold?
 
-sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, cells that
-overlap, and chains of overflow pages that loop make terabytes of rows from a few kilobytes. In a sound file each page
-has one parent, and all rows together are smaller than the file. Both are checked before a table is read.
+sqlite follows the page numbers in a file without counting. Interior pages that all name the same child, and rows that
+share their bytes or their overflow pages, make terabytes from a few kilobytes. In a sound file each page has one
+parent, and all rows together are smaller than the file. Both are checked before a table is read.
 
     page    kind (1 byte), -, -, number of cells (2), -, -, -, last child (4, interior pages only), offset of each cell (2)
     cell    child (4, interior pages only), bytes of the row (varint, not in interior pages of a table), ...
@@ -21,7 +21,7 @@ from stepscope.trace.nsight.magic import MAX_FILE_BYTES
 _TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR = 13, 10, 5, 2
 _FILE_HEADER_BYTES = 100
 _MIN_CELL_BYTES = 6  # with its offset; sqlite refuses pages with more cells
-BATCH_PAGES = 64
+BATCH_PAGES = 256
 _VARINT_BYTES = 5  # 35 bits; a row of sqlite has at most 32
 _MULTIPLIED = "more rows than the file's bytes can hold"
 
@@ -69,6 +69,8 @@ class TablePages:
         kind = batch.number(batch.head, 1)
         for one in (_TABLE_LEAF, _INDEX_LEAF, _TABLE_INTERIOR, _INDEX_INTERIOR):
             of = np.flatnonzero(kind == one)
+            if not len(of):
+                continue
             is_interior = one in (_TABLE_INTERIOR, _INDEX_INTERIOR)
             cells = batch.cells(of, header_bytes=12 if is_interior else 8)
             if is_interior:
