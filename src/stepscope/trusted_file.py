@@ -50,7 +50,7 @@ def write_trusted_file(target: Path, parts: Iterable[bytes | memoryview], *, per
 
 
 def make_trusted_folder(folder: Path, *, permissions: int = 0o600) -> bool:
-    """Create the folder of files with these permissions if needed; return whether only trusted users can write to it."""
+    """Create a folder for such files if needed; return whether only trusted users can write to it."""
     above = next((parent for parent in folder.absolute().parents if parent.is_dir()), folder)
     if not above.stat().st_mode & 0o222:  # root's writes would ignore it
         return False

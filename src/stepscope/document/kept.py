@@ -47,8 +47,6 @@ class KeptPlace:
 
     def found(self, key: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the parts that were kept, None where there are none of exactly `key`, or of what is there now."""
-        if not self.path.is_file():
-            return None
         try:
             with open_trusted_file(self.path) as f:
                 kept, wanted = parsed_json(f.read()).value, key or self.key()

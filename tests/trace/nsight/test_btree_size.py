@@ -135,7 +135,9 @@ def test_commands_refuse_61_million_rows_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    share_children(export_with_range(Path("x.sqlite"), "aten::mm"), root_of(Path("x.sqlite"), KERNELS), levels=3, fan=400)
+    share_children(
+        export_with_range(Path("x.sqlite"), "aten::mm"), root_of(Path("x.sqlite"), KERNELS), levels=3, fan=400
+    )
     assert main([*command, "x.sqlite"]) == 2
     said = capsys.readouterr().err
     assert "more rows than the file's bytes can hold" in said and said.count("\n") == 1
@@ -145,7 +147,8 @@ def test_default_values_that_rows_do_not_hold_are_not_read(tmp_path: Path) -> No
     path = tmp_path / "x.sqlite"
     export = small(path)
     export.db.executescript(
-        f"DROP TABLE {RANGES}; CREATE TABLE {RANGES} (start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER);"
+        f"DROP TABLE {RANGES};"
+        f"CREATE TABLE {RANGES} (start INTEGER, end INTEGER, eventType INTEGER, globalTid INTEGER);"
         f"INSERT INTO {RANGES} VALUES (100, 200, 59, {THREAD});"
         f"ALTER TABLE {RANGES} ADD COLUMN text TEXT DEFAULT '{'d' * 5000}'"
     )

@@ -4,8 +4,8 @@ sqlite follows the page numbers in a file without counting. Interior pages that 
 share their bytes or their overflow pages, make terabytes from a few kilobytes. In a sound file each page has one
 parent, and all rows together are smaller than the file. Both are checked before a table is read.
 
-    page    kind (1 byte), -, -, number of cells (2), -, -, -, last child (4, interior pages only), offset of each cell (2)
-    cell    child (4, interior pages only), bytes of the row (varint, not in interior pages of a table), ...
+    page    kind (1 byte), -, -, number of cells (2), -, -, -, last child (4, interior only), offset of each cell (2)
+    cell    child (4, interior only), bytes of the row (varint, not in interior pages of a table), ...
 """
 
 import os
