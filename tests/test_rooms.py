@@ -23,6 +23,7 @@ GROUND = (
     "json_text",
     "bounded_server",
     "contract",
+    "trusted_file",
 )
 SMALL = ("dataclass", "intervals", "records", "stats")
 DESK = (  # lowest first

@@ -10,6 +10,7 @@ from tests.analyze.build import RankTrace
 from tests.trace.nsight.kineto_as_nsys import write_nsys
 
 from stepscope.cli.main import main
+from stepscope.errors import StepscopeError
 from stepscope.run.load import load
 
 NCU = Path(__file__).parents[1] / "data" / "ncu-h200" / "wide.csv"
@@ -195,6 +196,11 @@ def test_report_goes_through_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert [r.rank for r in load(alone).ranks] == [1]
     monkeypatch.setenv("PATH", "")
     assert [r.rank for r in load(alone).ranks] == [1], "the export is kept"
+    (cached,) = (alone / ".stepscope").glob("*.sqlite")
+    assert cached.stat().st_mode & 0o777 == 0o600
+    cached.chmod(0o666)
+    with pytest.raises(StepscopeError, match="nsys is not on PATH"):  # another user may have changed it
+        load(alone)
 
 
 def test_report_goes_through_ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

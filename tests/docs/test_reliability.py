@@ -13,7 +13,7 @@ IDS = {
     *(f"Y{n}" for n in range(1, 11)),
     *(f"S{n}" for n in range(1, 9)),
     *(f"T{n}" for n in range(1, 34)),
-    *(f"H{n}" for n in range(1, 10)),
+    *(f"H{n}" for n in range(1, 11)),
 }
 
 

@@ -146,6 +146,23 @@ def test_a_file_under_the_right_key_is_still_looked_at(folder: Path, ask: Ask, c
     assert ask() == (first, True)
 
 
+@pytest.mark.parametrize("rows", [100_000, 20_000_000])
+def test_more_rows_than_the_bytes_can_hold_are_not_loaded(folder: Path, ask: Ask, rows: int) -> None:
+    first, _ = ask()
+    path = table_file(folder)
+    columns = ", ".join(f"first({column.name}) AS {column.name}" for column in TABLES["steps"].columns)
+    duckdb.sql(
+        f"COPY (SELECT s.* FROM (SELECT {columns} FROM '{path}') s, range({rows})) TO '{path}.new' (FORMAT parquet)"
+    )
+    Path(f"{path}.new").replace(path)
+    assert rows > 8 * path.stat().st_size
+    (listed,) = (folder / CACHE_FOLDER).glob("*.tables")
+    said = json.loads(listed.read_text())
+    said["tables"]["steps"] = content_key(path)
+    listed.write_text(json.dumps(said))
+    assert ask() == (first, True)
+
+
 @pytest.mark.parametrize(
     "part", [{"tables": []}, {"tables": {"steps": 3}}, {"warnings": [7]}, {"warnings": None}, {"is_partial": "no"}]
 )

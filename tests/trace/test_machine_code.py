@@ -1,14 +1,15 @@
 """Machine code from an earlier process: loaded where it fits, compiled again where it does not, never a failure."""
 
 import os
-from importlib.util import cache_from_source
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import wasmtime
 
-from stepscope.trace.scanner import machine_code
-from stepscope.trace.scanner.machine_code import module_of
+from stepscope.digest import digest_of
+from stepscope.trace.scanner.machine_code import machine_code_file, module_of
 from stepscope.trace.scanner.module_file import module_code
 
 ANSWER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.const 42))')
@@ -19,7 +20,7 @@ OTHER = wasmtime.wat2wasm('(module (func (export "answer") (result i32) i32.cons
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return where the code is kept, in a folder of the test's own."""
     monkeypatch.setattr("sys.pycache_prefix", str(tmp_path))
-    return Path(cache_from_source(machine_code.__file__)).with_name("scanner.machine-code")
+    return machine_code_file()
 
 
 @pytest.fixture
@@ -72,11 +73,19 @@ def test_a_cut_file_is_compiled_again(place: Path, compiled: list[bytes], size: 
     assert _answer(ANSWER) == 42 and len(compiled) == 2
 
 
-def test_code_that_wasmtime_refuses_is_compiled_again(place: Path, compiled: list[bytes]) -> None:
-    place.parent.mkdir(parents=True)
-    machine_code._keep(place, ANSWER, b"of another version")
+def test_code_that_wasmtime_refuses_is_compiled_again(
+    place: Path, compiled: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _answer(ANSWER)
+    code, content = wasmtime.Module.serialize, place.read_bytes()
+    monkeypatch.setattr(wasmtime.Module, "serialize", lambda module: b"of another version")
+    place.unlink()
+    _answer(ANSWER)
+    monkeypatch.setattr(wasmtime.Module, "serialize", code)
+    assert place.read_bytes() != content
+    compiled.clear()
     assert [_answer(ANSWER), _answer(ANSWER)] == [42, 42]
-    assert compiled == [ANSWER]
+    assert compiled == [ANSWER] and place.read_bytes() == content
 
 
 def test_code_of_another_setting_is_not_taken(place: Path) -> None:
@@ -105,6 +114,42 @@ def test_what_is_no_file_is_left_alone(place: Path, compiled: list[bytes], kind:
     make[kind](place)
     mode = place.lstat().st_mode
     assert _answer(ANSWER) == 42 and place.lstat().st_mode == mode and len(compiled) == 1
+
+
+def _writable_file(place: Path) -> None:
+    place.chmod(0o666)
+
+
+def _writable_folder(place: Path) -> None:
+    place.parent.chmod(0o777)
+
+
+def _file_of_another(place: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(place, 12345, 12345)
+
+
+@pytest.mark.parametrize("change", [_writable_file, _writable_folder, _file_of_another])
+def test_code_that_another_user_may_have_replaced_is_not_loaded(
+    place: Path, compiled: list[bytes], change: Callable[[Path], None]
+) -> None:
+    """The digest has no key: anyone can compute it for other code."""
+    _answer(OTHER)
+    digest, other = digest_of(ANSWER), place.read_bytes()[32:]
+    place.write_bytes(digest_of(digest.encode() + other, 32).encode() + other)
+    assert _answer(ANSWER) == 7, "the code of the user is taken for what it says it is"
+    change(place)
+    assert _answer(ANSWER) == 42
+
+
+def test_only_the_owner_can_write_the_code_whatever_the_umask(place: Path) -> None:
+    before = os.umask(0)
+    try:
+        _answer(ANSWER)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (place, place.parent)] == [0o644, 0o755]
 
 
 def test_the_scanner_itself_is_kept(place: Path, compiled: list[bytes]) -> None:

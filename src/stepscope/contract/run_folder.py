@@ -92,12 +92,14 @@ def json_object_in(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str], *, mode: str = "wb", synced: bool = True) -> Iterator[IO[bytes]]:
+def atomic_write(
+    path: str | os.PathLike[str], *, mode: str = "wb", synced: bool = True, permissions: int = 0o666
+) -> Iterator[IO[bytes]]:
     """Open a temporary file beside `path` and move it there once all was written; nothing is left on failure.
 
     What is no regular file, or lies behind a link of another user, is refused (`refuse_output`). After a crash there is
     the old file or the new, never half; unless it need not be `synced` with the disk, which takes a while: for files
-    that say themselves whether they are whole.
+    that say themselves whether they are whole. The umask is taken from `permissions`.
     """
     target = Path(path)
     refuse_output(target)
@@ -108,7 +110,7 @@ def atomic_write(path: str | os.PathLike[str], *, mode: str = "wb", synced: bool
             if synced:
                 f.flush()
                 os.fsync(f.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).chmod(permissions & ~_umask())
         refuse_output(target)  # once more: the writing may have taken minutes
         Path(temporary).replace(target)
     except BaseException:

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import stepscope
-from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write, rank_of
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.digest import Digest
 from stepscope.errors import InputError
 from stepscope.run.sources import find_sources
-from stepscope.side_file import MAX_BYTES, read_side_json
-from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, try_to_write
+from stepscope.side_file import MAX_BYTES, parsed_json
+from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file
 from stepscope.trace.content_key import content_key
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
 MAX_FILES = 5_000
 """beside the traces; a run with more is analysed each time"""
@@ -46,10 +47,9 @@ class KeptPlace:
 
     def found(self, key: dict[str, Any] | None = None) -> dict[str, Any] | None:
         """Return the parts that were kept, None where there are none of exactly `key`, or of what is there now."""
-        if not self.path.is_file():
-            return None
         try:
-            kept, wanted = read_side_json(self.path).value, key or self.key()
+            with open_trusted_file(self.path) as f:
+                kept, wanted = parsed_json(f.read()).value, key or self.key()
             return kept if wanted is not None and kept["key"] == wanted else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -71,7 +71,7 @@ class KeptPlace:
             return
         text = json.dumps({"key": key, **parts}, allow_nan=False).encode(errors="surrogatepass")
         if len(text) <= MAX_BYTES:
-            try_to_write(self.path, lambda: _write(self.path, text))
+            write_trusted_file(self.path, [text])
 
 
 def is_worth_keeping(key: dict[str, Any] | None, *, raw_bytes: int) -> bool:
@@ -88,11 +88,6 @@ def kept_place(
     except InputError:  # said when it is read
         return None
     return KeptPlace(cache_file(first, cache_folder, ending=ending), given, options)
-
-
-def _write(path: Path, text: bytes) -> None:
-    with atomic_write(path) as f:
-        f.write(text)
 
 
 def _files(given: Sequence[str]) -> Iterator[Path]:

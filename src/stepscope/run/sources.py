@@ -12,6 +12,7 @@ from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, rank_of
 from stepscope.dataclass import dataclass
 from stepscope.errors import InputError
 from stepscope.trace.nsight.magic import NSYS_REPORT
+from stepscope.trusted_file import is_trusted_file
 from stepscope.units import printable
 
 TRACE_ENDINGS = (".json", ".json.gz", ".json.zst", ".trace", ".trace.gz", ".sqlite", NSYS_REPORT)
@@ -140,8 +141,8 @@ def is_unreadable_report(path: Path) -> bool:
     """Return whether a file is a report of Nsight Systems that nothing here can read."""
     if not path.name.endswith(NSYS_REPORT) or shutil.which("nsys") is not None:
         return False
-    kept = path.parent / CACHE_FOLDER
-    return not (kept.is_dir() and any(p.name.startswith(f"{path.name}.") for p in kept.iterdir()))
+    cached = (path.parent / CACHE_FOLDER).glob("*")  # none where it is another user's
+    return not any(p.name.startswith(f"{path.name}.") and is_trusted_file(p) for p in cached)
 
 
 def _steps_only(given: Sequence[str | Path]) -> str:

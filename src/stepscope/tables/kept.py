@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.contract.run_folder import atomic_write
 from stepscope.dataclass import dataclass
 from stepscope.document.kept import KeptPlace, is_worth_keeping
-from stepscope.trace.cache_place import try_to_write
 from stepscope.trace.content_key import content_key
+from stepscope.trusted_file import is_trusted_file, write_trusted_file
 
 if TYPE_CHECKING:
     from stepscope.tables.table import Table
@@ -45,7 +44,7 @@ def found_tables(place: KeptPlace, names: Iterable[str]) -> KeptTables | None:
     if not isinstance(is_partial, bool) or not isinstance(warnings, list) or not isinstance(tables, dict):
         return None
     files = {name: _file(place, name) for name in names}
-    if not all(isinstance(line, str) for line in warnings):
+    if not all(isinstance(line, str) for line in warnings) or not all(map(is_trusted_file, files.values())):
         return None
     if not all(name in tables and tables[name] == content_key(path) for name, path in files.items()):
         return None
@@ -64,12 +63,14 @@ def keep_tables(
     """Write the tables beside those that are there of the same run."""
     if not is_worth_keeping(key, raw_bytes=raw_bytes):
         return
+    from stepscope.tables.parquet import table_parquet
+
     before = (place.found(key) or {}).get("tables")
     listed = dict(before) if isinstance(before, dict) else {}
     for name, table in tables.items():
         path = _file(place, name)
         if len(table) <= MAX_ROWS:
-            try_to_write(path, lambda path=path, table=table: _write(path, table))  # type: ignore[misc]
+            write_trusted_file(path, table_parquet(table))
             listed[name] = content_key(path)
     parts = {"is_partial": is_partial, "warnings": warnings, "tables": listed}
     place.keep(parts, key=key, raw_bytes=raw_bytes)
@@ -77,10 +78,3 @@ def keep_tables(
 
 def _file(place: KeptPlace, name: str) -> Path:
     return place.path.with_name(f"{place.path.name}.{name}.parquet")
-
-
-def _write(path: Path, table: "Table") -> None:
-    from stepscope.tables.parquet import table_parquet
-
-    with atomic_write(path, synced=False) as f:
-        f.writelines(table_parquet(table))

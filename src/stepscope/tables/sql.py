@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.dataclass import dataclass
 from stepscope.errors import UsageError
+from stepscope.tables import kept
 from stepscope.tables.schema import TABLES
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ _TYPES = {"int64": "BIGINT", "float64": "DOUBLE", "bool": "BOOLEAN", "text": "VA
 _PATTERN = frozenset("*?[\\")
 """in a path: DuckDB would look for files that fit"""
 _ROWS_AT_ONCE = 10_000
+_MAX_ROWS_PER_BYTE = 8
+"""of a Parquet file; rows of a run differ at least in their times"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def run_query_of_files(files: Mapping[str, Path], sql: str) -> Answer | None:
     connection = duckdb.connect(":memory:", config=_CONFIG)
     try:
         connection.execute("CREATE SCHEMA kept")
-        if not all(_is_read(connection, name, str(path)) for name, path in files.items()):
+        if not all(_is_read(connection, name, path) for name, path in files.items()):
             return None
     except (duckdb.Error, UnicodeError):
         return None
@@ -79,11 +82,15 @@ def named_tables(sql: str) -> list[str]:
     return [name for name in TABLES if name in words] or list(TABLES)
 
 
-def _is_read(connection: Any, name: str, path: str) -> bool:
+def _is_read(connection: Any, name: str, path: Path) -> bool:
     """Return whether a file holds the columns of the table, which can then be queried and not changed."""
-    if _PATTERN & set(path):
+    if _PATTERN & set(str(path)):
         return False
-    connection.execute(f"CREATE TABLE kept.{name} AS SELECT * FROM read_parquet($1)", [path])
+    query = "SELECT sum(row_group_num_rows) FROM parquet_metadata($1) WHERE column_id = 0"
+    num_rows = connection.execute(query, [str(path)]).fetchone()[0] or 0
+    if num_rows > min(kept.MAX_ROWS, _MAX_ROWS_PER_BYTE * path.stat().st_size):
+        return False
+    connection.execute(f"CREATE TABLE kept.{name} AS SELECT * FROM read_parquet($1)", [str(path)])
     connection.execute(f"CREATE VIEW {name} AS SELECT * FROM kept.{name}")
     columns = [(row[0], row[1]) for row in connection.execute(f"DESCRIBE {name}").fetchall()]
     return columns == [(column.name, _TYPES[column.dtype]) for column in TABLES[name].columns]

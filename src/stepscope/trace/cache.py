@@ -20,17 +20,16 @@ import numpy as np
 import numpy.typing as npt
 from zlib_ng import zlib_ng
 
-from stepscope.contract.run_folder import atomic_write
 from stepscope.digest import digest_of
 from stepscope.later_writes import wait_for
-from stepscope.side_file import open_side_file
 from stepscope.trace import schema
 from stepscope.trace.budget import Budget
 from stepscope.trace.cache_columns import is_sound, sound_quality
-from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file, try_to_write
+from stepscope.trace.cache_place import MIN_RAW_BYTES, cache_file
 from stepscope.trace.content_key import content_key, is_unchanged
 from stepscope.trace.scanner import version
 from stepscope.trace.table import Quality, SparseColumn, Trace
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
 MAX_CACHE_BYTES = 1 << 42
 """it is mapped, not read"""
@@ -71,7 +70,7 @@ def read_cached(
     trace = read(trace_path, threads=threads, progress=progress, budget=budget)
     large_enough = trace.raw_bytes >= (MIN_RAW_BYTES if min_raw_bytes is None else min_raw_bytes)
     if key and large_enough and is_unchanged(trace_path, key):
-        (write_later or _write_now)(target, lambda: try_to_write(target, lambda: _store(target, trace, key)))
+        (write_later or _write_now)(target, lambda: _store(target, trace, key))
     return trace
 
 
@@ -118,10 +117,7 @@ def _store(target: Path, trace: Trace, key: dict[str, Any]) -> None:
     }
     text = json.dumps(description).encode()
     text += b" " * (_aligned(_PREFIX.size + len(text)) - _PREFIX.size - len(text))
-    with atomic_write(target, synced=False) as f:  # what a crash leaves of it has another checksum
-        f.write(_PREFIX.pack(_MAGIC, len(text), zlib_ng.crc32(text)))
-        f.write(text)
-        f.writelines(content)
+    write_trusted_file(target, [_PREFIX.pack(_MAGIC, len(text), zlib_ng.crc32(text)), text, *content])
 
 
 _PREFIX = struct.Struct(f"<{len(_MAGIC)}sQI")
@@ -142,7 +138,7 @@ def _arrays(trace: Trace) -> dict[str, _Array]:
 def _load(target: Path, path: Path, key: dict[str, Any]) -> Trace | None:
     """Return the cached table, or None where the file is not exactly what was stored for this key."""
     try:
-        with open_side_file(target, max_bytes=MAX_CACHE_BYTES) as f:
+        with open_trusted_file(target, max_bytes=MAX_CACHE_BYTES) as f:
             data: _Array = np.memmap(f, np.uint8, mode="r").view(np.ndarray)
         magic, length, checksum = _PREFIX.unpack(data[: _PREFIX.size].tobytes())
         text = data[_PREFIX.size : _PREFIX.size + length].tobytes()

@@ -59,6 +59,7 @@ def exports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepscope.trace.nsight.database.CHUNK_ROWS", CHUNK)
+    monkeypatch.setattr("stepscope.trace.nsight.btree_size.BATCH_PAGES", 4)
 
 
 def test_look_into_an_export_takes_the_same_memory_whatever_its_size(exports: tuple[Path, Path]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from stepscope.analyze.account import account_of
 from stepscope.analyze.sampled.load import load_run
 from stepscope.compare.history.row import HistoryRow, HostTime, row_of_logs, row_of_report
-from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, atomic_write, json_object, json_object_in
+from stepscope.contract.run_folder import CACHE_FOLDER, RUN_JSON, json_object, json_object_in
 from stepscope.diagnose.findings import diagnose
 from stepscope.document.kept import code_key
 from stepscope.document.report import report_json
@@ -25,9 +25,9 @@ from stepscope.errors import InputError, StepscopeError
 from stepscope.json_text import json_text
 from stepscope.run.sources import holds_traces
 from stepscope.run.step_log import readable_step_logs
-from stepscope.side_file import is_number, side_file_lines
-from stepscope.trace.cache_place import try_to_write
+from stepscope.side_file import is_number
 from stepscope.trace.content_key import content_key
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
 KEPT = "history.jsonl"
 MAX_RUNS = 10_000
@@ -127,11 +127,12 @@ def _key(run: Path, *, traces: bool) -> str | None:
 def _kept(folder: Path) -> dict[str, HistoryRow]:
     found: dict[str, HistoryRow] = {}
     try:
-        for line in side_file_lines(folder / CACHE_FOLDER / KEPT, max_bytes=_MAX_KEPT_BYTES):
-            entry = json_object(line) or {}
-            row = row_from_json(entry.get("row"))
-            if row is not None and isinstance(entry.get("key"), str):
-                found[entry["key"]] = row
+        with open_trusted_file(folder / CACHE_FOLDER / KEPT, max_bytes=_MAX_KEPT_BYTES) as f:
+            for line in f:
+                entry = json_object(line) or {}
+                row = row_from_json(entry.get("row"))
+                if row is not None and isinstance(entry.get("key"), str):
+                    found[entry["key"]] = row
     except OSError:
         return found
     return found
@@ -140,14 +141,8 @@ def _kept(folder: Path) -> dict[str, HistoryRow]:
 def _keep(folder: Path, rows: Sequence[HistoryRow], keys: Sequence[str | None]) -> None:
     entries = [{"key": key, "row": asdict(row)} for row, key in zip(rows, keys, strict=True) if key]
     text = "".join(json_text(entry) + "\n" for entry in entries).encode(errors="surrogatepass")
-    target = folder / CACHE_FOLDER / KEPT
-
-    def write() -> None:
-        with atomic_write(target) as f:
-            f.write(text)
-
     if len(text) <= _MAX_KEPT_BYTES:
-        try_to_write(target, write)
+        write_trusted_file(folder / CACHE_FOLDER / KEPT, [text])
 
 
 _TEXTS = ("created", "commit", "config", "device", "step_source", "verdict", "problem")

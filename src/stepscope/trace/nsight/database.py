@@ -2,7 +2,8 @@
 
 Read-only and immutable: no journal is replayed, no lock taken, no file written. Only plain tables are read, never views
 or virtual tables, and of them only columns that are stored, never computed ones. An authorizer refuses everything but
-reading. One value may take MAX_VALUE_BYTES; rows come in chunks.
+reading. One value may take MAX_VALUE_BYTES; rows come in chunks. A table is read without its indices, once it is known
+to claim no more than the file can hold.
 """
 
 import sqlite3
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.errors import TraceError
+from stepscope.trace.nsight.btree_size import TablePages
 from stepscope.trace.table import Int64s
 from stepscope.units import printable
 
@@ -23,8 +25,11 @@ MAX_VALUE_BYTES = 16 << 20
 MAX_TEXT = 65_536
 """characters; longer texts are shortened, as in JSON traces"""
 MAX_TABLES = 10_000
+_SCHEMA_ROOT = 1
 _IDS_AT_ONCE = 500
 _MAX_SAID = 200
+_MAX_DEFAULT = 64
+"""characters of a column's default value, which rows repeat without having it"""
 _ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ}
 _ALLOWED_FUNCTIONS = {"max", "min", "substr"}
 
@@ -45,7 +50,10 @@ class Database:
         """ids of texts that were no UTF-8"""
         self._columns: dict[str, frozenset[str]] = {}
         self._texts: dict[int, str | None] = {}
+        self._roots: dict[str, int] = {}
+        self._pages = TablePages(path)
         try:
+            self._pages.claim(_SCHEMA_ROOT)
             self._db = _opened(path)
             self._tables = self._plain_tables()
         except _DAMAGE as error:
@@ -69,12 +77,14 @@ class Database:
         return kind is not None
 
     def columns(self, table: str) -> frozenset[str]:
-        """Return the stored columns of a table, none where there is no such table."""
+        """Return the stored columns of a table that the file can hold, none where there is no such table."""
         if not self.has(table):
             return frozenset()
         if table not in self._columns:
             listed = self._db.execute(f'PRAGMA table_xinfo("{table}")').fetchall()
-            self._columns[table] = frozenset(self.text(row[1]) or "" for row in listed if row[6] == 0)
+            stored = [row for row in listed if row[6] == 0 and len(row[4] or b"") <= _MAX_DEFAULT]
+            self._pages.claim(self._roots[table])
+            self._columns[table] = frozenset(self.text(row[1]) or "" for row in stored)
         return self._columns[table]
 
     def num_rows(self, table: str) -> int:
@@ -99,7 +109,7 @@ class Database:
             return
         listed = ", ".join(f'"{name}"' for name in there)
         condition = f" WHERE {where}" if where else ""
-        cursor = self._db.execute(f'SELECT {listed} FROM "{table}"{condition}', values)
+        cursor = self._db.execute(f'SELECT {listed} FROM "{table}" NOT INDEXED{condition}', values)
         while rows := cursor.fetchmany(CHUNK_ROWS):
             chunk: dict[str, Sequence[Any]] = dict.fromkeys(columns, (None,) * len(rows))
             chunk.update(zip(there, zip(*rows, strict=True), strict=True))
@@ -122,7 +132,7 @@ class Database:
         """Return the ids of at most so many texts from `low` on and before `high`."""
         if not {"id", "value"} <= self.columns("StringIds"):
             return []
-        query = "SELECT id FROM StringIds WHERE value >= ? AND value < ?"
+        query = "SELECT id FROM StringIds NOT INDEXED WHERE value >= ? AND value < ?"
         return [i for (i,) in self._db.execute(query, (low, high)).fetchmany(most)]
 
     def text(self, value: Any, mark: int = 0) -> str | None:
@@ -143,17 +153,18 @@ class Database:
         if not {"id", "value"} <= self.columns("StringIds"):
             return {}
         marks = ", ".join("?" * len(ids))
-        query = f"SELECT id, substr(value, 1, {MAX_TEXT + 1}) FROM StringIds WHERE id IN ({marks})"
+        query = f"SELECT id, substr(value, 1, {MAX_TEXT + 1}) FROM StringIds NOT INDEXED WHERE id IN ({marks})"
         return {i: self.text(value, i) for i, value in self._db.execute(query, ids)}
 
     def _plain_tables(self) -> dict[str, str]:
         """Return what each name stands for: `table`, or in words something that is not read."""
-        listed = self._db.execute("SELECT name, type, sql FROM sqlite_master").fetchmany(MAX_TABLES)
+        listed = self._db.execute("SELECT name, type, sql, rootpage FROM sqlite_master").fetchmany(MAX_TABLES)
         found = {}
-        for raw_name, raw_kind, raw_sql in listed:
+        for raw_name, raw_kind, raw_sql, root in listed:
             name, kind, sql = (self.text(value) or "" for value in (raw_name, raw_kind, raw_sql))
             is_plain = kind == "table" and sql.lstrip().upper().startswith("CREATE TABLE")
             if kind in ("table", "view"):
+                self._roots[name] = root if isinstance(root, int) else 0
                 found[name] = "table" if is_plain else f"a {'virtual table' if kind == 'table' else kind}"
         if found.get("StringIds") == "table" and not self._has_key():
             raise TraceError(f"{self.path}: StringIds has no primary key, which every export has; export it again")

@@ -14,6 +14,7 @@ from stepscope.contract.run_folder import CACHE_FOLDER, atomic_write
 from stepscope.digest import digest_of
 from stepscope.errors import TraceError
 from stepscope.trace.streams import Stream
+from stepscope.trusted_file import is_trusted_file, make_trusted_folder
 from stepscope.units import printable
 
 MAX_SECONDS = 3600
@@ -33,16 +34,18 @@ def exported_report(path: Path, *, cache_folder: Path | None = None, keep: bool 
     files.
     """
     target = _place(path, cache_folder or path.parent / CACHE_FOLDER, "sqlite", keep=keep)
-    if not target.is_file():
+    if not is_trusted_file(target):
         export_nsys(path, target)
+        target.chmod(0o600)
     return target
 
 
 def exported_metrics(path: Path) -> Path:
     """Return a `.ncu-rep` as CSV, made once in `.stepscope` beside it, or among the temporary files."""
     target = _place(path, path.parent / CACHE_FOLDER, "csv", keep=True)
-    if not target.is_file():
+    if not is_trusted_file(target):
         export_ncu(path, target)
+        target.chmod(0o600)
     return target
 
 
@@ -117,8 +120,7 @@ def _writable(folder: Path, *, keep: bool) -> Path:
     """Return a folder for exports: this one, or one among the temporary files."""
     if keep:
         try:
-            folder.mkdir(exist_ok=True)
-            if os.access(folder, os.W_OK) and not folder.is_symlink():
+            if make_trusted_folder(folder) and os.access(folder, os.W_OK):
                 return folder
         except OSError:
             pass

@@ -1,9 +1,9 @@
-"""Is the module's machine code at hand from an earlier process? Kept where Python keeps the bytecode of this package.
+"""The module's machine code, cached in a folder of its own where Python caches the bytecode of this package.
 
-To compile takes 40 ms, to load what was compiled three. Whoever can write to that folder can change the package
-itself, so what lies there is trusted as the package is; it is never taken from beside a trace. The file begins with a
-digest of the module and of all that follows; wasmtime refuses what another version of it, or another kind of
-processor, compiled. What does not fit is compiled again and replaced; where nothing can be written, nothing is kept.
+Compiling takes 40 ms, loading three. Loaded code runs as the current user, so it must come from that user or root, in
+a folder that no one else can write to (`trusted_file`); it is never taken from beside a trace. The file begins with a
+digest of the module and of all that follows, against damage; wasmtime refuses code of another version or processor.
+Anything else is compiled again and replaced; where nothing can be written, nothing is cached.
 """
 
 from contextlib import suppress
@@ -12,42 +12,40 @@ from pathlib import Path
 
 import wasmtime
 
-from stepscope.contract.run_folder import atomic_write
 from stepscope.digest import digest_of
-from stepscope.side_file import read_side_file
-from stepscope.trace.cache_place import try_to_write
+from stepscope.trusted_file import open_trusted_file, write_trusted_file
 
-_NAME = "scanner.machine-code"
+_PERMISSIONS = 0o644  # for all users of a package that root installed
 _MAX_BYTES = 8 << 20
 _DIGEST_CHARACTERS = 32
 
 
 def module_of(engine: wasmtime.Engine, code: bytes) -> wasmtime.Module:
     """Return the compiled module of some WebAssembly, from an earlier process where one left it."""
-    place = Path(cache_from_source(__file__)).with_name(_NAME)
-    kept = _kept(place, code)
-    if kept is not None:
+    place = machine_code_file()
+    cached = _cached(place, code)
+    if cached is not None:
         with suppress(wasmtime.WasmtimeError):  # of another wasmtime, or another processor
-            return wasmtime.Module.deserialize(engine, kept)
+            return wasmtime.Module.deserialize(engine, cached)
     module = wasmtime.Module(engine, code)
-    try_to_write(place, lambda: _keep(place, code, bytes(module.serialize())))
+    machine_code = bytes(module.serialize())
+    write_trusted_file(place, [_digest(code, machine_code), machine_code], permissions=_PERMISSIONS)
     return module
 
 
-def _kept(place: Path, code: bytes) -> bytes | None:
-    """Return the machine code that was kept of this module; None where there is none, or the file is damaged."""
+def machine_code_file() -> Path:
+    """Return where the machine code is cached."""
+    return Path(cache_from_source(__file__)).parent / "machine-code" / "scanner"
+
+
+def _cached(place: Path, code: bytes) -> bytes | None:
     try:
-        content = read_side_file(place, max_bytes=_MAX_BYTES)
+        with open_trusted_file(place, max_bytes=_MAX_BYTES) as f:
+            content = f.read()
     except OSError:
         return None
     machine_code = content[_DIGEST_CHARACTERS:]
     return machine_code if content[:_DIGEST_CHARACTERS] == _digest(code, machine_code) else None
-
-
-def _keep(place: Path, code: bytes, machine_code: bytes) -> None:
-    with atomic_write(place, synced=False) as f:  # what a crash leaves of it has another digest
-        f.write(_digest(code, machine_code))
-        f.write(machine_code)
 
 
 def _digest(code: bytes, machine_code: bytes) -> bytes:
