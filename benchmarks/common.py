@@ -30,7 +30,7 @@ if str(SRC) not in sys.path:
 
 def environment(**more: str) -> dict[str, str]:
     path = os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
-    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "KINETO_LOG_LEVEL": "5"}
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "KINETO_LOG_LEVEL": "99"}
     return {**os.environ, "PYTHONPATH": path, **quiet, "GLOO_SOCKET_IFNAME": "lo", **more}
 
 
