@@ -33,7 +33,7 @@ from stepscope.predict.scale import scaled
 from stepscope.run.load import load
 
 MAIN = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-STEPS, ROUNDS = 15, 3
+STEPS = 15
 Predictor = Callable[[Point], tuple[float, float, float]]
 
 
@@ -154,12 +154,12 @@ def trained(world: int, folder: Path, *, alone: bool = False) -> float:
     return 1e3 * statistics.median(json.loads((folder / "times0.txt").read_text()))
 
 
-def collective_errors(folder: Path) -> tuple[dict[str, float], float]:
+def collective_errors(folder: Path, limit_s: int) -> tuple[dict[str, float], float]:
     """Return the error at 4 ranks by operation, and the share inside the interval, predicted from 2 and 3."""
     path = folder / "collectives.json"
     command = [sys.executable, "-m", "stepscope.bench.collectives", "--out", str(path), "--max-bytes", str(2**24)]
     worlds = [text for world in (2, 3, 4) for text in ("--world-size", str(world))]
-    subprocess.run([*command, *worlds, "--limit-s", "60"], check=True, env=environment())
+    subprocess.run([*command, *worlds, "--limit-s", str(limit_s)], check=True, env=environment())
     points, _ = points_from_bench(path)
     known = calibrate([p for p in points if p.world_size < 4])
     errors: dict[str, list[float]] = {}
@@ -171,7 +171,7 @@ def collective_errors(folder: Path) -> tuple[dict[str, float], float]:
     return {op: float(np.mean(e)) for op, e in errors.items()}, float(np.mean(inside))
 
 
-def step_errors(folder: Path) -> list[dict[str, float]]:
+def step_errors(folder: Path, num_rounds: int) -> list[dict[str, float]]:
     """Return predicted and measured steps at 4 ranks from each 2-rank run, with medians over interleaved rounds.
 
     Other work on the machine comes and goes between two runs; medians are what can be compared.
@@ -179,13 +179,13 @@ def step_errors(folder: Path) -> list[dict[str, float]]:
     points, _ = points_from_bench(folder / "collectives.json")
     known = calibrate([p for p in points if p.world_size < 4])
     rounds = []
-    for k in range(ROUNDS):
+    for k in range(num_rounds):
         two, four = trained(2, folder / f"two{k}"), trained(4, folder / f"four{k}")
         alone = [trained(n, folder / f"alone{n}-{k}", alone=True) for n in (2, 4)]
         rounds.append((two, four, max(1.0, alone[1] / alone[0])))
     two, four, factor = (statistics.median(column) for column in zip(*rounds, strict=True))
     rows = []
-    for k in range(ROUNDS):
+    for k in range(num_rounds):
         account = account_of(load(sorted((folder / f"two{k}").glob("rank*.json"))), unprofiled_ms=two)
         found = scaled(account, [4], source=known, compute_factor=factor).curve[0]
         band = {"predicted_ms": found.step_ns / 1e6, "low_ms": found.low_ns / 1e6, "high_ms": found.high_ns / 1e6}
@@ -211,12 +211,12 @@ def points(args: argparse.Namespace) -> None:
 
 def gloo(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True)
-    errors, inside = collective_errors(args.out)
+    errors, inside = collective_errors(args.out, args.limit_s)
     print("collectives at 4 ranks from 2 and 3: mean relative error")
     for op, error in errors.items():
         print(f"  {op:15s} {100 * error:5.1f} %")
     print(f"  inside the 90 % interval: {100 * inside:.0f} %")
-    rows = step_errors(args.out)
+    rows = step_errors(args.out, args.rounds)
     for row in rows:
         error = row["predicted_ms"] / row["four_ms"] - 1
         print("step " + ", ".join(f"{key} {value:.1f}" for key, value in row.items()) + f", error {100 * error:+.0f} %")
@@ -231,6 +231,8 @@ def main() -> None:
     parser.add_argument("--left-out")
     parser.add_argument("--other-world")
     parser.add_argument("--out", type=Path, default=Path("gloo-results"))
+    parser.add_argument("--rounds", type=int, default=3, help="of trained jobs")
+    parser.add_argument("--limit-s", type=int, default=60, help="for the collectives")
     args = parser.parse_args()
     points(args) if args.what == "points" else gloo(args)
 

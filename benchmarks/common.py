@@ -57,9 +57,9 @@ def run(command: list[str], *, limit_s: float = 600, **more: str) -> subprocess.
     return done
 
 
-def run_json(command: list[str], **more: str) -> Any:
+def run_json(command: list[str], *, limit_s: float = 600) -> Any:
     """Return the last line that a command prints, as JSON."""
-    return json.loads(run(command, **more).stdout.splitlines()[-1])
+    return json.loads(run(command, limit_s=limit_s).stdout.splitlines()[-1])
 
 
 def report_of(folder: Path) -> dict[str, Any] | None:

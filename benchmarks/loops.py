@@ -99,7 +99,7 @@ def print_tables(out: Path) -> None:
         if not found:
             continue
         print(f"\n{name}\n\n{table(head, (cells for cells, *_ in found))}")
-        named, held = (sum(row[k] for row in found) for k in (2, 3))
+        named, held = sum(row[2] for row in found), sum(row[3] for row in found)
         mean = statistics.fmean(row[1] for row in found)
         print(f"\nnamed {named} of {len(found)}, interval holds {held}, mean error {mean:.1f} % of the step")
     print_claims(out)

@@ -190,7 +190,7 @@ def medians(tools: tuple[str, ...], files: list[str], args: argparse.Namespace) 
             for tool in tools:
                 found[tool].append(in_own_process(tool, files, args, cache))
     return {
-        tool: next((row for row in rows if "failed" in row), None)
+        tool: next((row for row in rows if "failed" in row), {})
         or {key: statistics.median(row[key] for row in rows) for key in rows[0]}
         for tool, rows in found.items()
     }

@@ -3,17 +3,20 @@
     python benchmarks/scaling.py [--ranks 1 2 4 8 9 16] [--events 25000 50000 100000 200000] [--steps 8 16 32 64]
                                  [--first-only] [--write docs/scaling.md] [--out scaling.json]
     python benchmarks/scaling.py --light --ranks 1024 4096 16384 --steps 20
+    python benchmarks/scaling.py --page
 
 Every size repeats the events of a real run (`large_runs.py`). Ranks grow at `--events-each` events of each; events and
 steps grow on `--ranks-each` ranks. More events at a fixed number of steps are made by renaming the marks of the steps
 beyond it, so that only one thing grows at a time. `--write` replaces the table between its marks and draws the picture
 next to it. `--light` reports simulated step logs: a data-parallel step of 100 ms with 2 % of noise in which one rank
-takes 20 ms longer, for which all others wait.
+takes 20 ms longer, for which all others wait. `--page` draws, zooms and pans the HTML report of constructed runs with
+every section in a browser (needs chromium and chromedriver); the main thread is measured in CPU time.
 """
 
 import argparse
 import json
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -21,7 +24,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from common import SCRATCH, own_peak_mb, row, run_json, table, write_between
+from common import ROOT, SCRATCH, own_peak_mb, row, run_json, table, write_between
 from large_runs import FOUR_RANKS, large_run
 
 PICTURE = Path("images") / "scaling.svg"
@@ -39,6 +42,9 @@ def main() -> int:
         return 0
     if arguments.run_one_light:
         print(json.dumps(light_measured(arguments.run_one_light)))
+        return 0
+    if arguments.page:
+        page_report()
         return 0
     if arguments.light:
         light_report(arguments)
@@ -68,6 +74,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--write", metavar="PAGE")
     parser.add_argument("--out")
     parser.add_argument("--light", action="store_true", help="step logs alone: --ranks, the largest of --steps")
+    parser.add_argument("--page", action="store_true", help="size and drawing of the HTML report")
     parser.add_argument("--run-one-light", help=argparse.SUPPRESS)
     parser.add_argument("--run-one", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -253,6 +260,53 @@ def light_measured(folder: str) -> dict[str, Any]:
         "peak_mb": own_peak_mb(),
         "named": [late["rank"] for late in document["stragglers"]],
     }
+
+
+# HTML report
+
+
+def page_report() -> None:
+    """Print size, drawing and zooming of the pages of two constructed runs."""
+    sys.path.insert(0, str(ROOT))
+    from tests.report.browser import Browser
+    from tests.report.constructed import constructed
+
+    from stepscope.report.html.page import page_of
+
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks, steps in ((64, 50), (1024, 1000)):
+            begin = time.process_time()
+            text = page_of(constructed(ranks=ranks, steps=steps))
+            made_s = time.process_time() - begin
+            path = Path(folder, f"{ranks}.html")
+            path.write_text(text)
+            with Browser(Path(folder, f"profile{ranks}")) as browser:
+                browser.count_main_thread()
+                browser.open(path)
+                cpu_ms = browser.main_thread_ms()
+                drawn_ms = float(browser.run("return document.documentElement.dataset.readyMs"))
+                first_ms = browser.run("return performance.getEntriesByName('first-contentful-paint')[0]?.startTime")
+                browser.run(
+                    "document.querySelector('#timeline').scrollIntoView({behavior: 'instant'});"
+                    "return new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))"
+                )
+                moves = [moved(browser, key) for key in "w" * 8 + "d" * 8 + "s" * 8]
+            print(
+                f"{ranks} ranks x {steps} steps: {len(text) / 1e3:,.0f} kB, made in {made_s:.1f} s of CPU; drawn in "
+                f"{cpu_ms:,.0f} ms of CPU, {drawn_ms:,.0f} ms after opening, the first of it after {first_ms:,.0f} ms; "
+                f"zoom and pan {statistics.median(cpu for cpu, _ in moves):.0f} ms of CPU (most {max(moves)[0]:.0f}), "
+                f"{statistics.median(wall for _, wall in moves):.0f} ms to draw"
+            )
+
+
+def moved(browser: Any, key: str) -> tuple[float, float]:
+    """Return the main thread's CPU time of one zoom or pan, and how long drawing took, in milliseconds."""
+    canvas = "document.querySelector('#timeline canvas')"
+    before = browser.main_thread_ms()
+    press = f"{canvas}.dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}'}}))"
+    browser.run(f"delete {canvas}.dataset.drawMs; {press}")
+    wall = float(browser.waited(f"{canvas}.dataset.drawMs"))
+    return browser.main_thread_ms() - before, wall
 
 
 if __name__ == "__main__":

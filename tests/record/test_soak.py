@@ -1,4 +1,4 @@
-"""Light mode stays as it begins: memory of ours and calls per step. `benchmarks/overhead.py soak` does the same for longer."""
+"""Light mode keeps its memory and calls per step. `benchmarks/overhead.py soak` tests the same for longer."""
 
 import sys
 from pathlib import Path
