@@ -55,6 +55,7 @@ from common import (
     calls_of_ours,
     environment,
     interval,
+    number,
     on_one_device,
     python,
     recorded,
@@ -95,9 +96,8 @@ def main() -> int:
     elif args.child:
         print(json.dumps(exported(args.child, args.device)))
     else:
-        result = {"parts": parts, "shapes": shapes, "export": export, "launches": launches, "soak": soaked}[args.what](
-            args
-        )
+        measures = {"parts": parts, "shapes": shapes, "export": export, "launches": launches, "soak": soaked}
+        result = measures[args.what](args)
         if args.out and result is not None:
             Path(args.out).write_text(json.dumps(result, indent=1))
     return 0
@@ -691,109 +691,85 @@ def shapes_table(found: dict[str, dict]) -> str:
     return "\n".join(rows)
 
 
-def _optimizer(*modules: torch.nn.Module) -> torch.optim.Optimizer:
+def sgd(*modules: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([p for module in modules for p in module.parameters()], lr=1e-4)
 
 
-def one() -> Step:
-    model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(1999)], torch.nn.Linear(2, 2))
-    return _plain(model)
-
-
-def cells() -> Step:
-    cell, embedding, head = torch.nn.LSTMCell(4, 4), torch.nn.Embedding(8, 4), torch.nn.Linear(4, 2)
-    optimizer, tokens = _optimizer(cell, embedding, head), torch.randint(8, (96, 2))
-
+def loop(loss: Callable[[], torch.Tensor], *optimizers: torch.optim.Optimizer) -> Step:
     def step() -> None:
-        state: Any = None
-        for x in embedding(tokens):
-            state = cell(x, state)
-        head(state[0]).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def modules() -> Step:
-    parts = [torch.nn.Linear(2, 2) for _ in range(2000)]
-    optimizer, x = _optimizer(parts[0], parts[-1]), torch.ones(1, 2)
-
-    def step() -> None:
-        y = sum(part(x) for part in parts)
-        y.square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def parameters() -> Step:
-    parts = [torch.nn.Parameter(torch.ones(2)) for _ in range(500)]
-    optimizer, model, x = torch.optim.SGD(parts, lr=1e-4), torch.nn.Linear(2, 2), torch.ones(1, 2)
-
-    def step() -> None:
-        (model(x).sum() + torch.stack(parts).sum()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-def optimizers() -> Step:
-    parts = [torch.nn.Parameter(torch.ones(2)) for _ in range(500)]
-    steppers, model, x = [torch.optim.SGD([p], lr=1e-4) for p in parts], torch.nn.Linear(2, 2), torch.ones(1, 2)
-
-    def step() -> None:
-        (model(x).sum() + torch.stack(parts).sum()).backward()
-        for optimizer in steppers:
+        loss().backward()
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
     return step
 
 
-def micro8() -> Step:
-    return micro(8)
+def plain(model: torch.nn.Module) -> Step:
+    x = torch.ones(1, 2)
+    return loop(lambda: model(x).square().mean(), sgd(model))
 
 
-def micro256() -> Step:
-    return micro(256)
+def one() -> Step:
+    """Return a loop that calls a model with 2,000 modules inside once."""
+    return plain(torch.nn.Sequential(*[torch.nn.Identity() for _ in range(1999)], torch.nn.Linear(2, 2)))
+
+
+def cells() -> Step:
+    """Return a loop with 98 calls of root modules: an LSTM cell for every token."""
+    cell, embedding, head = torch.nn.LSTMCell(4, 4), torch.nn.Embedding(8, 4), torch.nn.Linear(4, 2)
+    tokens = torch.randint(8, (96, 2))
+
+    def loss() -> torch.Tensor:
+        state: Any = None
+        for x in embedding(tokens):
+            state = cell(x, state)
+        return head(state[0]).square().mean()
+
+    return loop(loss, sgd(cell, embedding, head))
+
+
+def modules() -> Step:
+    """Return a loop that calls 2,000 modules itself."""
+    parts, x = [torch.nn.Linear(2, 2) for _ in range(2000)], torch.ones(1, 2)
+    return loop(lambda: sum(part(x) for part in parts).square().mean(), sgd(parts[0], parts[-1]))
+
+
+def parameters(*, optimizers: int = 1) -> Step:
+    """Return a loop with 500 parameters, of one optimizer or of one each."""
+    parts = [torch.nn.Parameter(torch.ones(2)) for _ in range(500)]
+    model, x, each = torch.nn.Linear(2, 2), torch.ones(1, 2), len(parts) // optimizers
+    steppers = [torch.optim.SGD(parts[at : at + each], lr=1e-4) for at in range(0, len(parts), each)]
+    return loop(lambda: model(x).sum() + torch.stack(parts).sum(), *steppers)
 
 
 def micro(count: int = 64) -> Step:
+    """Return a loop of so many micro-batches."""
     model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    optimizer = _optimizer(model)
 
-    def step() -> None:
-        for _ in range(count):
+    def loss() -> torch.Tensor:
+        for _ in range(count - 1):
             model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(x).square().mean()
 
-    return step
+    return loop(loss, sgd(model))
 
 
 def hooked() -> Step:
+    """Return a loop over a model with 200 modules that carry hooks of another library."""
     model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(199)], torch.nn.Linear(2, 2))
     for module in model.modules():
         module.register_forward_pre_hook(lambda module, args: None)
         module.register_forward_hook(lambda module, args, output: None)
-    return _plain(model)
+    return plain(model)
 
 
-def _plain(model: torch.nn.Module) -> Step:
-    optimizer, x = _optimizer(model), torch.ones(1, 2)
-
-    def step() -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
-
-
-SHAPES = {f.__name__: f for f in (one, cells, modules, parameters, optimizers, micro8, micro, micro256, hooked)}
+SHAPES: dict[str, Callable[[], Step]] = {
+    **{f.__name__: f for f in (one, cells, modules, parameters, micro, hooked)},
+    "optimizers": lambda: parameters(optimizers=500),
+    "micro8": lambda: micro(8),
+    "micro256": lambda: micro(256),
+}
 
 
 # Live export
@@ -950,7 +926,7 @@ def soak(folder: Path, *, steps: int, looks: int) -> Iterator[Look]:
     from stepscope.record.session import Recorder
 
     torch.manual_seed(0)
-    step = trivial_step()
+    step = plain(torch.nn.Linear(2, 1))
     recorder: Any = Recorder.start(RecordConfig(out=str(folder / "run"), light=True, telemetry=False))
     hooks = install(lambda: recorder)
     hooks.loop.start()
@@ -977,24 +953,14 @@ def settle(step: Any, recorder: Any) -> None:
     recorder._log.flush()
 
 
-def trivial_step() -> Any:
-    """Return one step of a loop that computes next to nothing."""
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    batch = torch.ones(1, 2)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(batch).sum().backward()
-        optimizer.step()
-
-    return step
-
-
 def own_kb() -> float:
     """Return the Python memory that was allocated in our files and is still held."""
+    import stepscope
+
     gc.collect()
-    own = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"{package()}*")])
+    own = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, f"{Path(stepscope.__file__).parent}{os.sep}*")]
+    )
     return sum(entry.size for entry in own.statistics("filename")) / 1024
 
 
@@ -1007,18 +973,13 @@ def resident_mb(pid: int) -> float | None:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def package() -> str:
-    """Return the folder of our files: a checkout may be named like the package, and have torch inside it."""
-    import stepscope
-
-    return str(Path(stepscope.__file__).parent) + os.sep
-
-
 def section(looks: list[Look]) -> str:
     """Return the result as a section of a page."""
-    shown = [
-        f"| {x.steps:,} | {x.own_kb:.0f} | {_mb(x.process_mb)} | {_mb(x.helper_mb)} | {x.calls} |\n" for x in looks
-    ]
+    head = ("steps", "memory of ours, kB", "training process, MB", "helper process, MB", "calls of ours per step")
+    rows = (
+        [f"{x.steps:,}", f"{x.own_kb:.0f}", number(x.process_mb, ".1f"), number(x.helper_mb, ".1f"), x.calls]
+        for x in looks
+    )
     return (
         f"{looks[-1].steps:,} steps of a trivial loop in light mode, recorded by the hooks\n"
         f"(`python benchmarks/overhead.py soak --write docs/reliability.md`; {platform.machine()}, "
@@ -1026,13 +987,8 @@ def section(looks: list[Look]) -> str:
         "Memory of ours is what tracemalloc finds allocated in our files; resident memory also holds torch and the\n"
         "bookkeeping of tracemalloc.\n"
         "Calls are those of a step that is only timed, as most are. A short form of it is a test.\n\n"
-        "| steps | memory of ours, kB | training process, MB | helper process, MB | calls of ours per step |\n"
-        f"|---|---|---|---|---|\n{''.join(shown)}"
+        f"{table(head, rows)}"
     )
-
-
-def _mb(value: float | None) -> str:
-    return "?" if value is None else f"{value:.1f}"
 
 
 PARTS = {
