@@ -469,8 +469,8 @@ def light_in_blocks(arguments: argparse.Namespace) -> dict:
     job = job_of(arguments)
     light = Light(arguments.folder)
     blocks = []
-    for number in range(arguments.blocks):
-        on = number % 4 in (1, 2)
+    for index in range(arguments.blocks):
+        on = index % 4 in (1, 2)
         light.turn(on, job.model)
         for _ in range(SETTLING):
             job.step()
@@ -885,8 +885,8 @@ def launch_times() -> list[float]:
 def median_launch_us(one: torch.Tensor) -> float:
     """Return the median time of a launch; the device is never so far behind that a launch has to wait for it."""
     chunks = []
-    for number in range(CHUNKS):
-        if number % 10 == 0 and one.is_cuda:
+    for index in range(CHUNKS):
+        if index % 10 == 0 and one.is_cuda:
             torch.cuda.synchronize()
         since_ns = time.perf_counter_ns()
         for _ in range(LAUNCHES_IN_CHUNK):
