@@ -321,6 +321,8 @@ def cell(pairs: list[tuple[int, int | None]]) -> str:
     if any(ours is None for _, ours in pairs):
         return "unknown"
     true, ours = max(pairs, key=lambda pair: abs((pair[1] or 0) - pair[0]))
+    if not true:  # without a device the allocator reports nothing
+        return "?"
     return f"{true / 1e6:.1f}" if ours == true else f"{true / 1e6:.1f}: {100 * ((ours or 0) / true - 1):+.2f} %"
 
 
